@@ -1,0 +1,51 @@
+"""One rank of a pool: `python -m tests.harness.rank SOCKET` waits for cases and answers them."""
+
+import importlib
+import os
+import random
+import sys
+import traceback
+from multiprocessing.connection import Client
+
+LOGICAL_CPUS = 2
+
+
+def main(address: str) -> None:
+    """Serves cases until the pool hangs up."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    cpus = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(LOGICAL_CPUS)]
+    tf.config.set_logical_device_configuration(cpus[0], logical)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+    from tfdml.topology import launched
+
+    key = bytes.fromhex(os.environ["TFDML_TEST_KEY"])
+    with Client(address, "AF_UNIX", authkey=key) as pool:
+        pool.send((launched().rank, os.getpid()))
+        while True:
+            try:
+                module, function, args = pool.recv()
+            except EOFError:
+                # The pool is gone: leave at once, whatever other threads still do.
+                os._exit(0)
+            pool.send(_answer(module, function, args))
+
+
+def _answer(module: str, function: str, args: tuple) -> tuple[bool, object]:
+    import keras
+
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy("float32")
+    keras.backend.set_floatx("float32")
+    keras.utils.set_random_seed(random.randrange(2**31))
+    try:
+        return True, getattr(importlib.import_module(module), function)(*args)
+    except Exception:
+        return False, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,64 @@
+"""How the gradients of all processes become one sum: buckets for dense ones, rows for sparse."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from tfdml.collectives.collective import Collective
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+def sum_gradients(
+    collective: Collective,
+    gradients: Sequence[Gradient],
+    name: str,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> list[Gradient]:
+    """Sums gradients over all processes.
+
+    Dense gradients go in buckets, each a group of its own that starts as soon as its gradients
+    are there, while the backward pass computes the others. Sparse ones (`tf.IndexedSlices`) are
+    gathered: the sum is the union of the processes' rows.
+
+    Args:
+        collective: What moves them.
+        gradients: This process's gradients, in the order of the layers; the same on every
+            process in number, kind, dtype and (dense) shape.
+        name: What the exchanges are called, before `/bucket_0`, `/sparse_0`, …
+        bucket_bytes: Bytes of a bucket, at most.
+        first_bucket_bytes: Bytes of the first bucket, at most.
+
+    Returns:
+        The sums, in the order of `gradients`.
+    """
+    if collective.size == 1:
+        return list(gradients)
+    sums: list[Gradient | None] = [None] * len(gradients)
+    dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
+    buckets = plan_buckets(
+        [_nbytes(gradients[i]) for i in dense],
+        [gradients[i].dtype for i in dense],
+        bucket_bytes,
+        first_bucket_bytes,
+    )
+    for number, bucket in enumerate(buckets):
+        places = [dense[i] for i in bucket.indices]
+        group = [gradients[i] for i in places]
+        for i, total in zip(places, collective.all_reduce(group, f"{name}/bucket_{number}")):
+            sums[i] = total
+    for i, gradient in enumerate(gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            sums[i] = tf.IndexedSlices(
+                collective.all_gather(gradient.values, f"{name}/sparse_{i}_values"),
+                collective.all_gather(gradient.indices, f"{name}/sparse_{i}_indices"),
+                gradient.dense_shape,
+            )
+    return sums
+
+
+def _nbytes(gradient: tf.Tensor) -> int:
+    # A gradient of unknown size counts as nothing: it shares the bucket of its neighbours.
+    return (gradient.shape.num_elements() or 0) * gradient.dtype.size

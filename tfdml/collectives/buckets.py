@@ -1,0 +1,70 @@
+"""Which gradients travel together, and in which order."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# The backward pass yields the last layer's gradients first. A small first bucket lets the exchange
+# start early; the others are large enough to use the link's bandwidth.
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 4 << 20
+
+
+class Bucket(NamedTuple):
+    """Gradients of one dtype that are exchanged as one group.
+
+    Attributes:
+        indices: Places in the list of gradients.
+        nbytes: Bytes of all of them.
+    """
+
+    indices: list[int]
+    nbytes: int
+
+
+def plan_buckets(
+    nbytes: Sequence[int],
+    dtypes: Sequence[tf.DType],
+    limit: int = BUCKET_BYTES,
+    first_limit: int = FIRST_BUCKET_BYTES,
+) -> list[Bucket]:
+    """Groups gradients into buckets, from the last layer to the first.
+
+    A bucket is closed when the next gradient would make it larger than its limit, or is of
+    another dtype; a gradient larger than the limit has a bucket of its own.
+
+    Args:
+        nbytes: Bytes of each gradient, in the order of the layers.
+        dtypes: The gradients' dtypes.
+        limit: Bytes of a bucket, at most.
+        first_limit: Bytes of the bucket that is ready first, at most.
+
+    Returns:
+        The buckets, in the order in which the backward pass fills them.
+
+    Raises:
+        ValueError: If a limit is not positive.
+
+    Reference:
+        Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+        VLDB 2020, section 3.2.
+    """
+    if limit < 1 or first_limit < 1:
+        raise ValueError(
+            f"`limit` and `first_limit` must be positive numbers of bytes. Received: "
+            f"limit={limit}, first_limit={first_limit}."
+        )
+    buckets: list[Bucket] = []
+    indices: list[int] = []
+    filled = 0
+    for i in reversed(range(len(nbytes))):
+        room = limit if buckets else first_limit
+        if indices and (filled + nbytes[i] > room or dtypes[i] != dtypes[indices[0]]):
+            buckets.append(Bucket(indices, filled))
+            indices, filled = [], 0
+        indices.append(i)
+        filled += nbytes[i]
+    if indices:
+        buckets.append(Bucket(indices, filled))
+    return buckets

@@ -1,0 +1,90 @@
+"""The interface to what moves tensors between processes: four operations, each with a name."""
+
+import abc
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.topology import Topology
+
+
+class Collective(abc.ABC):
+    """Collective operations among the processes of a job.
+
+    Every process must call the same operations, with the same names, dtypes and (but for the
+    first axis of `all_gather`) shapes. The name is what pairs the calls of the processes, so the
+    order in which tensors become ready may differ between them; one name may be in flight once.
+
+    All operations work in a `tf.function` and eagerly. None is differentiable: what is exchanged
+    is gradients, counts and results, never activations inside a tape.
+
+    Attributes:
+        topology: This process's place in the job.
+    """
+
+    def __init__(self, topology: Topology):
+        self.topology = topology
+
+    @property
+    def rank(self) -> int:
+        """This process among all, from 0."""
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.topology.size
+
+    @abc.abstractmethod
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes, as one group.
+
+        Args:
+            tensors: Tensors of one numeric dtype, any shapes.
+            name: The group's name.
+
+        Returns:
+            The sums, in the order of `tensors`: the same bits on every process.
+        """
+
+    @abc.abstractmethod
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors along axis 0, in the order of the ranks.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[n, ...]`; `n` may differ between
+                processes and be 0.
+            name: The operation's name.
+
+        Returns:
+            A tensor of shape `[sum of n, ...]`, the same on every process.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of process `root`.
+
+        Args:
+            tensor: A tensor of any dtype but string; the same dtype and shape on every process.
+            name: The operation's name.
+            root: The rank whose value counts.
+
+        Returns:
+            The tensor of process `root`.
+        """
+
+
+class LocalCollective(Collective):
+    """The collective of a job of one process: every operation returns what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(Topology())
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        return tensor

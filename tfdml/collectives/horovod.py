@@ -1,0 +1,116 @@
+"""The collective over Horovod's ring operations (gloo, MPI or NCCL, as Horovod was built)."""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import tensorflow as tf
+
+from tfdml import topology
+from tfdml.collectives.collective import Collective
+
+
+class HorovodCollective(Collective):
+    """Moves tensors with Horovod; the processes must have been started by its launcher.
+
+    Raises:
+        ImportError: If Horovod is not installed, or was built for another TensorFlow.
+        RuntimeError: If Horovod disagrees with the launcher about the number of processes.
+
+    Reference:
+        Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow",
+        arXiv:1802.05799.
+    """
+
+    def __init__(self) -> None:
+        launched = topology.launched()
+        self._ops = _import_ops(launched)
+        self._ops.init()
+        super().__init__(
+            topology.Topology(
+                rank=self._ops.rank(),
+                size=self._ops.size(),
+                local_rank=self._ops.local_rank(),
+                local_size=self._ops.local_size(),
+                launcher=launched.launcher,
+            )
+        )
+        if self.size != launched.size:
+            raise RuntimeError(
+                f"Horovod must see as many processes as the launcher started. Received: "
+                f"{self.size} from Horovod, {launched.size} from {launched.launcher}. Start the "
+                f"job with the launcher that Horovod was built for (`tfdml doctor` shows which)."
+            )
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        # Horovod's wire has no bfloat16: the sum is made in float32 and rounded once.
+        dtype = tensors[0].dtype
+        wire = [tf.cast(t, tf.float32) for t in tensors] if dtype == tf.bfloat16 else tensors
+
+        def operation(name: str, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            return self._ops.MPI_LIB.horovod_grouped_allreduce(
+                tensors,
+                reduce_op=self._ops.Sum,
+                prescale_factor=1.0,
+                postscale_factor=1.0,
+                name=name,
+                ignore_name_scope=True,
+            )
+
+        return [tf.cast(t, dtype) for t in _named(operation, name, *wire)]
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
+            return self._ops.MPI_LIB.horovod_allgather(wire, name=name, ignore_name_scope=True)
+
+        wire, unpack = _as_wire(tensor)
+        return tf.ensure_shape(
+            unpack(_named(operation, name, wire)), [None, *tensor.shape.as_list()[1:]]
+        )
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
+            return self._ops.MPI_LIB.horovod_broadcast(
+                wire, root_rank=root, name=name, ignore_name_scope=True
+            )
+
+        wire, unpack = _as_wire(tensor)
+        return tf.ensure_shape(unpack(_named(operation, name, wire)), tensor.shape)
+
+
+# What Horovod's operations carry as it is; all else but strings travels as its bytes.
+_WIRE_DTYPES = frozenset(
+    {tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64}
+)
+
+
+def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns `tensor` in a dtype that Horovod carries, and the function that turns it back."""
+    dtype = tensor.dtype
+    if dtype in _WIRE_DTYPES:
+        return tensor, lambda wire: wire
+    if dtype == tf.bool:
+        return tf.cast(tensor, tf.uint8), lambda wire: tf.cast(wire, tf.bool)
+    return tf.bitcast(tensor, tf.uint8), lambda wire: tf.bitcast(wire, dtype)
+
+
+def _named(operation: Callable, name: str, *tensors: tf.Tensor):
+    """Runs `operation` in a graph, because eager operations lose their names in Horovod."""
+    # Horovod reads the part behind the last slash as the name when it ignores name scopes.
+    operation = functools.partial(operation, name.replace("/", "."))
+    if tf.executing_eagerly():
+        operation = tf.function(operation)
+    return operation(*tensors)
+
+
+def _import_ops(launched: topology.Topology) -> ModuleType:
+    try:
+        return importlib.import_module("horovod.tensorflow.mpi_ops")
+    except ImportError as error:
+        raise ImportError(
+            f"Horovod must be installed for TensorFlow {tf.__version__} to run on several "
+            f"processes. Received: rank {launched.rank} of {launched.size}, started by "
+            f"{launched.launcher}, and on import: {error}. Run `tfdml build-horovod` in this "
+            f"environment, or start the script without a launcher to run on one process."
+        ) from error

@@ -1,0 +1,82 @@
+"""N ranks in one process, a thread each: for tests of logic that need no real processes."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.topology import Topology
+
+T = TypeVar("T")
+
+
+class _Meeting:
+    """Where the ranks leave their parts and read everybody's, one operation at a time."""
+
+    def __init__(self, size: int, timeout: float):
+        self.barrier = threading.Barrier(size, timeout=timeout)
+        self.parts: list = [None] * size
+        self.names: list = [None] * size
+
+    def exchange(self, rank: int, name: str, part) -> list:
+        self.parts[rank], self.names[rank] = part, name
+        self.barrier.wait()
+        parts, names = list(self.parts), list(self.names)
+        self.barrier.wait()  # Nobody leaves a new part before everybody has read the old ones.
+        if len(set(names)) > 1:
+            raise RuntimeError(f"All ranks must call one collective. Received: names={names}.")
+        return parts
+
+
+class SimulatedCollective(Collective):
+    """One rank of a simulated job; eager only. Made by `run_ranks`."""
+
+    def __init__(self, topology: Topology, meeting: _Meeting):
+        super().__init__(topology)
+        self._meeting = meeting
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        parts = self._meeting.exchange(self.rank, name, [t.numpy() for t in tensors])
+        return [tf.constant(np.sum(group, axis=0, dtype=group[0].dtype)) for group in zip(*parts)]
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.concat(self._meeting.exchange(self.rank, name, tensor), axis=0)
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        return self._meeting.exchange(self.rank, name, tensor)[root]
+
+
+def run_ranks(size: int, fn: Callable[[Collective], T], timeout: float = 30.0) -> list[T]:
+    """Runs `fn(collective)` on `size` simulated ranks at once.
+
+    Args:
+        size: The number of ranks.
+        fn: What each rank runs, given its own collective.
+        timeout: Seconds that a rank waits for the others in one operation.
+
+    Returns:
+        What the ranks returned, in their order.
+
+    Raises:
+        Exception: What the first failing rank raised; `threading.BrokenBarrierError` if a rank
+            waited in vain.
+    """
+    meeting = _Meeting(size, timeout)
+
+    def run(rank: int) -> T:
+        try:
+            return fn(SimulatedCollective(Topology(rank, size, rank, size, "simulated"), meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [e for e in (f.exception() for f in futures) if e is not None]
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    return [f.result() for f in futures]

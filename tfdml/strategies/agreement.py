@@ -1,0 +1,111 @@
+"""Do all processes mean the same data? What can be seen before the first batch is compared."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+# Rows of an array that are compared, spread evenly.
+_SAMPLED_ROWS = 64
+
+
+def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
+    """Checks that all processes have made one pipeline, with one order of samples.
+
+    Every process reads every global batch and works on its own rows of it, so the batches must
+    be the same everywhere. Seen here: the stages, the seeds of their shuffles, what they yield
+    and how much. Not seen: what a Python generator or a function of the pipeline does.
+
+    Args:
+        dataset: This process's pipeline.
+        collective: What compares them.
+
+    Raises:
+        ValueError: If a stage shuffles without a seed, takes every n-th element for this rank,
+            or differs from the other processes'.
+    """
+    if collective.size == 1:
+        return
+    parts = [str(dataset.element_spec), str(int(dataset.cardinality()))]
+    for stage in _stages(dataset):
+        kind = type(stage).__name__
+        parts.append(kind)
+        if kind == "_ShuffleDataset":
+            seeds = [int(stage._seed), int(stage._seed2)]
+            if seeds == [0, 0]:
+                raise ValueError(
+                    f"`Dataset.shuffle` must have a seed, because each of the {collective.size} "
+                    f"processes reads all batches and works on its own rows of them. Received on "
+                    f"rank {collective.rank}: a shuffle without a seed, another order on each "
+                    f"process. Use `dataset.shuffle(n, seed=...)`, or call "
+                    f"`keras.utils.set_random_seed(...)`, with one number on all ranks, before "
+                    f"the dataset is made."
+                )
+            parts.append(str(seeds))
+        if kind == "_ShardDataset" and int(stage._num_shards) == collective.size:
+            raise ValueError(
+                f"`Dataset.shard` must be left out, because batches are global: the strategy "
+                f"splits each one over the ranks. Received on rank {collective.rank}: a dataset "
+                f"with `.shard({int(stage._num_shards)}, {int(stage._index)})`. Remove it, and "
+                f"batch by the global batch size."
+            )
+    _check_alike("\n".join(parts), "The `tf.data` pipeline", collective)
+
+
+def check_arrays(arrays: Any, collective: Collective) -> None:
+    """Checks that all processes were given the same arrays.
+
+    Args:
+        arrays: A structure of arrays of shape `[samples, ...]`. Shapes, dtypes and up to 64 rows
+            of each are compared.
+        collective: What compares them.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    if collective.size == 1:
+        return
+    parts = []
+    for array in tf.nest.flatten(arrays):
+        if array is None:
+            continue
+        parts.append(f"{array.shape} {array.dtype}")
+        if isinstance(array, (np.ndarray, tf.Tensor)) and len(array.shape) and array.shape[0]:
+            rows = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLED_ROWS, dtype=np.int64))
+            sample = array[rows] if isinstance(array, np.ndarray) else tf.gather(array, rows)
+            parts.append(hashlib.sha256(np.asarray(sample).tobytes()).hexdigest())
+    _check_alike("\n".join(parts), "The arrays given as data", collective)
+
+
+def _check_alike(description: str, what: str, collective: Collective) -> None:
+    digest = hashlib.sha256(description.encode()).digest()[:8]
+    own = tf.constant(np.frombuffer(digest, np.int64))
+    digests = collective.all_gather(own, "check_data").numpy().tolist()
+    odd = _minority(digests)
+    if odd:
+        raise ValueError(
+            f"{what} must be the same on all {collective.size} ranks, because batches are global: "
+            f"every rank reads all of them and works on its own rows. Received other data on "
+            f"{_ranks(odd)} (this is rank {collective.rank}, with: {description[:300]}). Give all "
+            f"ranks the whole data, not a part of it, with the same seeds and sizes."
+        )
+
+
+def _minority(digests: Sequence[int]) -> list[int]:
+    """Returns the ranks whose digest is not the most frequent one (of equals, the first)."""
+    common = max(dict.fromkeys(digests), key=digests.count)
+    return [rank for rank, digest in enumerate(digests) if digest != common]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _stages(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    yield dataset
+    for source in dataset._inputs():
+        yield from _stages(source)

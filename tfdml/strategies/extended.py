@@ -1,0 +1,300 @@
+"""What `tf.distribute` asks of a strategy: mirrored local devices, and a collective between them.
+
+This is the one module that knows the insides of `tf.distribute` (TensorFlow 2.21).
+"""
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    distribute_utils,
+    input_util,
+    values,
+)
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+
+from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.collective import Collective
+from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.share import Share, count_rows, share_of
+
+_TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
+
+
+class ReplicaExtended(MirroredExtended):
+    """Local devices mirrored by TensorFlow; processes kept alike by a `Collective`.
+
+    Replicas are numbered by process, then by device. Every process creates the same variables in
+    the same order; their initial values come from rank 0.
+
+    Args:
+        strategy: The strategy that this extends.
+        devices: This process's devices.
+        collective: What exchanges tensors with the other processes.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, devices: Sequence[str], collective: Collective
+    ):
+        self.collective = collective
+        # Variables whose value is the whole job's already: reading them exchanges nothing.
+        self._in_step = weakref.WeakValueDictionary()
+        self._shares: list[Share] | None = None
+        self._whole_batches = False
+        self._names: dict[str, Iterator[int]] = {}
+        super().__init__(strategy, devices)
+
+    # -- Who the replicas are ------------------------------------------------------------------
+
+    @property
+    def num_local_replicas(self) -> int:
+        return len(self._devices)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self.collective.size * self.num_local_replicas
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self.collective.rank * self.num_local_replicas + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group % self.num_local_replicas
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return self.collective.size > 1
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self.collective.topology.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self.collective.topology.is_chief
+
+    def _use_merge_call(self) -> bool:
+        return True
+
+    # -- Variables -----------------------------------------------------------------------------
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        """Returns a function that makes replica `replica_id`'s value: rank 0's, for the first."""
+        if replica_id > 0 or self.collective.size == 1:
+            return super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+        value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+        name = self.unique_name("initial_value")
+
+        def initial_value() -> tf.Tensor:
+            own = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
+            return self.collective.broadcast(own, name)
+
+        return initial_value
+
+    def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:
+        """Declares that these sync-on-read variables hold the whole job's value on every process.
+
+        The value is the sum (or mean) over this process's devices alone; to read it is then no
+        collective, and can be done by one process.
+        """
+        self._in_step.update((id(v), v) for v in variables)
+
+    # -- Reductions ----------------------------------------------------------------------------
+
+    def unique_name(self, kind: str) -> str:
+        """Returns `kind_K`, with K counting the calls: the same on all processes."""
+        return f"{kind}_{next(self._names.setdefault(kind, itertools.count()))}"
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        if self._in_step.get(id(value)) is value:
+            return super()._reduce_to(reduce_op, value, destinations, options)
+
+        def reduce_one(v):
+            if distribute_utils.is_mirrored(v) and reduce_op == tf.distribute.ReduceOp.MEAN:
+                return v
+            return self._reduce_all([v], reduce_op, [destinations])[0]
+
+        return tf.nest.map_structure(reduce_one, value)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        batch, destinations = zip(*value_destination_pairs)
+        return self._reduce_all(batch, reduce_op, destinations)
+
+    def _reduce_all(self, batch: Sequence, reduce_op, destinations: Sequence) -> list:
+        """Reduces each value over all replicas and puts the result on its destinations."""
+        sums = sum_gradients(
+            self.collective, [self._local_sum(v) for v in batch], self.unique_name("reduce")
+        )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            sums = [_divide(total, self._num_replicas_in_sync) for total in sums]
+        return [self._broadcast_to(t, d) for t, d in zip(sums, destinations)]
+
+    def _local_sum(self, value):
+        """Returns the sum over this process's replicas, on the first device."""
+        if isinstance(value, values.DistributedValues):
+            return _TO_FIRST_DEVICE.reduce(
+                tf.distribute.ReduceOp.SUM, value, destinations=self._devices[0]
+            )
+        if isinstance(value, tf.IndexedSlices):
+            return value
+        # A plain value is the same on each of this process's replicas.
+        value = tf.convert_to_tensor(value)
+        return value * tf.cast(self.num_local_replicas, value.dtype)
+
+    def sum_gradients(self, label: str, gradients: Sequence) -> list:
+        """Sums gradients over all replicas; called in replica context, by every replica.
+
+        Args:
+            label: What the exchange is called.
+            gradients: This replica's gradients, in the order of the layers; None where a variable
+                has none.
+
+        Returns:
+            The sums, None where there was none.
+        """
+        places = [i for i, g in enumerate(gradients) if g is not None]
+
+        def merge(strategy, *per_replica):
+            del strategy
+            local = [self._local_sum(v) for v in per_replica]
+            sums = sum_gradients(self.collective, local, label)
+            return [self._on_all_devices(total) for total in sums]
+
+        replica = tf.distribute.get_replica_context()
+        sums = replica.merge_call(merge, args=[gradients[i] for i in places]) if places else []
+        result = [None] * len(gradients)
+        for i, total in zip(places, sums):
+            result[i] = total
+        return result
+
+    def _on_all_devices(self, tensor):
+        """Returns `tensor` copied to each of this process's devices."""
+        copies = []
+        for device in self._devices:
+            with tf.device(device):
+                copies.append(tf.nest.map_structure(tf.identity, tensor, expand_composites=True))
+        return distribute_utils.regroup(copies, wrap_class=values.Mirrored)
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del options
+        local = tf.concat(self._container_strategy().experimental_local_results(value), axis)
+        # Only axis 0 can be gathered: bring `axis` there and back.
+        order = [axis, *(i for i in range(local.shape.rank) if i != axis)]
+        gathered = self.collective.all_gather(
+            tf.transpose(local, order), self.unique_name("gather")
+        )
+        inverse = [order.index(i) for i in range(len(order))]
+        return self._broadcast_to(tf.transpose(gathered, inverse), destinations)
+
+    # -- Batches -------------------------------------------------------------------------------
+
+    def split(self, batch: Any) -> tuple[Any, list[Share]]:
+        """Splits a global batch into the shares of this process's replicas.
+
+        Args:
+            batch: A structure of tensors of shape `[global rows, ...]`.
+
+        Returns:
+            The shares' rows as values that `strategy.run` takes, and the shares.
+        """
+        with tf.device(self._input_workers_devices[0][0]):
+            rows = count_rows(batch)
+            shares = [
+                share_of(self._get_replica_id_in_sync_group(i), self._num_replicas_in_sync, rows)
+                for i in range(self.num_local_replicas)
+            ]
+            parts = [share.take(batch) for share in shares]
+        return distribute_utils.regroup(parts), shares
+
+    @contextlib.contextmanager
+    def working_on(self, shares: list[Share]) -> Iterator[None]:
+        """While this is entered, `current_share` in a replica is that replica's share."""
+        self._shares = shares
+        try:
+            yield
+        finally:
+            self._shares = None
+
+    def current_share(self) -> Share | None:
+        """Returns the calling replica's share; None outside a global step of Keras."""
+        replica = tf.distribute.get_replica_context()
+        if self._shares is None or replica is None:
+            return None
+        return self._shares[replica._local_replica_id]
+
+    @contextlib.contextmanager
+    def whole_batches(self) -> Iterator[None]:
+        """While this is entered, datasets stay whole: a global step splits them."""
+        before, self._whole_batches = self._whole_batches, True
+        try:
+            yield
+        finally:
+            self._whole_batches = before
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        """Gives each replica its rows of every global batch (or all rows, see `whole_batches`)."""
+        check_pipeline(dataset, self.collective)
+        dataset = dataset.with_options(_no_sharding())
+        if self._whole_batches:
+            return dataset
+        if self.collective.size > 1:
+            dataset = dataset.map(self._process_rows, num_parallel_calls=tf.data.AUTOTUNE)
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self.num_local_replicas,
+            options=options,
+        )
+
+    def _process_rows(self, *batch):
+        """Returns the rows of a global batch that this process's replicas share."""
+        first = self._get_replica_id_in_sync_group(0)
+        rows = count_rows(batch)
+        begin, end = (
+            share_of(i, self._num_replicas_in_sync, rows).begin
+            for i in (first, first + self.num_local_replicas)
+        )
+        part = tf.nest.map_structure(lambda t: t[begin:end] if t.shape.rank else t, batch)
+        return part if len(part) > 1 else part[0]
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
+        def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            del context
+            return dataset_fn(
+                tf.distribute.InputContext(
+                    num_input_pipelines=self.collective.size,
+                    input_pipeline_id=self.collective.rank,
+                    num_replicas_in_sync=self._num_replicas_in_sync,
+                )
+            )
+
+        return super()._distribute_datasets_from_function(with_global_context, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Callable):
+        contexts = [
+            tf.distribute.experimental.ValueContext(
+                self._get_replica_id_in_sync_group(i), self._num_replicas_in_sync
+            )
+            for i in range(self.num_local_replicas)
+        ]
+        return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
+
+
+def _divide(total, count: int):
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(total.values / count, total.indices, total.dense_shape)
+    return total / count
+
+
+def _no_sharding() -> tf.data.Options:
+    """Returns options that keep TensorFlow from sharding: every process reads every batch."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options

@@ -1,0 +1,86 @@
+"""`HorovodStrategy`: `model.fit` on the processes that `horovodrun` started."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml import topology
+from tfdml.collectives.collective import Collective, LocalCollective
+from tfdml.collectives.horovod import HorovodCollective
+from tfdml.strategies.replica_strategy import ReplicaStrategy
+
+
+class HorovodStrategy(ReplicaStrategy):
+    """Synchronous training over Horovod's ring all-reduce, in a strategy scope.
+
+    ```python
+    strategy = tfdml.HorovodStrategy()
+    with strategy.scope():
+        model = build()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, batch_size=256, epochs=10)
+    ```
+
+    Start it with `horovodrun -np 4 python train.py`; without a launcher the same file runs on one
+    process. Losses, metrics and weights are those of one process, for every number of processes.
+
+    Unlike with `hvd.DistributedOptimizer`:
+
+    - **A batch is global.** `batch_size=256`, or a dataset batched by 256, is 256 rows for all
+      processes together; each works on its own part of every batch. Do not shard the dataset by
+      rank, and do not multiply the learning rate by `size` unless you multiplied the batch size.
+    - Every process reads the whole data, in one order: give `Dataset.shuffle` a seed.
+    - There is nothing to broadcast, to wrap or to average: initial weights come from rank 0,
+      metrics are those of the whole data, and only rank 0 shows a progress bar.
+
+    Args:
+        devices: This process's devices, such as `["GPU:0", "GPU:1"]`; one replica on each. By
+            default the GPU of this process's local rank, or the CPU where there is none. The
+            default needs to be the first use of TensorFlow's GPUs in the process.
+        compression: How gradients are compressed on the wire. None is all there is so far.
+
+    Raises:
+        ImportError: If a launcher started several processes and Horovod is not installed.
+        ValueError: If an argument is wrong, or this host has fewer GPUs than processes.
+
+    Reference:
+        Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow",
+        arXiv:1802.05799.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, compression: None = None):
+        if compression is not None:
+            raise ValueError(
+                f"`compression` must be None in this version of tfdml. Received: {compression!r}."
+            )
+        if devices is not None and (isinstance(devices, str) or not devices):
+            raise ValueError(
+                f"`devices` must be a non-empty list of device names, or None for one device a "
+                f"process. Received: devices={devices!r}. Use for example ['GPU:0']."
+            )
+        collective = _collective()
+        super().__init__(collective, devices or [_own_device(collective.topology)])
+
+
+def _collective() -> Collective:
+    return HorovodCollective() if topology.launched().size > 1 else LocalCollective()
+
+
+def _own_device(place: topology.Topology) -> str:
+    """Pins this process to the GPU of its local rank; returns the device's name."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "CPU:0"
+    if len(gpus) == 1 and place.local_size > 1:
+        own = gpus[0]  # The launcher or the scheduler shows each process one GPU of its own.
+    elif place.local_rank < len(gpus):
+        own = gpus[place.local_rank]
+    else:
+        raise ValueError(
+            f"A host must have a GPU for each of its processes. Received on rank {place.rank}: "
+            f"{len(gpus)} GPUs for {place.local_size} processes. Start {len(gpus)} processes on "
+            f"this host, or pass `devices`."
+        )
+    tf.config.set_visible_devices(own, "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+    return "GPU:0"

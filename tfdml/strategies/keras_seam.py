@@ -1,0 +1,244 @@
+"""The one place where tfdml enters Keras: Keras 3.15's TensorFlow trainer, optimizers and losses.
+
+Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
+trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
+`predict`, whose step has no `__self__`, and it needs no guess about what a function is. The
+functions below replace Keras's, and go straight on to Keras's own unless the model, or the replica
+that calls, belongs to one of our strategies.
+
+| Keras's function | what is different under our strategies |
+|---|---|
+| `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only |
+| `TFEpochIterator` | batches stay whole: a step splits them |
+| `_make_function` | a step is a `MetricStep` on a global batch |
+| `make_predict_function` | a step is a `PredictStep` on a global batch |
+| `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes |
+| `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |
+| | overflow, and before clipping |
+| `_all_reduce_sum_gradients` | nothing is left to sum |
+| `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
+"""
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.losses import loss as keras_loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from tfdml.strategies import losses, misuse
+from tfdml.strategies.agreement import check_arrays
+from tfdml.strategies.array_data import agreed_seed, shuffled_batches
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.share import Share
+from tfdml.strategies.step import MetricStep, PredictStep
+
+SUPPORTED_KERAS = "3.15"
+
+
+def install() -> None:
+    """Puts the seam in place, once.
+
+    Raises:
+        ImportError: If Keras is not of the supported version, or runs on another backend.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            f"Keras must run on TensorFlow for tfdml's strategies. Received: backend "
+            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow."
+        )
+    if ".".join(keras.__version__.split(".")[:2]) != SUPPORTED_KERAS:
+        raise ImportError(
+            f"Keras must be {SUPPORTED_KERAS}.* for this version of tfdml, which knows Keras's "
+            f"insides. Received: Keras {keras.__version__}. Run `pip install "
+            f"'keras=={SUPPORTED_KERAS}.*'`."
+        )
+    for owner, name, make in _REPLACEMENTS:
+        original = getattr(owner, name)
+        if not hasattr(original, "_tfdml_replaces"):
+            replacement = functools.wraps(original)(make(original))
+            replacement._tfdml_replaces = original
+            setattr(owner, name, replacement)
+
+
+def _extended(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:
+    extended = getattr(strategy, "extended", None)
+    return extended if isinstance(extended, ReplicaExtended) else None
+
+
+def _replicas(model: keras.Model) -> ReplicaExtended | None:
+    """Returns the extension of the model's strategy, if it is ours and has several replicas."""
+    extended = _extended(model._distribute_strategy)
+    return extended if extended is not None and extended._num_replicas_in_sync > 1 else None
+
+
+def _current_replicas() -> ReplicaExtended | None:
+    """Returns the extension of the calling replica's strategy, under the same condition."""
+    replica = tf.distribute.get_replica_context()
+    extended = _extended(replica.strategy) if replica is not None else None
+    return extended if extended is not None and extended._num_replicas_in_sync > 1 else None
+
+
+def _current_share() -> Share | None:
+    extended = _current_replicas()
+    return extended.current_share() if extended is not None else None
+
+
+# -- The trainer -------------------------------------------------------------------------------
+
+
+def _loop(original: Callable) -> Callable:
+    """`fit`, `evaluate` and `predict`."""
+    signature = inspect.signature(original)
+
+    def loop(self, *args, **kwargs):
+        extended = _extended(self._distribute_strategy)
+        if extended is None:
+            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        misuse.check(self, bound.arguments, extended.collective)
+        if not extended.collective.topology.is_chief:
+            bound.arguments["verbose"] = 0
+        return original(*bound.args, **bound.kwargs)
+
+    return loop
+
+
+# The extension whose data Keras is setting up.
+_distributing: contextvars.ContextVar[ReplicaExtended | None] = contextvars.ContextVar(
+    "_distributing", default=None
+)
+
+
+def _epoch_iterator(original: Callable) -> Callable:
+    def __init__(self, distribute_strategy=None, *args, **kwargs):
+        extended = _extended(distribute_strategy)
+        if extended is None:
+            return original(self, distribute_strategy, *args, **kwargs)
+        token = _distributing.set(extended)
+        try:
+            with extended.whole_batches():
+                original(self, distribute_strategy, *args, **kwargs)
+        finally:
+            _distributing.reset(token)
+
+    return __init__
+
+
+def _get_tf_dataset(original: Callable) -> Callable:
+    def get_tf_dataset(self):
+        extended = _distributing.get()
+        if extended is None:
+            return original(self)
+        check_arrays(self._inputs, extended.collective)
+        if not self._shuffle:
+            return original(self)
+        return shuffled_batches(self, agreed_seed(extended.collective))
+
+    return get_tf_dataset
+
+
+def _make_function(original: Callable) -> Callable:
+    def make_function(self, step_function):
+        if _replicas(self) is not None:
+            # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the whole batch.
+            step_function = MetricStep(self, step_function.__name__, step_function)
+        return original(self, step_function)
+
+    return make_function
+
+
+def _make_predict_function(original: Callable) -> Callable:
+    def make_predict_function(self, force=False):
+        if _replicas(self) is None or (self.predict_function is not None and not force):
+            return original(self, force)
+        step = PredictStep(self, "predict_step")
+
+        def predict_function(data: list) -> Any:
+            outputs = [self.distribute_strategy.run(step, args=(batch,)) for batch in data]
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+        if not self.run_eagerly:
+            predict_function = tf.function(predict_function, reduce_retracing=True)
+        self.predict_function = predict_function
+
+    return make_predict_function
+
+
+# -- Optimizers --------------------------------------------------------------------------------
+
+
+def _apply(original: Callable) -> Callable:
+    """`apply` of the outermost optimizer: gradients are summed before anything else is done."""
+
+    def apply(self, grads, trainable_variables=None):
+        extended = _current_replicas()
+        if isinstance(self, LossScaleOptimizer):
+            self.inner_optimizer._tfdml_gets_sums = True
+        if extended is not None and not getattr(self, "_tfdml_gets_sums", False):
+            grads = extended.sum_gradients(f"gradients/{self.name}", list(grads))
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _all_reduce_sum_gradients(original: Callable) -> Callable:
+    def all_reduce_sum_gradients(self, grads_and_vars):
+        if _current_replicas() is not None:
+            return list(grads_and_vars)
+        return original(self, grads_and_vars)
+
+    return all_reduce_sum_gradients
+
+
+# -- Losses ------------------------------------------------------------------------------------
+
+
+def _reduce_weighted_values(original: Callable) -> Callable:
+    def reduce_weighted_values(
+        values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
+    ):
+        share = _current_share()
+        if share is None:
+            return original(values, sample_weight, mask, reduction, dtype)
+        return losses.reduce_for_share(
+            original, share, values, sample_weight, mask, reduction, dtype
+        )
+
+    return reduce_weighted_values
+
+
+def _scaled(for_share: Callable) -> Callable:
+    def make(original: Callable) -> Callable:
+        def scale(value):
+            share = _current_share()
+            return original(value) if share is None else for_share(value, share)
+
+        return scale
+
+    return make
+
+
+_REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+    (TensorFlowTrainer, "fit", _loop),
+    (TensorFlowTrainer, "evaluate", _loop),
+    (TensorFlowTrainer, "predict", _loop),
+    (TFEpochIterator, "__init__", _epoch_iterator),
+    (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
+    (TensorFlowTrainer, "_make_function", _make_function),
+    (TensorFlowTrainer, "make_predict_function", _make_predict_function),
+    (BaseOptimizer, "apply", _apply),
+    (LossScaleOptimizer, "apply", _apply),
+    (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
+    (keras_loss, "reduce_weighted_values", _reduce_weighted_values),
+    (keras_loss, "scale_loss_for_distribution", _scaled(losses.scale_for_share)),
+    (keras_loss, "unscale_loss_for_distribution", _scaled(losses.unscale_for_share)),
+]

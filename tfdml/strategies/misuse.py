@@ -1,0 +1,70 @@
+"""Habits from Horovod's own Keras API that are wrong, or needless, in a strategy's scope."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+
+def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collective) -> None:
+    """Refuses or warns about what a strategy does already, before the first step.
+
+    Args:
+        model: The model whose `fit`, `evaluate` or `predict` is called.
+        arguments: The call's arguments.
+        collective: The strategy's collective.
+
+    Raises:
+        ValueError: If the optimizer or a callback is Horovod's, or the data are distributed
+            already.
+    """
+    if isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
+        raise ValueError(
+            "`x` must be a dataset of global batches; Keras and the strategy distribute it. "
+            "Received: the result of `experimental_distribute_dataset` or "
+            "`distribute_datasets_from_function`. Pass the dataset itself."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and _is_horovods(optimizer):
+        raise ValueError(
+            "`optimizer` must be a plain Keras optimizer, because the strategy sums the "
+            f"gradients. Received: {type(optimizer).__name__}, made by Horovod's "
+            "`DistributedOptimizer`. Pass the optimizer itself to `compile`."
+        )
+    callbacks = arguments.get("callbacks")
+    for callback in getattr(callbacks, "callbacks", callbacks) or []:
+        if _is_horovods(callback):
+            raise ValueError(
+                "`callbacks` must not hold Horovod's own, because the strategy broadcasts the "
+                "initial weights and computes metrics of the whole data. Received: "
+                f"{type(callback).__name__}. Leave it out."
+            )
+    if optimizer is not None and collective.size > 1 and collective.topology.is_chief:
+        _warn_of_multiplied_rate(optimizer, collective.size)
+
+
+def _is_horovods(thing: object) -> bool:
+    return any(cls.__module__.split(".")[0] == "horovod" for cls in type(thing).__mro__)
+
+
+def _warn_of_multiplied_rate(optimizer: keras.Optimizer, size: int) -> None:
+    """Warns where the rate is the optimizer's default times the number of processes."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    parameter = inspect.signature(type(optimizer)).parameters.get("learning_rate")
+    default = getattr(parameter, "default", None)
+    if not isinstance(rate, keras.Variable) or not isinstance(default, float):
+        return
+    if math.isclose(float(rate.numpy()), default * size, rel_tol=1e-6):
+        warnings.warn(
+            f"The learning rate is {type(optimizer).__name__}'s default times the number of "
+            f"processes ({default} × {size}). Batches are global here, so a batch size of B is B "
+            f"rows for all {size} processes together, and the rate of one process is right for "
+            f"it. Multiply the rate only if you multiplied the batch size.",
+            stacklevel=2,
+        )

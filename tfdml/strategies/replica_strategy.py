@@ -1,0 +1,48 @@
+"""What all of tfdml's synchronous strategies share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.strategies import keras_seam
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.step import GlobalStep
+
+
+class ReplicaStrategy(tf.distribute.Strategy):
+    """Synchronous training on mirrored devices of one or several processes.
+
+    Args:
+        collective: What exchanges tensors between the processes.
+        devices: This process's devices.
+    """
+
+    # `MirroredExtended` numbers TensorFlow's own collectives from here.
+    _collective_key_base = 0
+
+    def __init__(self, collective: Collective, devices: Sequence[str]):
+        keras_seam.install()
+        super().__init__(ReplicaExtended(self, devices, collective))
+
+    @property
+    def rank(self) -> int:
+        """This process among all, from 0."""
+        return self.extended.collective.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.extended.collective.size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files and messages."""
+        return self.extended.collective.topology.is_chief
+
+    def run(self, fn, args=(), kwargs=None, options=None) -> Any:
+        """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
+        if isinstance(fn, GlobalStep):
+            return fn(*args)
+        return super().run(fn, args=args, kwargs=kwargs, options=options)

@@ -1,0 +1,107 @@
+"""One global step of Keras: split the batch, run the replicas, put the results together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.metric_state import MetricState
+from tfdml.strategies.share import Share
+
+
+class GlobalStep:
+    """A step function on global batches, called in cross-replica context.
+
+    Args:
+        model: The Keras model.
+        name: What the step's exchanges are called.
+    """
+
+    def __init__(self, model: keras.Model, name: str):
+        self.model = model
+        self.name = name
+
+    @property
+    def _strategy(self) -> tf.distribute.Strategy:
+        return self.model.distribute_strategy
+
+    @property
+    def _extended(self) -> ReplicaExtended:
+        return self._strategy.extended
+
+    def _run(self, fn: Callable, batch: Any) -> tuple[list, list[Share]]:
+        """Runs `fn(share's rows)` on each replica; returns its results, one a local replica."""
+        rows, shares = self._extended.split(batch)
+        with self._extended.working_on(shares):
+            outputs = self._strategy.run(fn, args=(rows,))
+        local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
+        return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local)], shares
+
+
+class MetricStep(GlobalStep):
+    """A train or test step: it returns the metrics of the whole data so far.
+
+    Args:
+        model: The Keras model.
+        name: What the step's exchanges are called.
+        replica_step: The model's `train_step` or `test_step`.
+    """
+
+    def __init__(self, model: keras.Model, name: str, replica_step: Callable):
+        super().__init__(model, name)
+        self._replica_step = replica_step
+        self._metric_variables()
+
+    def _metric_variables(self) -> list[keras.Variable]:
+        variables = self.model.metrics_variables
+        self._extended.keep_in_step([v.value for v in variables])
+        return variables
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs the step on a global batch; returns what Keras calls its logs."""
+        state = MetricState(self._metric_variables(), self._extended)
+        state.set_aside()
+        outputs, shares = self._run(self._replica_step, batch)
+        with state.put_together(shares, f"{self.name}/metrics"):
+            results = self.model.get_metrics_result()
+        if not isinstance(outputs[0], dict):
+            return self._mean(outputs, shares)
+        # What a step of the user's own returns besides the metrics is taken for a mean over rows.
+        own = [{k: v for k, v in o.items() if k not in results} for o in outputs]
+        means = self._mean(own, shares) if own[0] else {}
+        return {k: results[k] if k in results else means[k] for k in outputs[0]}
+
+    def _mean(self, outputs: list, shares: list[Share]) -> Any:
+        """Returns the mean of the replicas' outputs, weighted by their rows."""
+        weighted = [
+            [tf.where(s.rows > 0, v * s.fraction(v.dtype), tf.zeros_like(v)) for v in values]
+            for values, s in zip(map(_flat_tensors, outputs), shares)
+        ]
+        means = []
+        for number, values in enumerate(zip(*weighted)):
+            name = f"{self.name}/output_{number}"
+            means += self._extended.collective.all_reduce([tf.add_n(list(values))], name)
+        return tf.nest.pack_sequence_as(outputs[0], means)
+
+
+class PredictStep(GlobalStep):
+    """A predict step: it returns the outputs for all rows of the batch, on every process."""
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs the step on a global batch; returns tensors of shape `[global rows, ...]`."""
+        outputs, shares = self._run(self.model.predict_step, batch)
+        flat = [
+            [share.drop_padding(t) for t in tf.nest.flatten(output)]
+            for output, share in zip(outputs, shares)
+        ]
+        gathered = [
+            self._extended.collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")
+            for i, parts in enumerate(zip(*flat))
+        ]
+        return tf.nest.pack_sequence_as(outputs[0], gathered)
+
+
+def _flat_tensors(structure: Any) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(t) for t in tf.nest.flatten(structure)]

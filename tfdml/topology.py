@@ -1,0 +1,97 @@
+"""Who am I among the workers: the only module of tfdml that reads the environment."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+# Each launcher tells its processes who they are in variables of its own, in this order of names:
+# rank, size, local rank, local size. The first launcher whose rank is set is believed.
+_LAUNCHERS = {
+    "horovodrun (gloo)": (
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+    ),
+    "mpirun (Open MPI)": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpirun (MPICH, Intel MPI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """This process's place in the job.
+
+    Attributes:
+        rank: This process among all, from 0 to `size - 1`.
+        size: The number of processes of the job.
+        local_rank: This process among those of the same host.
+        local_size: The number of processes on this host.
+        launcher: The launcher that said so; None for a process that was started by hand.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str | None = None
+
+    def __post_init__(self) -> None:
+        for index, count in (("rank", "size"), ("local_rank", "local_size")):
+            i, n = getattr(self, index), getattr(self, count)
+            if n < 1 or not 0 <= i < n:
+                raise ValueError(
+                    f"`{index}` must be from 0 to `{count}` - 1. Received: {index}={i}, "
+                    f"{count}={n} (from {self.launcher or 'the caller'})."
+                )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process speaks for the job: progress bar, files, messages."""
+        return self.rank == 0
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Topology:
+    """Reads this process's place in the job from what its launcher left in the environment.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+
+    Returns:
+        The place, or the single process of a job of its own when no launcher is recognised.
+
+    Raises:
+        ValueError: If a launcher's variables are incomplete, are not integers, or contradict
+            each other.
+    """
+    environment = os.environ if environment is None else environment
+    for launcher, names in _LAUNCHERS.items():
+        if names[0] in environment:
+            return Topology(*(_integer(environment, n, launcher) for n in names), launcher=launcher)
+    return Topology()
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Returns a copy of this process's environment with `changes` made, for a child process."""
+    return {**os.environ, **changes}
+
+
+def setting(name: str, default: str = "") -> str:
+    """Returns the environment variable `name`, or `default` where it is not set."""
+    return os.environ.get(name, default)
+
+
+def _integer(environment: Mapping[str, str], name: str, launcher: str) -> int:
+    value = environment.get(name)
+    if value is None or not value.strip().isdecimal():
+        raise ValueError(
+            f"`{name}` must be a non-negative integer, because {launcher} seems to have started "
+            f"this process. Received: {name}={value!r}. Start all processes by one launcher, or "
+            f"unset its variables to run on one process."
+        )
+    return int(value)
