@@ -92,8 +92,9 @@ class RankPool:
             self._directory.cleanup()
 
     def _start(self) -> None:
-        address, key = str(Path(self._directory.name, f"socket-{secrets.token_hex(4)}")), (
-            secrets.token_bytes(16)
+        address, key = (
+            str(Path(self._directory.name, f"socket-{secrets.token_hex(4)}")),
+            (secrets.token_bytes(16)),
         )
         command = [sys.executable, "-m", "tests.harness.rank", address]
         if self.size > 1:

@@ -1,5 +1,6 @@
 """Ending processes that a test started: SIGTERM first, SIGKILL for those that outlive it."""
 
+import contextlib
 from collections.abc import Iterable
 
 import psutil
@@ -54,7 +55,5 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def _signal(send) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):  # It may end by itself between two looks.
         send()
-    except psutil.NoSuchProcess:
-        pass  # It ended by itself between two looks.

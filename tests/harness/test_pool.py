@@ -56,7 +56,8 @@ def test_ranks_that_all_raise_are_kept(pool):
     with pytest.raises(RankFailure, match="said by every rank") as failure:
         pool.run(_raise)
     assert sorted(failure.value.errors) == [0, 1]
-    assert pool.pids == pids and pool.run(_who) == [(0, 2), (1, 2)]
+    assert pool.pids == pids
+    assert pool.run(_who) == [(0, 2), (1, 2)]
 
 
 def test_a_hung_rank_that_ignores_sigterm_is_killed_and_named(pool):

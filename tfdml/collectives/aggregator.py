@@ -28,8 +28,8 @@ def sum_gradients(
         gradients: This process's gradients, in the order of the layers; the same on every
             process in number, kind, dtype and (dense) shape.
         name: What the exchanges are called, before `/bucket_0`, `/sparse_0`, …
-        bucket_bytes: Bytes of a bucket, at most.
-        first_bucket_bytes: Bytes of the first bucket, at most.
+        bucket_bytes: Bytes at which a bucket is closed.
+        first_bucket_bytes: Bytes at which the first bucket is closed.
 
     Returns:
         The sums, in the order of `gradients`.
@@ -47,7 +47,9 @@ def sum_gradients(
     for number, bucket in enumerate(buckets):
         places = [dense[i] for i in bucket.indices]
         group = [gradients[i] for i in places]
-        for i, total in zip(places, collective.all_reduce(group, f"{name}/bucket_{number}")):
+        for i, total in zip(
+            places, collective.all_reduce(group, f"{name}/bucket_{number}"), strict=True
+        ):
             sums[i] = total
     for i, gradient in enumerate(gradients):
         if isinstance(gradient, tf.IndexedSlices):

@@ -31,14 +31,14 @@ def plan_buckets(
 ) -> list[Bucket]:
     """Groups gradients into buckets, from the last layer to the first.
 
-    A bucket is closed when the next gradient would make it larger than its limit, or is of
-    another dtype; a gradient larger than the limit has a bucket of its own.
+    A bucket is closed as soon as it holds its limit of bytes, or when the next gradient is of
+    another dtype. So a layer's small bias travels with a large kernel, not alone.
 
     Args:
         nbytes: Bytes of each gradient, in the order of the layers.
         dtypes: The gradients' dtypes.
-        limit: Bytes of a bucket, at most.
-        first_limit: Bytes of the bucket that is ready first, at most.
+        limit: Bytes at which a bucket is closed.
+        first_limit: Bytes at which the bucket that is ready first is closed.
 
     Returns:
         The buckets, in the order in which the backward pass fills them.
@@ -59,8 +59,8 @@ def plan_buckets(
     indices: list[int] = []
     filled = 0
     for i in reversed(range(len(nbytes))):
-        room = limit if buckets else first_limit
-        if indices and (filled + nbytes[i] > room or dtypes[i] != dtypes[indices[0]]):
+        full = filled >= (limit if buckets else first_limit)
+        if indices and (full or dtypes[i] != dtypes[indices[0]]):
             buckets.append(Bucket(indices, filled))
             indices, filled = [], 0
         indices.append(i)

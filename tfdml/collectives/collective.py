@@ -81,10 +81,13 @@ class LocalCollective(Collective):
         super().__init__(Topology())
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes; see `Collective`."""
         return list(tensors)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
         return tensor
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of `root`; see `Collective`."""
         return tensor

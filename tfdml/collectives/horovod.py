@@ -44,6 +44,7 @@ class HorovodCollective(Collective):
             )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes; see `Collective`."""
         # Horovod's wire has no bfloat16: the sum is made in float32 and rounded once.
         dtype = tensors[0].dtype
         wire = [tf.cast(t, tf.float32) for t in tensors] if dtype == tf.bfloat16 else tensors
@@ -61,6 +62,8 @@ class HorovodCollective(Collective):
         return [tf.cast(t, dtype) for t in _named(operation, name, *wire)]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
+
         def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
             return self._ops.MPI_LIB.horovod_allgather(wire, name=name, ignore_name_scope=True)
 
@@ -70,6 +73,8 @@ class HorovodCollective(Collective):
         )
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of `root`; see `Collective`."""
+
         def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
             return self._ops.MPI_LIB.horovod_broadcast(
                 wire, root_rank=root, name=name, ignore_name_scope=True

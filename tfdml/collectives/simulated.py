@@ -40,13 +40,19 @@ class SimulatedCollective(Collective):
         self._meeting = meeting
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes; see `Collective`."""
         parts = self._meeting.exchange(self.rank, name, [t.numpy() for t in tensors])
-        return [tf.constant(np.sum(group, axis=0, dtype=group[0].dtype)) for group in zip(*parts)]
+        return [
+            tf.constant(np.sum(group, axis=0, dtype=group[0].dtype))
+            for group in zip(*parts, strict=True)
+        ]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
         return tf.concat(self._meeting.exchange(self.rank, name, tensor), axis=0)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of `root`; see `Collective`."""
         return self._meeting.exchange(self.rank, name, tensor)[root]
 
 

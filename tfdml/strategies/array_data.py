@@ -1,7 +1,9 @@
 """Arrays given to `fit`: one permutation for all processes, a new one each epoch."""
 
+import random
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.trainers.data_adapters import array_slicing
@@ -11,8 +13,12 @@ from tfdml.collectives.collective import Collective
 
 
 def agreed_seed(collective: Collective) -> int:
-    """Returns a seed that is the same on all processes: rank 0 draws it from TensorFlow."""
-    own = tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64)
+    """Returns a seed that is the same on all processes: rank 0 draws it.
+
+    It is drawn from Python's generator, as Keras draws the seeds of initialisers: it follows
+    `keras.utils.set_random_seed`, and does not depend on the number of processes.
+    """
+    own = tf.constant(random.getrandbits(62), tf.int64)
     return int(collective.broadcast(own, "data_seed"))
 
 
@@ -27,19 +33,23 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
         seed: The seed.
     """
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    arrays = tree.lists_to_tuples(arrays)
+    # Tensors are captured by the pipeline's functions; NumPy arrays would be copied into its graph.
+    arrays = tree.map_structure(
+        lambda a: tf.convert_to_tensor(a) if isinstance(a, np.ndarray) else a,
+        tree.lists_to_tuples(arrays),
+    )
     samples, within_batches = adapter._num_samples, adapter._shuffle == "batch"
 
     @tf.autograph.experimental.do_not_convert
-    def order(pass_seed: tf.Tensor) -> tf.data.Dataset:
+    def order(pass_number: tf.Tensor) -> tf.data.Dataset:
         indices = tf.range(samples, dtype=tf.int64)
         if not within_batches:
-            indices = tf.random.experimental.stateless_shuffle(indices, seed=[seed, pass_seed])
+            indices = tf.random.experimental.stateless_shuffle(indices, seed=[seed, pass_number])
         batches = tf.data.Dataset.from_tensor_slices(indices).batch(adapter._batch_size)
         if within_batches:
             batches = batches.enumerate().map(
                 lambda number, batch: tf.random.experimental.stateless_shuffle(
-                    batch, seed=[seed, pass_seed + number]
+                    batch, seed=[seed, pass_number * adapter.num_batches + number]
                 )
             )
         return batches
@@ -54,8 +64,17 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
 
         return tree.traverse(gather, arrays)
 
-    passes = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-    batches = passes.flat_map(order).apply(
-        tf.data.experimental.assert_cardinality(adapter.num_batches)
+    # Counted, not drawn: `Dataset.random` mixes in the global seed, which may differ by process.
+    passes = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    @tf.autograph.experimental.do_not_convert
+    def next_pass(_: tf.Tensor) -> tf.Tensor:
+        return passes.assign_add(1)
+
+    batches = (
+        tf.data.Dataset.range(1)
+        .map(next_pass)
+        .flat_map(order)
+        .apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
     )
     return batches.map(rows, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

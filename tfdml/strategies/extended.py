@@ -53,6 +53,7 @@ class ReplicaExtended(MirroredExtended):
 
     @property
     def num_local_replicas(self) -> int:
+        """The number of replicas of this process."""
         return len(self._devices)
 
     @property
@@ -67,14 +68,17 @@ class ReplicaExtended(MirroredExtended):
 
     @property
     def experimental_between_graph(self) -> bool:
+        """Whether each process runs a graph of its own; see `tf.distribute`."""
         return self.collective.size > 1
 
     @property
     def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
         return self.collective.topology.is_chief
 
     @property
     def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
         return self.collective.topology.is_chief
 
     def _use_merge_call(self) -> bool:
@@ -123,7 +127,7 @@ class ReplicaExtended(MirroredExtended):
         return tf.nest.map_structure(reduce_one, value)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        batch, destinations = zip(*value_destination_pairs)
+        batch, destinations = zip(*value_destination_pairs, strict=True)
         return self._reduce_all(batch, reduce_op, destinations)
 
     def _reduce_all(self, batch: Sequence, reduce_op, destinations: Sequence) -> list:
@@ -133,7 +137,7 @@ class ReplicaExtended(MirroredExtended):
         )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._num_replicas_in_sync) for total in sums]
-        return [self._broadcast_to(t, d) for t, d in zip(sums, destinations)]
+        return [self._broadcast_to(t, d) for t, d in zip(sums, destinations, strict=True)]
 
     def _local_sum(self, value):
         """Returns the sum over this process's replicas, on the first device."""
@@ -169,7 +173,7 @@ class ReplicaExtended(MirroredExtended):
         replica = tf.distribute.get_replica_context()
         sums = replica.merge_call(merge, args=[gradients[i] for i in places]) if places else []
         result = [None] * len(gradients)
-        for i, total in zip(places, sums):
+        for i, total in zip(places, sums, strict=True):
             result[i] = total
         return result
 
@@ -240,7 +244,6 @@ class ReplicaExtended(MirroredExtended):
     def _experimental_distribute_dataset(self, dataset, options):
         """Gives each replica its rows of every global batch (or all rows, see `whole_batches`)."""
         check_pipeline(dataset, self.collective)
-        dataset = dataset.with_options(_no_sharding())
         if self._whole_batches:
             return dataset
         if self.collective.size > 1:
@@ -291,10 +294,3 @@ def _divide(total, count: int):
     if isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total.values / count, total.indices, total.dense_shape)
     return total / count
-
-
-def _no_sharding() -> tf.data.Options:
-    """Returns options that keep TensorFlow from sharding: every process reads every batch."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return options

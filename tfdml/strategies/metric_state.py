@@ -49,16 +49,16 @@ class MetricState:
             A scope in which the metrics' variables have the new state.
         """
         added = [
-            tf.add_n([_masked(c.read_value(), share) for c, share in zip(cs, shares)])
+            tf.add_n([_masked(c.read_value(), share) for c, share in zip(cs, shares, strict=True)])
             for cs in self._components
         ]
         sums = _packed_sum(added, self._extended, name)
-        after = [before + total for before, total in zip(self._before, sums)]
-        for components, state in zip(self._components, after):
+        after = [before + total for before, total in zip(self._before, sums, strict=True)]
+        for components, state in zip(self._components, after, strict=True):
             components[0].assign(state)
             for component in components[1:]:
                 component.assign(tf.zeros_like(component))
-        return StatelessScope(state_mapping=list(zip(self._variables, after)))
+        return StatelessScope(state_mapping=list(zip(self._variables, after, strict=True)))
 
 
 def _components(variable: keras.Variable) -> list[tf.Variable]:
@@ -80,6 +80,6 @@ def _packed_sum(
         packed = tf.concat([tf.reshape(tensors[i], [-1]) for i in places], 0)
         (total,) = extended.collective.all_reduce([packed], f"{name}/{dtype.name}")
         sizes = [tensors[i].shape.num_elements() for i in places]
-        for i, part in zip(places, tf.split(total, sizes)):
+        for i, part in zip(places, tf.split(total, sizes), strict=True):
             sums[i] = tf.reshape(part, tensors[i].shape)
     return sums

@@ -21,8 +21,8 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
         collective: The strategy's collective.
 
     Raises:
-        ValueError: If the optimizer or a callback is Horovod's, or the data are distributed
-            already.
+        ValueError: If the optimizer or a callback is Horovod's, the optimizer was made outside
+            the scope, or the data are distributed already.
     """
     if isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
         raise ValueError(
@@ -36,6 +36,13 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
             "`optimizer` must be a plain Keras optimizer, because the strategy sums the "
             f"gradients. Received: {type(optimizer).__name__}, made by Horovod's "
             "`DistributedOptimizer`. Pass the optimizer itself to `compile`."
+        )
+    made_in = getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
+    if made_in is not model.distribute_strategy:
+        raise ValueError(
+            "`optimizer` must be made in the strategy's scope, like the model. Received: "
+            f"{type(optimizer).__name__}, made outside. Move its construction under "
+            "`with strategy.scope():`, or pass it to `compile` by name."
         )
     callbacks = arguments.get("callbacks")
     for callback in getattr(callbacks, "callbacks", callbacks) or []:

@@ -37,7 +37,9 @@ class GlobalStep:
         with self._extended.working_on(shares):
             outputs = self._strategy.run(fn, args=(rows,))
         local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
-        return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local)], shares
+        return [
+            tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)
+        ], shares
 
 
 class MetricStep(GlobalStep):
@@ -62,7 +64,10 @@ class MetricStep(GlobalStep):
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a global batch; returns what Keras calls its logs."""
         state = MetricState(self._metric_variables(), self._extended)
-        state.set_aside()
+        # Only once there is a batch: at the end of the data the state must stay as it is.
+        arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
+        with tf.control_dependencies(arrived):
+            state.set_aside()
         outputs, shares = self._run(self._replica_step, batch)
         with state.put_together(shares, f"{self.name}/metrics"):
             results = self.model.get_metrics_result()
@@ -77,10 +82,10 @@ class MetricStep(GlobalStep):
         """Returns the mean of the replicas' outputs, weighted by their rows."""
         weighted = [
             [tf.where(s.rows > 0, v * s.fraction(v.dtype), tf.zeros_like(v)) for v in values]
-            for values, s in zip(map(_flat_tensors, outputs), shares)
+            for values, s in zip(map(_flat_tensors, outputs), shares, strict=True)
         ]
         means = []
-        for number, values in enumerate(zip(*weighted)):
+        for number, values in enumerate(zip(*weighted, strict=True)):
             name = f"{self.name}/output_{number}"
             means += self._extended.collective.all_reduce([tf.add_n(list(values))], name)
         return tf.nest.pack_sequence_as(outputs[0], means)
@@ -94,11 +99,11 @@ class PredictStep(GlobalStep):
         outputs, shares = self._run(self.model.predict_step, batch)
         flat = [
             [share.drop_padding(t) for t in tf.nest.flatten(output)]
-            for output, share in zip(outputs, shares)
+            for output, share in zip(outputs, shares, strict=True)
         ]
         gathered = [
             self._extended.collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")
-            for i, parts in enumerate(zip(*flat))
+            for i, parts in enumerate(zip(*flat, strict=True))
         ]
         return tf.nest.pack_sequence_as(outputs[0], gathered)
 

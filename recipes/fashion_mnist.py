@@ -1,0 +1,171 @@
+"""Trains a small convolutional network on images, on one process or on many.
+
+    python recipes/fashion_mnist.py
+    horovodrun -np 2 python recipes/fashion_mnist.py
+
+Both give the same model: a batch of `--batch-size` images is the *global* batch, which the
+strategy splits over the processes. Compared with a script for one process, two lines differ: the
+strategy, and its scope around the model.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import images
+import keras
+import numpy as np
+import typer
+
+import tfdml
+
+
+def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
+    """Builds the network.
+
+    Args:
+        shape: The shape of one image: height, width, channels.
+        classes: How many classes there are.
+    """
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+class Throughput(keras.callbacks.Callback):
+    """Measures how long each epoch trains, validation not counted.
+
+    Attributes:
+        seconds: The training time of each epoch. The first includes tracing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._began = 0.0
+        self._training = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._began, self._training = time.perf_counter(), True
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Stops the clock when validation begins."""
+        self._stop()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Stops the clock of an epoch without validation."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._training:
+            self.seconds.append(time.perf_counter() - self._began)
+            self._training = False
+
+    def samples_per_second(self, samples: int) -> float:
+        """Returns the steady rate: that of the later epochs, or of the only one.
+
+        Args:
+            samples: The number of samples of an epoch.
+        """
+        steady = self.seconds[1:] or self.seconds
+        return samples * len(steady) / sum(steady)
+
+
+def main(
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 4,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images of a global batch, split over all processes.")
+    ] = 256,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Train on the first images only.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write history.json and weights.npz into this directory.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order.")] = 0,
+    data: Annotated[
+        str, typer.Option(help=f"Where the images come from: auto, {', '.join(images.SOURCES)}.")
+    ] = "auto",
+) -> None:
+    """Train a small convolutional network on Fashion-MNIST, on one process or on many.
+
+    Start it by `python` for one process or by `horovodrun -np N python` for N: the result is the
+    same. On several hosts choose `--data` by hand, so that all of them read the same images.
+    """
+    keras.utils.set_random_seed(seed)
+    strategy = tfdml.HorovodStrategy()
+    try:
+        dataset = images.load(data).limited(limit)
+    except (images.DataUnavailable, ValueError) as reason:
+        typer.echo(f"error: {reason}", err=True)
+        raise typer.Exit(1) from reason
+    if strategy.is_chief:
+        typer.echo(
+            f"{dataset.name}: {len(dataset.x)} images to train on, {len(dataset.x_val)} to "
+            f"validate; {strategy.size} process{'es' if strategy.size > 1 else ''}"
+        )
+    with strategy.scope():
+        model = build_model(dataset.x.shape[1:], classes=10)
+        model.compile(
+            optimizer=keras.optimizers.Adam(1e-3),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    throughput = Throughput()
+    history = model.fit(
+        dataset.x,
+        dataset.y,
+        batch_size=batch_size,
+        epochs=epochs,
+        validation_data=(dataset.x_val, dataset.y_val),
+        callbacks=[throughput],
+    ).history
+    if not strategy.is_chief:
+        return
+    rate = throughput.samples_per_second(len(dataset.x))
+    typer.echo(
+        f"accuracy: train {history['accuracy'][-1]:.4f}, validation "
+        f"{history['val_accuracy'][-1]:.4f}; {rate:,.0f} samples/s"
+    )
+    if output is not None:
+        facts = {
+            "data": dataset.name,
+            "processes": strategy.size,
+            "samples": len(dataset.x),
+            "batch_size": batch_size,
+            "seed": seed,
+            "samples_per_second": rate,
+            "seconds": throughput.seconds,
+            "history": history,
+        }
+        write_results(output, facts, model)
+
+
+def write_results(directory: Path, facts: dict, model: keras.Model) -> None:
+    """Writes what was measured and the final weights.
+
+    Args:
+        directory: Where to write; it is made if need be.
+        facts: What goes into history.json.
+        model: The trained model, whose weights go into weights.npz under their paths.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "history.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    weights = {f"{i:03d} {w.path}": np.asarray(w) for i, w in enumerate(model.weights)}
+    np.savez(directory / "weights.npz", **weights)
+    typer.echo(f"written: {directory / 'history.json'}, {directory / 'weights.npz'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

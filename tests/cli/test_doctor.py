@@ -1,0 +1,125 @@
+"""`tfdml doctor`: healthy and ill machines."""
+
+import socket
+
+import psutil
+import pytest
+
+from tests.cli.conftest import run_python
+from tfdml.cli.checks import devices, network, settings, versions
+from tfdml.cli.checks.all_reduce import check_all_reduce
+from tfdml.cli.checks.finding import Status
+
+WIDE = {"COLUMNS": "200"}
+
+
+def row(output: str, name: str) -> str:
+    return next(line for line in output.splitlines() if f" {name} " in line)
+
+
+def test_healthy_machine(tfdml_command):
+    done = tfdml_command("doctor", **WIDE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("Python", "TensorFlow", "Keras", "tf.keras", "Horovod", "Devices", "All-reduce"):
+        assert " ok " in row(done.stdout, name)
+    assert "gloo" in row(done.stdout, "Horovod")
+    assert " ms " in row(done.stdout, "All-reduce")
+    for thread in ("keras#20585", "keras#18624", "horovod#4290", "horovod#4302"):
+        assert thread in done.stdout
+
+
+def test_without_horovod(environment_without, tfdml_command):
+    python = environment_without("horovod")
+    done = tfdml_command("doctor", python=python, **WIDE)
+    assert done.returncode == 1
+    assert "not installed" in row(done.stdout, "Horovod")
+    assert "tfdml build-horovod" in done.stdout
+    assert "All-reduce" not in done.stdout
+    assert " ok " in row(done.stdout, "TensorFlow")
+
+
+def test_without_horovod_one_process_works(environment_without):
+    code = "import tfdml; s = tfdml.HorovodStrategy(); print(s.rank, s.size, s.is_chief)"
+    done = run_python("-c", code, python=environment_without("horovod"))
+    assert done.stdout.split() == ["0", "1", "True"], done.stderr
+
+
+def test_broken_tensorflow(environment_without, tfdml_command):
+    done = tfdml_command("doctor", python=environment_without("horovod", "absl"), **WIDE)
+    assert done.returncode == 1
+    assert "error" in row(done.stdout, "Devices")
+    assert "No module named 'absl'" in done.stdout
+
+
+def test_time_limit_of_the_all_reduce():
+    finding = check_all_reduce(["gloo"], seconds=0.5)
+    assert finding.status is Status.ERROR
+    assert "not done after" in finding.what
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if _is_worker(p)]
+    assert left == []
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    return "tfdml.cli.checks.all_reduce" in " ".join(process.info["cmdline"] or ())
+
+
+@pytest.mark.parametrize(("value", "status"), [("1", "error"), ("True", "error"), ("0", "ok")])
+def test_legacy_keras(monkeypatch, value, status):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
+    finding = settings.check_legacy_keras()
+    assert finding.status.value == status
+    assert bool(finding.fix) == (status == "error")
+
+
+def test_backend(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    assert settings.check_backend().status is Status.OK
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    assert settings.check_backend().status is Status.ERROR
+    assert "keras.json" in settings.check_backend().what
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert settings.check_backend().status is Status.OK
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert settings.check_backend().status is Status.ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "part"),
+    [
+        ("localhost", Status.WARNING, "only this machine"),
+        ("no-such-host.invalid", Status.ERROR, "does not resolve"),
+        ("203.0.113.7", Status.ERROR, "cannot listen"),
+    ],
+)
+def test_host_name(name, status, part):
+    finding = network.check_host_name(name)
+    assert finding.status is status
+    assert part in finding.what
+    assert f" {name}`" in finding.fix
+
+
+def test_host_name_that_others_reach():
+    assert all(socket.inet_aton(a) for a in network.reachable_addresses())
+    for address in network.reachable_addresses()[:1]:
+        assert network.check_host_name(address).status is Status.OK
+
+
+def test_ranges_come_from_the_installed_metadata():
+    ranges = versions.supported_ranges()
+    assert set(ranges) == {"python", "tensorflow", "keras"}
+    assert "3.11" in ranges["python"]
+    assert "3.9" not in ranges["python"]
+
+
+def test_version_outside_of_the_range(monkeypatch):
+    monkeypatch.setattr(versions.platform, "python_version", lambda: "3.9.1")
+    finding = versions.check_python()
+    assert finding.status is Status.WARNING
+    assert "3.9.1" in finding.what
+    assert "supported versions" in finding.fix
+
+
+def test_host():
+    finding = devices.check_host()
+    assert f"{psutil.cpu_count()} cores" in finding.what

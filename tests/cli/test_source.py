@@ -1,0 +1,92 @@
+"""Getting, changing and compiling Horovod's source, and what is said when that fails."""
+
+import io
+import os
+import tarfile
+
+import pytest
+
+from tfdml.horovod_build import BuildError
+from tfdml.horovod_build import source as horovod_source
+from tfdml.horovod_build.build import compile_wheel
+
+LISTING = f"horovod-{horovod_source.VERSION}/horovod/tensorflow/CMakeLists.txt"
+
+
+def archive_with(path, text: str):
+    with tarfile.open(path, "w:gz") as opened:
+        member = tarfile.TarInfo(LISTING)
+        member.size = len(text)
+        opened.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_the_one_file_is_left_out(tmp_path):
+    text = "list(A mpi_ops.cc)\nlist(A xla_mpi_ops.cc)\nend()\n"
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", text), tmp_path)
+    listing = root / "horovod" / "tensorflow" / "CMakeLists.txt"
+    assert listing.read_text() == "list(A mpi_ops.cc)\nend()\n"
+
+
+def test_unexpected_source_is_refused(tmp_path):
+    archive = archive_with(tmp_path / "a.tar.gz", "list(A mpi_ops.cc)\n")
+    with pytest.raises(BuildError, match="exactly one line. Received: 0 lines"):
+        horovod_source.unpack(archive, tmp_path)
+
+
+def test_no_network(tmp_path):
+    # A damaged archive in the cache must not be used; pip then finds nothing.
+    (tmp_path / horovod_source.ARCHIVE).write_bytes(b"not the archive")
+    log = tmp_path / "log"
+    offline = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    with pytest.raises(BuildError, match="Without a network, copy horovod-") as caught:
+        horovod_source.fetch(tmp_path, offline, log)
+    assert caught.value.log == log
+    assert str(log) in str(caught.value)
+    assert "horovod==0.28.1" in log.read_text()
+
+
+def test_wrong_archive_is_refused(tmp_path):
+    elsewhere = tmp_path / "links"
+    elsewhere.mkdir()
+    root = f"horovod-{horovod_source.VERSION}"
+    with tarfile.open(elsewhere / horovod_source.ARCHIVE, "w:gz") as opened:
+        for name, text in {
+            f"{root}/PKG-INFO": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
+            f"{root}/setup.py": "from setuptools import setup\n"
+            "setup(name='horovod', version='0.28.1', packages=[])\n",
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            opened.addfile(member, io.BytesIO(text.encode()))
+    variables = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(elsewhere),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    with pytest.raises(BuildError, match="must be the published archive"):
+        horovod_source.fetch(tmp_path / "sources", variables, tmp_path / "log")
+    assert not (tmp_path / "sources" / horovod_source.ARCHIVE).exists()
+
+
+def test_failed_build_shows_the_error_and_names_the_log(tmp_path):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "setup.py").write_text(
+        "import sys; from setuptools import setup\n"
+        "if 'bdist_wheel' in sys.argv:\n"
+        "    print('mpi_ops.cc:7:1: fatal error: no such header', flush=True)\n"
+        "    raise SystemExit(2)\n"
+        "setup(name='horovod', version='0.28.1')\n"
+    )
+    log = tmp_path / "log"
+    with pytest.raises(BuildError, match="must end with a wheel, but it failed") as caught:
+        compile_wheel(root, tmp_path / "wheel", dict(os.environ), log, report=lambda line: None)
+    assert "fatal error: no such header" in str(caught.value)
+    assert str(caught.value).endswith(f"The build log is {log}")
+    assert "fatal error: no such header" in log.read_text()

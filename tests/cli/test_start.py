@@ -1,0 +1,57 @@
+"""The command line and the package start quickly and explain themselves."""
+
+import pytest
+
+import tfdml
+from tests.cli.conftest import run_python
+
+HEAVY = ("tensorflow", "keras", "horovod", "matplotlib")
+
+
+def test_import_loads_nothing_heavy():
+    code = f"import tfdml, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    assert run_python("-c", code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["build-horovod", "-h"]])
+def test_help_loads_nothing_heavy(arguments):
+    done = run_python("-X", "importtime", "-m", "tfdml.cli.main", *arguments)
+    assert done.returncode == 0, done.stderr
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "tfdml.cli.main" in imported or "tfdml.cli.doctor" in imported
+    assert not imported & set(HEAVY)
+
+
+def test_help_names_every_command(tfdml_command):
+    text = tfdml_command("--help").stdout
+    assert "build-horovod" in text
+    assert "doctor" in text
+    assert "horovodrun -np 2" in text
+
+
+def test_help_of_build_teaches(tfdml_command):
+    text = " ".join(tfdml_command("build-horovod", "--help", COLUMNS="200").stdout.split())
+    assert text.count("Untested") == 2
+    assert "Other nodes" in text
+    assert "--wheel-dir" in text
+
+
+def test_no_command_shows_help(tfdml_command):
+    assert "build-horovod" in tfdml_command().stdout
+
+
+def test_version(tfdml_command):
+    assert tfdml_command("--version").stdout.strip() == f"tfdml {tfdml.__version__}"
+
+
+def test_public_names_are_the_modules_own():
+    from tfdml import strategies
+
+    assert tfdml.strategies is strategies
+    assert tfdml.HorovodStrategy is strategies.HorovodStrategy
+    assert set(tfdml.__all__) <= set(dir(tfdml))
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="no attribute 'HorovodStrategie'"):
+        tfdml.HorovodStrategie  # noqa: B018

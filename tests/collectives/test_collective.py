@@ -1,0 +1,114 @@
+"""One contract for everything that moves tensors: alone, simulated, and Horovod for real."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective, LocalCollective
+from tfdml.collectives.horovod import HorovodCollective
+from tfdml.collectives.simulated import run_ranks
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+
+
+def contract(collective: Collective) -> dict:
+    """Calls every operation; returns what this rank got and what it should have got."""
+    rank, size = collective.rank, collective.size
+    got, expected = {}, {}
+
+    def check(name, actual, wanted):
+        got[name], expected[name] = np.asarray(actual).tolist(), np.asarray(wanted).tolist()
+
+    for dtype in DTYPES:
+        tensors = [tf.cast([rank, 1], dtype), tf.cast([[2 * rank]], dtype)]
+        first, second = collective.all_reduce(tensors, f"sum/{dtype}")
+        check(f"sum {dtype}", tf.cast(first, "float64"), [sum(range(size)), size])
+        check(f"sum 2 {dtype}", tf.cast(second, "float64"), [[2 * sum(range(size))]])
+        check(f"dtype {dtype}", first.dtype.name == dtype, True)
+    for dtype in [*DTYPES, "bool", "uint16"]:
+        value = tf.cast([rank, 1], dtype)
+        last = size - 1
+        check(
+            f"broadcast {dtype}",
+            collective.broadcast(value, f"from_last/{dtype}", root=last)
+            == tf.cast([last, 1], dtype),
+            [True, True],
+        )
+        parts = collective.all_gather(tf.fill([rank, 1], value[0]), f"gather/{dtype}")
+        wanted = tf.cast([[r] for r in range(size) for _ in range(r)], dtype)
+        check(f"gather {dtype}", tf.reduce_all(parts == wanted), True)
+        check(f"rows {dtype}", len(parts), sum(range(size)))
+    check("scalar", collective.broadcast(tf.constant(rank), "scalar"), 0)
+    return {"got": got, "expected": expected}
+
+
+def horovod_contract() -> dict:
+    return contract(HorovodCollective())
+
+
+def horovod_in_a_graph() -> list:
+    """The same names again and again, in a loop inside a `tf.function`."""
+    collective = HorovodCollective()
+
+    @tf.function
+    def loop(x):
+        for _ in tf.range(5):
+            (x,) = collective.all_reduce([x], "loop/sum")
+            x = x / tf.cast(collective.size, x.dtype) + 1.0
+        return x
+
+    return [loop(tf.constant(float(collective.rank))).numpy().item() for _ in range(3)]
+
+
+def _assert_contract(results: list[dict]) -> None:
+    for rank, result in enumerate(results):
+        assert result["got"] == result["expected"], f"rank {rank}"
+
+
+def test_one_process():
+    _assert_contract([contract(LocalCollective())])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_simulated(size):
+    _assert_contract(run_ranks(size, contract))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_horovod(ranks, size):
+    _assert_contract(ranks(size).run(horovod_contract))
+
+
+def test_horovod_in_a_graph(ranks):
+    for size in (2, 3):
+        mean = (size - 1) / 2
+        assert ranks(size).run(horovod_in_a_graph) == [[mean + 5.0] * 3] * size
+
+
+def test_a_simulated_rank_that_calls_something_else_is_noticed():
+    def disagree(collective):
+        collective.all_reduce([tf.zeros(2)], f"name_{collective.rank}")
+
+    with pytest.raises(RuntimeError, match=r"names=\['name_0', 'name_1'\]"):
+        run_ranks(2, disagree)
+
+
+def test_a_simulated_rank_that_raises_ends_the_others():
+    def fail(collective):
+        if collective.rank == 1:
+            raise KeyError("rank 1")
+        collective.all_reduce([tf.zeros(2)], "sum")
+
+    with pytest.raises(KeyError, match="rank 1"):
+        run_ranks(3, fail)
+
+
+def test_a_simulated_rank_does_not_wait_for_ever():
+    def leave(collective):
+        if collective.rank == 0:
+            collective.all_reduce([tf.zeros(2)], "sum")
+
+    with pytest.raises(threading.BrokenBarrierError):
+        run_ranks(2, leave, timeout=0.2)

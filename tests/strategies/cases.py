@@ -1,0 +1,263 @@
+"""What the ranks run: small models on small data, and everything that is to be compared."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tfdml.strategies import HorovodStrategy
+from tfdml.topology import launched
+
+CLASSES = 3
+
+
+def data(rows: int, seed: int = 0, shape: tuple[int, ...] = (6,)) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `rows` samples and labels, the same on every rank."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, *shape)).astype("float32")
+    y = (np.abs(x.reshape(rows, -1)[:, 0] * 2).astype("int64")) % CLASSES
+    return x, y
+
+
+def dense_model() -> keras.Model:
+    """A classifier with a regulariser, so that the loss has terms of both kinds."""
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+def convolutional_model() -> keras.Model:
+    """A functional model whose convolution TensorFlow cannot train on 0 rows."""
+    inputs = layers.Input((8, 8, 1))
+    hidden = layers.Conv2D(4, 3, activation="relu")(inputs)
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(hidden)))
+
+
+class SubclassedModel(keras.Model):
+    """A model that is built by its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(8, activation="tanh")
+        self.outputs_ = layers.Dense(CLASSES)
+
+    def call(self, inputs):
+        """Returns logits."""
+        return self.outputs_(self.hidden(inputs))
+
+
+class InScope:
+    """A constructor call that is made later, in the scope of the strategy."""
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any):
+        self.call = (cls, args, kwargs)
+
+    def __call__(self) -> Any:
+        cls, args, kwargs = self.call
+        return cls(*args, **kwargs)
+
+
+MODELS = {
+    "dense": (dense_model, (6,)),
+    "convolutional": (convolutional_model, (8, 8, 1)),
+    "subclassed": (SubclassedModel, (6,)),
+}
+
+
+def compiled(strategy: HorovodStrategy, model: str = "dense", **compile_options: Any):
+    """Builds a model in the strategy's scope, each rank with a seed of its own."""
+    options = {
+        "optimizer": InScope(keras.optimizers.Adam, 0.01),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": ["accuracy"],
+        **compile_options,
+    }
+    with strategy.scope():
+        # Optimizers and metrics that a test passes are made in the scope too.
+        options = {k: v() if isinstance(v, InScope) else v for k, v in options.items()}
+        keras.utils.set_random_seed(11 + 100 * launched().rank)
+        built = MODELS[model][0]()
+        built.compile(**options)
+    return built
+
+
+def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> dict:
+    """Returns what must be the same for every number of ranks."""
+    result = {"weights": [v.numpy() for v in model.weights]}
+    if history is not None:
+        result["history"] = {k: np.array(v) for k, v in history.history.items()}
+    return result
+
+
+def seed_ranks_apart() -> None:
+    """Seeds each rank differently; rank 0, and one process, always alike."""
+    keras.utils.set_random_seed(11 + 100 * launched().rank)
+
+
+def fit_arrays(
+    rows: int = 101,
+    batch: int = 16,
+    epochs: int = 3,
+    model: str = "dense",
+    devices: int = 1,
+    compile_options: dict | None = None,
+    fit_options: dict | None = None,
+) -> dict:
+    """`fit`, `evaluate` and `predict` on arrays, on ranks with different seeds."""
+    seed_ranks_apart()
+    strategy = HorovodStrategy(devices=[f"CPU:{i}" for i in range(devices)])
+    x, y = data(rows, shape=MODELS[model][1])
+    built = compiled(strategy, model, **(compile_options or {}))
+    validation = {"validation_data": (x[:50], y[:50])}
+    seed_ranks_apart()
+    history = built.fit(
+        x, y, batch_size=batch, epochs=epochs, verbose=0, **(fit_options or validation)
+    )
+    return {
+        **outcome(built, history),
+        "evaluate": np.array(built.evaluate(x, y, batch_size=batch, verbose=0)),
+        "predict": built.predict(x, batch_size=batch, verbose=0),
+    }
+
+
+def fit_without_strategy(rows: int = 101, batch: int = 16, epochs: int = 3) -> dict:
+    """Plain Keras 3, no strategy and no shuffling: what one process gives today."""
+    seed_ranks_apart()
+    x, y = data(rows)
+    built = dense_model()
+    built.compile(
+        keras.optimizers.Adam(0.01),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = built.fit(
+        x,
+        y,
+        batch_size=batch,
+        epochs=epochs,
+        verbose=0,
+        shuffle=False,
+        validation_data=(x[:50], y[:50]),
+    )
+    return {
+        **outcome(built, history),
+        "evaluate": np.array(built.evaluate(x, y, batch_size=batch, verbose=0)),
+        "predict": built.predict(x, batch_size=batch, verbose=0),
+    }
+
+
+def fit_dataset(kind: str) -> dict:
+    """`fit` on a `tf.data` pipeline of global batches."""
+    keras.utils.set_random_seed(11)
+    x, y = data(101)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    steps = None
+    if kind == "shuffled":
+        dataset = dataset.shuffle(101, seed=5).batch(16)
+    elif kind == "unknown_cardinality":
+        dataset = dataset.filter(lambda x, y: y < CLASSES).batch(16)
+    elif kind == "repeated":
+        dataset, steps = dataset.repeat().batch(16), 7
+    elif kind == "generator":
+        batches = [(x[i : i + 16], y[i : i + 16]) for i in range(0, 101, 16)]
+        signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int64))
+        dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    elif kind == "weighted":
+        weights = np.linspace(0, 2, 101).astype("float32")
+        dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(16)
+    built = compiled(HorovodStrategy(), weighted_metrics=["accuracy"])
+    history = built.fit(dataset, epochs=3, steps_per_epoch=steps, verbose=0)
+    return outcome(built, history)
+
+
+def train_on_batches() -> dict:
+    """`train_on_batch`, `test_on_batch` and `predict_on_batch` with global batches."""
+    x, y = data(20)
+    built = compiled(HorovodStrategy())
+    logs = [built.train_on_batch(x[i : i + 7], y[i : i + 7]) for i in range(0, 20, 7)]
+    logs.append(built.test_on_batch(x, y))
+    return {**outcome(built), "logs": np.array(logs), "predict": built.predict_on_batch(x)}
+
+
+def masked_loss(reduction: str) -> dict:
+    """A sequence model whose mask leaves a different number of steps in each row."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 9, (40, 5))
+    lengths = rng.integers(1, 6, 40)
+    tokens[np.arange(5)[None] >= lengths[:, None]] = 0
+    targets = rng.normal(size=(40, 5, 1)).astype("float32")
+    strategy = HorovodStrategy()
+    with strategy.scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [
+                layers.Input((5,), dtype="int32"),
+                layers.Embedding(9, 4, mask_zero=True),
+                layers.SimpleRNN(4, return_sequences=True),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
+    weights = rng.uniform(size=(40, 1)).astype("float32")
+    history = model.fit(
+        tokens, targets, sample_weight=weights, batch_size=12, epochs=3, shuffle=False, verbose=0
+    )
+    return outcome(model, history)
+
+
+def scalar_loss() -> dict:
+    """A loss function of the user's own that returns the mean itself."""
+    x, y = data(53)
+    built = compiled(
+        HorovodStrategy(),
+        loss=lambda y, p: tf.reduce_mean((tf.cast(y[:, None], p.dtype) - p) ** 2),
+        metrics=[],
+    )
+    return outcome(built, built.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0))
+
+
+def fit_float64() -> dict:
+    """The same in float64, where rounding leaves less room to hide in."""
+    keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x, y = data(101)
+    strategy = HorovodStrategy()
+    built = compiled(strategy, metrics=[])
+    history = built.fit(x.astype("float64"), y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    return outcome(built, history)
+
+
+def custom_loop() -> dict:
+    """A loop of the user's own: `run`, `reduce`, `gather` and a distributed dataset."""
+    x, y = data(48)
+    strategy = HorovodStrategy()
+    with strategy.scope():
+        seed_ranks_apart()
+        model = dense_model()
+        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.5)
+        optimizer.build(model.trainable_variables)
+    batches = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    )
+    function = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = function(y, model(x, training=True)) / 12
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss, x
+
+    @tf.function
+    def step(batch):
+        loss, x = strategy.run(replica_step, args=batch)
+        return strategy.reduce("SUM", loss, axis=None), strategy.gather(x, axis=0)
+
+    losses, rows = zip(*[step(batch) for batch in batches], strict=True)
+    return {**outcome(model), "losses": np.array(losses), "rows": np.concatenate(rows)}

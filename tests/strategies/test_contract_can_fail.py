@@ -1,0 +1,57 @@
+"""The contract goes red when a part of the seam is taken out: the tests are not blind."""
+
+import random
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import tensorflow as tf
+
+from tests.strategies import cases, training_cases
+from tests.strategies.compare import assert_invariant
+from tfdml.strategies import array_data, extended, keras_seam, share
+
+
+def _without_exchange():
+    return mock.patch.object(extended, "sum_gradients", lambda c, gradients, name: gradients)
+
+
+def _without_weighting():
+    equal = lambda self, dtype: tf.cast(1 / self.num_replicas, dtype)  # noqa: E731
+    return mock.patch.object(share.Share, "fraction", equal)
+
+
+def _without_shuffle_agreement():
+    own = lambda collective: random.getrandbits(62)  # noqa: E731
+    assert keras_seam.agreed_seed is array_data.agreed_seed
+    return mock.patch.object(keras_seam, "agreed_seed", own)
+
+
+def _without_initial_broadcast():
+    return mock.patch.object(
+        extended.ReplicaExtended,
+        "_get_variable_creator_initial_value",
+        extended.MirroredExtended._get_variable_creator_initial_value,
+    )
+
+
+def broken(part: str, case: Callable, *args):
+    """Runs `case` with one part of the seam taken out."""
+    with globals()[f"_without_{part}"]():
+        return case(*args)
+
+
+@pytest.mark.parametrize(
+    "part", ["exchange", "weighting", "shuffle_agreement", "initial_broadcast"]
+)
+def test_the_contract_goes_red(ranks, part):
+    one = ranks(1).run(cases.fit_arrays)
+    assert_invariant({1: one, 2: ranks(2).run(cases.fit_arrays)})
+    with pytest.raises(AssertionError, match=r"size 2|differs between ranks"):
+        assert_invariant({1: one, 2: ranks(2).run(broken, part, cases.fit_arrays)})
+
+
+def test_exactly_once_goes_red_without_the_shuffle_agreement(ranks):
+    case = training_cases.samples_by_epoch
+    parts = ranks(2).run(broken, "shuffle_agreement", case, True)
+    assert sorted(sum((p[0] for p in parts), [])) != list(range(96))

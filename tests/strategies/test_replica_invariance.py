@@ -1,0 +1,92 @@
+"""The same batches give the same losses, metrics, weights and predictions on 1, 2, 3 ranks."""
+
+import numpy as np
+import pytest
+
+from tests.strategies import cases
+from tests.strategies.compare import assert_close, assert_invariant
+
+SIZES = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch"),
+    [
+        (96, 12),  # Every batch divides by 2 and 3.
+        (101, 16),  # None does, and the last one has 5 rows.
+        (33, 16),  # The last batch has 1 row: all ranks but one have none.
+    ],
+)
+def test_arrays_with_ranks_seeded_differently(ranks, rows, batch):
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, rows, batch))
+
+
+@pytest.mark.parametrize("model", ["convolutional", "subclassed"])
+def test_models(ranks, model):
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, 33, 16, 3, model))
+
+
+def test_one_process_is_plain_keras(ranks):
+    (plain,) = ranks(1).run(cases.fit_without_strategy)
+    (ours,) = ranks(1).run(
+        cases.fit_arrays, 101, 16, 3, "dense", 1, None, {"shuffle": False} | _validation()
+    )
+    assert_close(plain, ours, rtol=0, atol=0)
+
+
+def test_two_processes_with_two_devices_each(ranks):
+    one = ranks(1).run(cases.fit_arrays, 33, 16)
+    assert_invariant({1: one, 2: ranks(2).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
+
+
+def test_one_process_with_two_devices(ranks):
+    (one,) = ranks(1).run(cases.fit_arrays, 33, 16)
+    (two,) = ranks(1).run(cases.fit_arrays, 33, 16, 3, "dense", 2)
+    assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    "kind", ["shuffled", "unknown_cardinality", "repeated", "generator", "weighted"]
+)
+def test_datasets(ranks, kind):
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_dataset, kind))
+
+
+@pytest.mark.parametrize(
+    "fit_options",
+    [
+        {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
+        {"validation_split": 0.3, "shuffle": "batch"},
+        {"sample_weight": np.linspace(0, 2, 101)},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_fit_options(ranks, fit_options):
+    case = (101, 16, 3, "dense", 1, None, fit_options)
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, *case))
+
+
+def test_on_batch_methods(ranks):
+    assert_invariant(ranks.run_sizes(SIZES, cases.train_on_batches))
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_masks_and_reductions(ranks, reduction):
+    assert_invariant(ranks.run_sizes(SIZES, cases.masked_loss, reduction))
+
+
+def test_a_scalar_loss_is_a_mean(ranks):
+    assert_invariant(ranks.run_sizes(SIZES, cases.scalar_loss))
+
+
+def test_float64(ranks):
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_float64), rtol=1e-6, atol=1e-10)
+
+
+def test_a_custom_loop(ranks):
+    assert_invariant(ranks.run_sizes(SIZES, cases.custom_loop))
+
+
+def _validation() -> dict:
+    x, y = cases.data(101)
+    return {"validation_data": (x[:50], y[:50])}

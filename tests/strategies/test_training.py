@@ -1,0 +1,102 @@
+"""Data order, clipping, overflow, logs: what one rank does must be what all ranks do."""
+
+import numpy as np
+import pytest
+
+from tests.harness.pool import RankFailure
+from tests.strategies import training_cases as cases
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch", False])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_sample_once_an_epoch(ranks, size, shuffle):
+    """Though every rank has another seed."""
+    by_rank = ranks(size).run(cases.samples_by_epoch, shuffle)
+    epochs = [sum(parts, []) for parts in zip(*by_rank, strict=True)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(96))
+    orders = {tuple(epoch) for epoch in epochs}
+    assert len(orders) == (len(epochs) if shuffle else 1), "Each epoch has a new order."
+
+
+def test_the_order_does_not_depend_on_the_number_of_ranks(ranks):
+    (one,) = ranks(1).run(cases.samples_by_epoch, True)
+    by_rank = ranks(3).run(cases.samples_by_epoch, True)
+    for epoch, parts in zip(one, zip(*by_rank, strict=True), strict=True):
+        batches = [sum((list(p[i : i + 4]) for p in parts), []) for i in range(0, 32, 4)]
+        assert sum(batches, []) == epoch
+
+
+def test_gradients_are_clipped_after_the_exchange(ranks):
+    for size in (1, 2, 3):
+        for norm in ranks(size).run(cases.clipped_update_norm):
+            assert norm == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "devices"), [(2, 1), (3, 1), (1, 2), (2, 2)])
+def test_an_overflow_on_one_replica_skips_the_step_on_all(ranks, size, devices):
+    replicas = size * devices
+    for replica in range(replicas):
+        row = replica * 12 // replicas
+        for result in ranks(size).run(cases.overflow_on, row, devices):
+            first, second, third = result["steps"]
+            assert second["scale"] == first["scale"] / 2
+            assert second["iterations"] == first["iterations"] == 1
+            assert third["iterations"] == 2
+            for a, b in zip(first["weights"], second["weights"], strict=True):
+                assert a.tobytes() == b.tobytes()
+            assert all(np.isfinite(w).all() for w in third["weights"])
+
+
+def test_float16_without_overflow_takes_every_step(ranks):
+    for result in ranks(2).run(cases.overflow_on, None):
+        assert [step["iterations"] for step in result["steps"]] == [1, 2, 3]
+
+
+def test_logs_of_every_batch_are_those_of_the_whole_data(ranks):
+    (one,) = ranks(1).run(cases.batch_logs)
+    for logs in ranks(3).run(cases.batch_logs):
+        assert len(logs) == len(one) == 5
+        for expected, log in zip(one, logs, strict=True):
+            assert log == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_chief_may_read_a_metric_alone(ranks):
+    first, second = ranks(2).run(cases.metric_read_by_the_chief_alone, timeout=30)
+    assert first > 0
+    assert second is None
+
+
+def test_a_strategy_says_who_it_is(ranks):
+    assert ranks(1).run(cases.identity) == [(0, 1, True, (1, 0, 1))]
+    assert ranks(2).run(cases.identity) == [(0, 2, True, (2, 0, 2)), (1, 2, False, (2, 1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("sharded dataset", r"`Dataset.shard` must be left out.*\.shard\(2, 0\)"),
+        ("shuffle without a seed", "`Dataset.shuffle` must have a seed"),
+        ("other seeds", "must be the same on all 2 ranks.* other data on rank 1"),
+        ("other arrays", "must be the same on all 2 ranks.* other data on rank 1"),
+        ("horovod optimizer", "`optimizer` must be a plain Keras optimizer"),
+        ("horovod callback", "Received: MetricAverageCallback"),
+        ("optimizer made outside", "must be made in the strategy's scope"),
+        ("distributed dataset", "must be a dataset of global batches"),
+    ],
+)
+def test_misuse_is_an_error_on_every_rank(ranks, kind, message):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.misuse, kind)
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        line = " ".join(error.split())
+        import re
+
+        assert re.search(message.replace("0\\)", "[01]\\)"), line), line
+
+
+def test_a_default_rate_times_size_is_warned_about_on_the_chief(ranks):
+    chief, other = ranks(2).run(cases.misuse, "multiplied rate")
+    assert "Adam's default times the number of processes (0.001 × 2)" in chief
+    assert "default times" not in other

@@ -1,0 +1,168 @@
+"""What the ranks run to show one thing about training each."""
+
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tests.strategies.cases import InScope, compiled, data, seed_ranks_apart
+from tfdml.strategies import HorovodStrategy
+
+
+@keras.saving.register_keras_serializable("tfdml-tests")
+class Recorder(layers.Layer):
+    """Passes its input on, and remembers the first column of what this rank trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def call(self, inputs, training=False):
+        """Returns `inputs`."""
+        if training:
+            tf.numpy_function(self._remember, [inputs[:, 0]], [])
+        return inputs
+
+    def _remember(self, column: np.ndarray) -> None:
+        self.seen.append([int(i) for i in column])
+
+
+def samples_by_epoch(shuffle: bool | str, rows: int = 96, batch: int = 12) -> list[list[int]]:
+    """Returns the samples that this rank trained on, for each of two epochs."""
+    seed_ranks_apart()
+    ids = np.arange(rows, dtype="float32")[:, None]
+    strategy = HorovodStrategy()
+    with strategy.scope():
+        recorder = Recorder()
+        model = keras.Sequential([layers.Input((1,)), recorder, layers.Dense(1)])
+        model.compile("sgd", "mse")
+    epochs = []
+    for _ in range(2):
+        recorder.seen.clear()
+        model.fit(ids, ids, batch_size=batch, epochs=1, shuffle=shuffle, verbose=0)
+        epochs.append([i for batch in recorder.seen for i in batch])
+    # The same again within one `fit`, where the pipeline is made once.
+    recorder.seen.clear()
+    model.fit(ids, ids, batch_size=batch, epochs=2, shuffle=shuffle, verbose=0)
+    both = [i for batch in recorder.seen for i in batch]
+    return [*epochs, both[: len(both) // 2], both[len(both) // 2 :]]
+
+
+def clipped_update_norm() -> float:
+    """Returns how far one step of `global_clipnorm=1`, rate 1, moves the weights."""
+    x, y = data(24)
+    optimizer = InScope(keras.optimizers.SGD, 1.0, global_clipnorm=1.0)
+    model = compiled(HorovodStrategy(), optimizer=optimizer)
+    before = [v.numpy() for v in model.trainable_weights]
+    model.fit(x * 100, y, batch_size=24, epochs=1, verbose=0)
+    moved = [v.numpy() - b for v, b in zip(model.trainable_weights, before, strict=True)]
+    return float(np.sqrt(sum((m**2).sum() for m in moved)))
+
+
+def overflow_on(overflowing_row: int | None, devices: int = 1) -> dict:
+    """Trains three steps in float16; in the second, one row's gradients overflow."""
+    keras.config.set_dtype_policy("mixed_float16")
+    x, y = data(36)
+    weights = np.ones(36, "float32")
+    if overflowing_row is not None:
+        weights[12 + overflowing_row] = 1e6
+    strategy = HorovodStrategy(devices=[f"CPU:{i}" for i in range(devices)])
+    model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, 0.01))
+    result = {"steps": []}
+    for begin in range(0, 36, 12):
+        rows = slice(begin, begin + 12)
+        model.train_on_batch(x[rows], y[rows], weights[rows])
+        result["steps"].append(
+            {
+                "weights": [v.numpy() for v in model.trainable_weights],
+                "scale": float(model.optimizer.dynamic_scale.numpy()),
+                "iterations": int(model.optimizer.iterations.numpy()),
+            }
+        )
+    return result
+
+
+def batch_logs() -> list[dict]:
+    """Returns the logs that callbacks get after each batch, and after the epoch."""
+    x, y = data(50)
+    model = compiled(HorovodStrategy())
+    logs: list[dict] = []
+
+    def remember(step, logs_of_step):
+        logs.append({k: float(v) for k, v in logs_of_step.items()})
+
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: remember(batch, logs),
+        on_epoch_end=lambda epoch, logs: remember(epoch, logs),
+    )
+    model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0, callbacks=[keep])
+    return logs
+
+
+def metric_read_by_the_chief_alone() -> float | None:
+    """Rank 0 reads a metric after `fit`; the others do not."""
+    x, y = data(32)
+    strategy = HorovodStrategy()
+    model = compiled(strategy)
+    model.fit(x, y, batch_size=16, verbose=0)
+    return float(model.metrics[0].result()) if strategy.is_chief else None
+
+
+def identity() -> tuple:
+    """Returns what the strategy says of this rank."""
+    strategy = HorovodStrategy()
+    context = []
+    strategy.distribute_datasets_from_function(
+        lambda c: (
+            context.append((c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync))
+            or tf.data.Dataset.range(1)
+        )
+    )
+    return (strategy.rank, strategy.size, strategy.is_chief, context[0])
+
+
+def misuse(kind: str) -> str:
+    """Does something wrong; returns the warning, or raises the error."""
+    x, y = data(32)
+    strategy = HorovodStrategy()
+    model = compiled(strategy)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    if kind == "sharded dataset":
+        model.fit(dataset.shard(strategy.size, strategy.rank).batch(4), verbose=0)
+    elif kind == "shuffle without a seed":
+        from tensorflow.python.eager import context
+
+        context.context()._seed = None  # As in a process where nobody has set a seed.
+        model.fit(dataset.shuffle(32).batch(4), verbose=0)
+    elif kind == "other seeds":
+        tf.random.set_seed(strategy.rank)
+        model.fit(dataset.shuffle(32).batch(4), verbose=0)
+    elif kind == "other arrays":
+        model.fit(x[strategy.rank :: 2], y[strategy.rank :: 2], verbose=0)
+    elif kind == "horovod optimizer":
+        import horovod.tensorflow.keras as hvd
+
+        # `DistributedOptimizer` itself does not get past Keras 3: any object of Horovod's will do.
+        model.optimizer = hvd.callbacks.MetricAverageCallback()
+        model.fit(x, y, verbose=0)
+    elif kind == "horovod callback":
+        import horovod.tensorflow.keras as hvd
+
+        model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    elif kind == "optimizer made outside":
+        optimizer = keras.optimizers.SGD()
+        with strategy.scope():
+            model.compile(optimizer, "sparse_categorical_crossentropy")
+        model.fit(x, y, verbose=0)
+    elif kind == "distributed dataset":
+        model.fit(strategy.experimental_distribute_dataset(dataset.batch(4)), verbose=0)
+    elif kind == "multiplied rate":
+        rate = 0.001 * strategy.size
+        model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, rate))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(x, y, verbose=0)
+        return "\n".join(str(w.message) for w in caught)
+    return ""

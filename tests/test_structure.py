@@ -1,0 +1,59 @@
+"""The shape of the package: imports point one way, and one module reads the environment."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "tfdml"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Which rooms a room may import from, besides itself.
+MAY_IMPORT = {
+    "topology": set(),
+    "collectives": {"topology"},
+    "strategies": {"topology", "collectives"},
+    "horovod_build": {"topology"},
+    "cli": {"topology", "horovod_build"},
+}
+
+
+def _imports(file: Path) -> set[str]:
+    """Returns the modules that a file imports, with what it takes out of them."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _room(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_point_one_way(file):
+    rooms = {n.split(".")[1] for n in _imports(file) if n.startswith("tfdml.")}
+    room = _room(file)
+    if room == "__init__":
+        assert not rooms, "`import tfdml` must not import TensorFlow: names are loaded on use."
+    else:
+        assert room in MAY_IMPORT, f"{room} is a new room: say in MAY_IMPORT what it may use."
+        assert rooms - {room, "__version__"} <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_only_topology_reads_the_environment(file):
+    reads = {"os.environ", "os.getenv"} & {
+        ast.unparse(n)
+        for n in ast.walk(ast.parse(file.read_text()))
+        if isinstance(n, ast.Attribute)
+    }
+    assert not reads or _room(file) == "topology"
+
+
+def test_recipes_use_public_names_only():
+    for file in (PACKAGE.parent / "recipes").glob("*.py"):
+        assert not {n for n in _imports(file) if n.startswith("tfdml.")}, file

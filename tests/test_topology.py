@@ -1,0 +1,60 @@
+"""Who a process is, from what its launcher left in the environment."""
+
+import pytest
+
+from tfdml.topology import Topology, launched
+
+
+def test_without_a_launcher_a_process_is_a_job_of_its_own():
+    assert launched({}) == Topology(0, 1, 0, 1, None)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ],
+)
+def test_each_launcher_is_understood(names):
+    place = launched(
+        dict(zip(names, "5812", strict=True)) | {names[1]: "8", names[2]: "1", names[3]: "4"}
+    )
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
+    assert place.launcher is not None
+    assert not place.is_chief
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"HOROVOD_RANK": "0"}, "`HOROVOD_SIZE` must be a non-negative integer.*=None"),
+        (
+            {
+                "HOROVOD_RANK": "x",
+                "HOROVOD_SIZE": "2",
+                "HOROVOD_LOCAL_RANK": "0",
+                "HOROVOD_LOCAL_SIZE": "1",
+            },
+            "`HOROVOD_RANK` must be a non-negative integer.*'x'",
+        ),
+        (
+            {
+                "HOROVOD_RANK": "2",
+                "HOROVOD_SIZE": "2",
+                "HOROVOD_LOCAL_RANK": "0",
+                "HOROVOD_LOCAL_SIZE": "1",
+            },
+            "`rank` must be from 0 to `size` - 1. Received: rank=2, size=2",
+        ),
+    ],
+)
+def test_contradictions_are_errors(environment, message):
+    with pytest.raises(ValueError, match=message):
+        launched(environment)

@@ -1,0 +1,14 @@
+"""The exchange starts while the backward pass runs: read from Horovod's own timeline."""
+
+from tools.overlap import median_step, record
+
+
+def test_the_first_bucket_is_exchanged_before_the_last_is_ready(tmp_path):
+    steps = record(tmp_path / "timeline.json")
+    step = median_step(steps)
+    assert len(steps) == 12
+    assert len(step) >= 5
+    # An order, not a duration: were all gradients awaited first, it could hold in no step.
+    assert any(s[0].begin < s[-1].ready for s in steps)
+    # The buckets are filled, and so exchanged, from the last layer to the first.
+    assert [e.bucket for e in sorted(step, key=lambda e: e.ready)] == list(range(len(step)))

@@ -1,0 +1,1 @@
+"""The `tfdml` command: one subcommand a file."""

@@ -1,0 +1,59 @@
+"""What there is to compute on, asked from TensorFlow in a process of its own.
+
+Run as `python -m tfdml.cli.checks.devices`, this lists the GPUs that TensorFlow sees, as JSON.
+"""
+
+import json
+import sys
+
+import psutil
+
+from tfdml import topology
+from tfdml.cli.checks.finding import Finding, error, ok, warning
+from tfdml.horovod_build import child
+
+_SECONDS = 120
+_GIB = 1024**3
+# A TensorFlow process takes about half of this before it trains anything.
+_MEMORY_A_PROCESS = 1 * _GIB
+
+
+def check_host() -> Finding:
+    """Checks cores and memory."""
+    cores = psutil.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    what = f"{cores} cores, {memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
+    if memory.available < 2 * _MEMORY_A_PROCESS:
+        return warning(
+            "Host", what, "Two TensorFlow processes want 2 GiB: end other programs first."
+        )
+    return ok("Host", what)
+
+
+def check_devices() -> Finding:
+    """Checks that TensorFlow can be imported, and what it sees."""
+    ended = child.run(
+        [sys.executable, "-m", "tfdml.cli.checks.devices"],
+        environment=topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3"),
+        timeout=_SECONDS,
+    )
+    lines = [line for line in ended.output.splitlines() if line.strip()]
+    if not ended.ok or not lines:
+        return error(
+            "Devices",
+            "TensorFlow cannot be imported:\n" + "\n".join(lines[-4:]),
+            "Install TensorFlow again: pip install --force-reinstall of the version above.",
+        )
+    gpus = json.loads(lines[-1])
+    what = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
+    return ok("Devices", f"{what}: {', '.join(gpus)}" if gpus else f"{what}: training on the CPU")
+
+
+def _say() -> None:
+    import tensorflow as tf
+
+    print(json.dumps([device.name for device in tf.config.list_physical_devices("GPU")]))
+
+
+if __name__ == "__main__":
+    _say()

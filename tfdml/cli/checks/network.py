@@ -1,0 +1,75 @@
+"""Whether other hosts can reach what this host's name resolves to.
+
+Horovod's gloo contexts bind to the address of the host name, whatever network interface was asked
+for. Where that is a loopback address (the default of many distributions), one machine works, and
+several end in "connection refused" (pytorch/gloo#223).
+"""
+
+import ipaddress
+import socket
+
+import psutil
+
+from tfdml.cli.checks.finding import Finding, error, ok, warning
+
+_NAME = "Host name"
+
+
+def check_host_name(name: str | None = None) -> Finding:
+    """Checks that a host name resolves to an address of this host that others can reach.
+
+    Args:
+        name: The host name; this machine's by default.
+    """
+    name = socket.gethostname() if name is None else name
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as failure:
+        return error(
+            _NAME,
+            f"{name} does not resolve ({failure})",
+            f"Name it in /etc/hosts: {_suggestion(name)}",
+        )
+    address = answers[0][4][0]
+    if ipaddress.ip_address(address).is_loopback:
+        return warning(
+            _NAME,
+            f"{name} resolves to {address}, which only this machine can reach",
+            "On one machine there is nothing to do. For several, let the name resolve to an "
+            f"address that the others reach, in /etc/hosts of this machine: {_suggestion(name)}",
+        )
+    if failure := _cannot_listen(answers[0]):
+        return error(
+            _NAME,
+            f"{name} resolves to {address}, on which this machine cannot listen ({failure})",
+            "Let the name resolve to an address of this machine, in /etc/hosts: "
+            f"{_suggestion(name)}",
+        )
+    return ok(_NAME, f"{name} resolves to {address}")
+
+
+def reachable_addresses() -> list[str]:
+    """Lists this machine's IPv4 addresses that are not loopback."""
+    return [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET and not ipaddress.ip_address(entry.address).is_loopback
+    ]
+
+
+def _cannot_listen(answer: tuple) -> str:
+    family, kind, protocol, _, address = answer
+    try:
+        with socket.socket(family, kind, protocol) as listener:
+            listener.bind((address[0], 0, *address[2:]))
+            listener.listen()
+            with socket.create_connection(listener.getsockname()[:2], timeout=5):
+                return ""
+    except OSError as failure:
+        return str(failure)
+
+
+def _suggestion(name: str) -> str:
+    addresses = reachable_addresses() or ["ADDRESS"]
+    return f"`{addresses[0]} {name}` (instead of any other line with {name})"

@@ -1,0 +1,48 @@
+"""The `tfdml` command: puts the subcommands together."""
+
+from typing import Annotated
+
+import typer
+
+import tfdml
+from tfdml.cli import build_horovod, doctor
+
+app = typer.Typer(
+    name="tfdml",
+    help=(
+        "Multi-GPU and multi-node training for Keras 3 on TensorFlow.\n\n"
+        "On a new machine: `tfdml build-horovod` once, then `tfdml doctor`, then start your "
+        "training script on two processes by `horovodrun -np 2 python train.py`."
+    ),
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("build-horovod")(build_horovod.build_horovod)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tfdml {tfdml.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Holds the options of `tfdml` itself."""
+
+
+def main() -> None:
+    """Runs the command line of this process."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Where wheels and sources are kept between builds, and how a wheel appears there.
+
+A wheel's directory is named after a key of everything that changes the wheel: TensorFlow, Python,
+Horovod, the flags, the C library and the machine. It is renamed into place when it is complete,
+so a wheel in the cache is always whole, whatever was killed when.
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+from tfdml.horovod_build.options import BuildOptions
+from tfdml.horovod_build.requirements import TensorFlow
+
+# The number of this recipe: a change in how the source is patched must miss older wheels.
+RECIPE = 1
+_DESCRIPTION = "build.json"
+
+
+def cache_directory() -> Path:
+    """Returns the directory of everything that is kept, of this user on this machine."""
+    return Path(platformdirs.user_cache_dir("tfdml"))
+
+
+def wheel_facts(
+    horovod: str, tensorflow: TensorFlow, options: BuildOptions, environment: Mapping[str, str]
+) -> dict[str, object]:
+    """Lists everything that changes the wheel.
+
+    Args:
+        horovod: Horovod's version.
+        tensorflow: The TensorFlow it is built against.
+        options: The transports it is built with.
+        environment: The environment the command was started in.
+
+    Returns:
+        JSON-compatible facts; equal facts mean an interchangeable wheel.
+    """
+    return {
+        "recipe": RECIPE,
+        "horovod": horovod,
+        "tensorflow": f"{tensorflow.distribution} {tensorflow.version}",
+        "python": sys.implementation.cache_tag,
+        "platform": sysconfig.get_platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "flags": options.fingerprint(environment),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class WheelCache:
+    """A directory of built wheels.
+
+    Attributes:
+        root: The directory; it need not exist yet.
+    """
+
+    root: Path
+
+    def entry(self, facts: Mapping[str, object]) -> Path:
+        """Returns the directory of the wheel with these facts, built or not."""
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        tensorflow = str(facts["tensorflow"]).split()[-1]
+        return self.root / (f"horovod-{facts['horovod']}-tf{tensorflow}-{facts['python']}-{digest}")
+
+    def find(self, facts: Mapping[str, object]) -> Path | None:
+        """Finds a built wheel.
+
+        Args:
+            facts: What the wheel must be built from.
+
+        Returns:
+            The wheel; None if there is none, or if its bytes are not those that were built.
+        """
+        entry = self.entry(facts)
+        try:
+            description = json.loads((entry / _DESCRIPTION).read_text(encoding="utf-8"))
+            wheel = entry / description["wheel"]
+            intact = sha256(wheel) == description["sha256"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return wheel if intact else None
+
+    def add(self, wheel: Path, facts: Mapping[str, object]) -> Path:
+        """Puts a wheel into the cache in one step, in place of any older one.
+
+        Args:
+            wheel: The wheel to copy.
+            facts: What it was built from.
+
+        Returns:
+            The wheel in the cache.
+        """
+        entry = self.entry(facts)
+        self.root.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=".incomplete-", dir=self.root))
+        try:
+            staged.chmod(0o755)
+            shutil.copy2(wheel, staged / wheel.name)
+            description = {"wheel": wheel.name, "sha256": sha256(wheel), "built_from": facts}
+            (staged / _DESCRIPTION).write_text(json.dumps(description, indent=2), encoding="utf-8")
+            if entry.exists():
+                shutil.rmtree(entry)
+            staged.rename(entry)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        return entry / wheel.name
+
+
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 digest of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as source:
+        while chunk := source.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,155 @@
+"""Child processes that always end: output to a file, a time limit, and no orphan."""
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+# A child that is asked to end gets this long before it is killed, in seconds.
+GRACE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a child process ended.
+
+    Attributes:
+        returncode: Its exit code; negative for the signal that ended it.
+        output: What it wrote to standard output and error, together.
+        seconds: How long it ran.
+        timed_out: Whether it was stopped because its time was over.
+    """
+
+    returncode: int
+    output: str
+    seconds: float
+    timed_out: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether the child ended by itself, with exit code 0."""
+        return self.returncode == 0 and not self.timed_out
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    timeout: float,
+    cwd: Path | None = None,
+    log: Path | None = None,
+    on_tick: Callable[[Path], None] | None = None,
+    tick: float = 0.5,
+    grace: float = GRACE,
+) -> Ended:
+    """Runs a command to its end, or ends it and everything it started.
+
+    The output goes to a file and not through a pipe: a grandchild that outlives the child cannot
+    keep the reader waiting.
+
+    Args:
+        command: The program and its arguments.
+        environment: All its environment variables.
+        timeout: Seconds after which it is stopped: SIGTERM, then SIGKILL.
+        cwd: Its working directory; this process's by default.
+        log: The file to append its output to; a temporary one by default.
+        on_tick: Called with the log's path every `tick` seconds while the command runs.
+        tick: Seconds between two looks at the command.
+        grace: Seconds between SIGTERM and SIGKILL.
+
+    Returns:
+        How it ended, with the output of this command alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdml-") as scratch:
+        path = log if log is not None else Path(scratch) / "output"
+        with path.open("ab") as sink:
+            start = sink.tell()
+            began = time.monotonic()
+            timed_out = False
+            child = subprocess.Popen(
+                list(command),
+                cwd=cwd,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                timed_out = not _wait(child, began + timeout, tick, path, on_tick)
+            finally:
+                # Also on KeyboardInterrupt, and also after a normal end: no orphan.
+                stop(child, grace)
+            seconds = time.monotonic() - began
+        return Ended(child.returncode, _read(path.open("rb"), start), seconds, timed_out)
+
+
+def stop(child: subprocess.Popen, grace: float = GRACE) -> None:
+    """Ends a child and all its descendants: SIGTERM, `grace` seconds, then SIGKILL.
+
+    Args:
+        child: The child; it may have ended already.
+        grace: Seconds between the two signals.
+    """
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(child.pid)
+        family = [*parent.children(recursive=True), parent]
+    if child.poll() is not None:
+        family = [p for p in family if p.pid != child.pid]
+    # A descendant whose parent has ended belongs to init now: the session finds it.
+    family += [p for p in _session(child.pid) if p not in family]
+    for process in family:
+        _signal(process.terminate)
+    _, alive = psutil.wait_procs(family, timeout=grace)
+    for process in alive:
+        _signal(process.kill)
+    psutil.wait_procs(alive, timeout=grace)
+    child.wait()
+
+
+def _wait(
+    child: subprocess.Popen,
+    deadline: float,
+    tick: float,
+    path: Path,
+    on_tick: Callable[[Path], None] | None,
+) -> bool:
+    while time.monotonic() < deadline:
+        try:
+            child.wait(timeout=max(0.0, min(tick, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if on_tick is not None:
+                on_tick(path)
+        else:
+            return True
+    return child.poll() is not None
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    members = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != leader and os.getsid(process.pid) == leader:
+                members.append(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return members
+
+
+def _signal(send: Callable[[], None]) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        send()
+
+
+def _read(source: IO[bytes], start: int) -> str:
+    with source:
+        source.seek(start)
+        return source.read().decode("utf-8", errors="replace")

@@ -1,0 +1,206 @@
+"""What a build needs of the machine, checked before anything is downloaded or compiled.
+
+Every check is a function that returns what it found, or raises `BuildError` saying what to do.
+"""
+
+import dataclasses
+import importlib.util
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from packaging.version import Version
+
+from tfdml.horovod_build.errors import BuildError
+
+# Horovod's CMake files ask for 3.13; CMake 4 refuses the old policy version of its bundled gloo.
+CMAKE_MINIMUM = Version("3.13")
+CMAKE_LIMIT = Version("4")
+# Source, objects and wheel take 0.4 GB with gloo; CUDA kernels for several GPUs take more.
+DISK_BYTES = 2 * 1024**3
+
+_DISTRIBUTIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tf-nightly",
+    "tf-nightly-cpu",
+    "tensorflow-rocm",
+)
+_PYTHON_PACKAGES = {
+    "cloudpickle": "cloudpickle",
+    "packaging": "packaging",
+    "pip": "pip",
+    "psutil": "psutil",
+    "pyyaml": "yaml",
+    "setuptools": "setuptools",
+    "wheel": "wheel",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlow:
+    """An installed TensorFlow: its distribution's name and version."""
+
+    distribution: str
+    version: str
+
+
+def installed_tensorflow(path: Sequence[str] | None = None) -> TensorFlow:
+    """Finds the installed TensorFlow, without importing it.
+
+    Args:
+        path: The directories to look in; `sys.path` by default.
+
+    Returns:
+        The distribution that provides it.
+
+    Raises:
+        BuildError: If there is none.
+    """
+    where = {} if path is None else {"path": list(path)}
+    for name in _DISTRIBUTIONS:
+        for found in metadata.distributions(name=name, **where):
+            return TensorFlow(name, found.version)
+    raise BuildError(
+        "TensorFlow must be installed, because Horovod is compiled against its headers.",
+        received="no TensorFlow in this Python environment",
+        fix='Install it first: pip install "tfdml[cpu]" or pip install "tfdml[gpu]".',
+    )
+
+
+def require_python_packages() -> None:
+    """Checks that the packages which Horovod's own build imports are installed.
+
+    Raises:
+        BuildError: If one is missing.
+    """
+    missing = [n for n, module in _PYTHON_PACKAGES.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise BuildError(
+            "The packages that Horovod's build imports must be installed.",
+            received=f"missing {', '.join(missing)}",
+            fix='Install them: pip install "tfdml[horovod]" (and python -m ensurepip for pip).',
+        )
+
+
+def find_compiler(environment: Mapping[str, str]) -> str:
+    """Finds a C++ compiler and make.
+
+    Args:
+        environment: The variables of the build; PATH and CXX are read.
+
+    Returns:
+        The compiler's path.
+
+    Raises:
+        BuildError: If the compiler or make is missing.
+    """
+    path = environment.get("PATH", "")
+    candidates = [environment["CXX"]] if environment.get("CXX") else ["c++", "g++", "clang++"]
+    compiler = next((p for c in candidates if (p := shutil.which(c, path=path))), None)
+    install = "Install one: apt-get install g++ make (Debian, Ubuntu), dnf install gcc-c++ make."
+    if compiler is None:
+        raise BuildError(
+            "A C++ compiler must be on PATH.",
+            received=f"none of {', '.join(candidates)} in PATH={path}",
+            fix=install,
+        )
+    if shutil.which("make", path=path) is None:
+        raise BuildError("make must be on PATH.", received=f"PATH={path}", fix=install)
+    return compiler
+
+
+def find_cmake(environment: Mapping[str, str], scripts: str | None = None) -> str:
+    """Finds a CMake that can build Horovod, first in this Python environment, then on PATH.
+
+    Args:
+        environment: The variables of the build; PATH is read.
+        scripts: The directory of this Python environment's commands; found by itself.
+
+    Returns:
+        The path of the first CMake of a suitable version.
+
+    Raises:
+        BuildError: If there is none.
+    """
+    scripts = sysconfig.get_path("scripts") if scripts is None else scripts
+    seen: dict[str, str] = {}
+    for directory in (scripts, *environment.get("PATH", "").split(":")):
+        cmake = shutil.which("cmake", path=directory) if directory else None
+        if cmake is None or cmake in seen:
+            continue
+        version = _cmake_version(cmake, environment)
+        if version is not None and CMAKE_MINIMUM <= version < CMAKE_LIMIT:
+            return cmake
+        seen[cmake] = str(version or "no version")
+    found = ", ".join(f"{cmake} ({version})" for cmake, version in seen.items())
+    raise BuildError(
+        f"CMake must be at least {CMAKE_MINIMUM} and less than {CMAKE_LIMIT}.",
+        received=found or "no cmake in this Python environment or on PATH",
+        fix='Install one into this environment: pip install "cmake>=3.13,<4".',
+    )
+
+
+def require_mpi(environment: Mapping[str, str]) -> None:
+    """Checks that MPI's compiler wrapper is there.
+
+    Args:
+        environment: The variables of the build; PATH and HOROVOD_MPICXX_SHOW are read.
+
+    Raises:
+        BuildError: If it is not on PATH.
+    """
+    if environment.get("HOROVOD_MPICXX_SHOW"):
+        return
+    if not any(shutil.which(c, path=environment.get("PATH", "")) for c in ("mpicxx", "mpic++")):
+        raise BuildError(
+            "MPI's compiler wrapper mpicxx must be on PATH to build with `--mpi`.",
+            received=f"PATH={environment.get('PATH', '')}",
+            fix="Install MPI (Debian, Ubuntu: apt-get install libopenmpi-dev), or leave out "
+            "`--mpi`: gloo needs nothing.",
+        )
+
+
+def require_disk(directory: Path, needed: int = DISK_BYTES) -> int:
+    """Checks that there is room for a build.
+
+    Args:
+        directory: An existing directory of the file system to build on.
+        needed: The bytes that must be free.
+
+    Returns:
+        The bytes that are free.
+
+    Raises:
+        BuildError: If there is less.
+    """
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise BuildError(
+            f"Building Horovod needs {needed / 1024**3:.1f} GiB of free disk.",
+            received=f"{free / 1024**3:.2f} GiB free at {directory}",
+            fix="Free some, or set XDG_CACHE_HOME to a directory on a larger disk.",
+        )
+    return free
+
+
+def _cmake_version(cmake: str, environment: Mapping[str, str]) -> Version | None:
+    try:
+        answer = subprocess.run(
+            [cmake, "--version"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"cmake version (\d+(?:\.\d+)*)", answer.stdout)
+    return Version(match.group(1)) if match else None

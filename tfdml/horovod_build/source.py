@@ -1,0 +1,102 @@
+"""Horovod's source distribution: fetched by name, verified, unpacked, and made to compile."""
+
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdml.horovod_build import child
+from tfdml.horovod_build.cache import sha256
+from tfdml.horovod_build.errors import BuildError
+
+VERSION = "0.28.1"
+ARCHIVE = f"horovod-{VERSION}.tar.gz"
+# The published archive. What is compiled here runs with the user's rights, so it is verified.
+DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+# The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
+# adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
+UNCOMPILABLE = "xla_mpi_ops.cc"
+
+_DOWNLOAD_SECONDS = 600
+
+
+def fetch(directory: Path, environment: Mapping[str, str], log: Path) -> Path:
+    """Returns the verified source archive, downloaded by pip when it is not there yet.
+
+    Args:
+        directory: Where archives are kept.
+        environment: The variables pip runs with; its configuration is the user's.
+        log: The file pip's output is appended to.
+
+    Returns:
+        The archive in `directory`.
+
+    Raises:
+        BuildError: If it cannot be downloaded, or is not the published one.
+    """
+    archive = directory / ARCHIVE
+    if archive.exists() and sha256(archive) == DIGEST:
+        return archive
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as scratch:
+        command = [sys.executable, "-m", "pip", "download", f"horovod=={VERSION}"]
+        command += ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "-d", scratch]
+        ended = child.run(command, environment=environment, timeout=_DOWNLOAD_SECONDS, log=log)
+        downloaded = Path(scratch) / ARCHIVE
+        if not ended.ok or not downloaded.exists():
+            raise BuildError(
+                f"pip must be able to download the source distribution horovod=={VERSION}.",
+                received=last_lines(ended.output, 3) or f"exit code {ended.returncode}",
+                fix="Check the network and pip's configuration (`pip config list`). Without a "
+                f"network, copy {ARCHIVE} into {directory} and run the command again.",
+                log=log,
+            )
+        digest = sha256(downloaded)
+        if digest != DIGEST:
+            raise BuildError(
+                f"{ARCHIVE} must be the published archive, with SHA-256 {DIGEST}.",
+                received=digest,
+                fix="Check where pip downloads from (`pip config list`).",
+                log=log,
+            )
+        downloaded.replace(archive)
+    return archive
+
+
+def unpack(archive: Path, directory: Path) -> Path:
+    """Unpacks the archive and leaves out the file that does not compile.
+
+    Args:
+        archive: The verified source archive.
+        directory: Where to unpack.
+
+    Returns:
+        The root of the source tree.
+
+    Raises:
+        BuildError: If the source does not have the expected file list.
+    """
+    with tarfile.open(archive) as opened:
+        if hasattr(tarfile, "data_filter"):
+            opened.extractall(directory, filter="data")
+        else:
+            opened.extractall(directory)
+    root = directory / f"horovod-{VERSION}"
+    listing = root / "horovod" / "tensorflow" / "CMakeLists.txt"
+    lines = listing.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if UNCOMPILABLE not in line]
+    if len(kept) != len(lines) - 1:
+        raise BuildError(
+            f"{listing.name} must name {UNCOMPILABLE} in exactly one line.",
+            received=f"{len(lines) - len(kept)} lines",
+            fix=f"Remove {archive} and run the command again.",
+        )
+    listing.write_text("".join(kept), encoding="utf-8")
+    return root
+
+
+def last_lines(text: str, count: int) -> str:
+    """Returns the last lines of a text that are not empty, each shortened, joined by newlines."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line[:300] for line in lines[-count:])

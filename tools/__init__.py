@@ -1,0 +1,1 @@
+"""Scripts for people who work on or measure tfdml."""

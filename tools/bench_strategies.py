@@ -1,0 +1,195 @@
+"""Times `HorovodStrategy` against its peers in one run, epochs in turn.
+
+    .venv/bin/python tools/bench_strategies.py [--write tools/benchmarks/strategies.md]
+
+One process: `fit` in the strategy's scope against plain Keras `fit`, the same model. Two processes:
+`fit` against a hand-written `tf.function` loop with Horovod's grouped all-reduce, the same model
+and the same global batch. A ratio is ours by the peer's, epoch by epoch; below 1 we are faster.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import typer
+
+EPOCHS = 12
+STEPS = 60
+GLOBAL_BATCH = 128
+
+
+def build(name: str):
+    """Returns a new, uncompiled model."""
+    import keras
+    from keras import layers
+
+    if name == "CNN":
+        return keras.Sequential(
+            [
+                layers.Input((28, 28, 1)),
+                layers.Conv2D(16, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+    hidden = [layers.Dense(1024, activation="relu") for _ in range(4)]
+    return keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
+
+
+def compiled(name: str):
+    """Returns a new model, compiled with Adam, a loss and an accuracy."""
+    import keras
+
+    model = build(name)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+    return model
+
+
+def fitting(model, x, y) -> Callable[[], None]:
+    """Returns what trains one epoch by `fit`."""
+    return lambda: model.fit(x, y, batch_size=GLOBAL_BATCH, epochs=1, verbose=0) and None
+
+
+def hand_written(name: str, x, y) -> Callable[[], None]:
+    """Returns what trains one epoch by a loop over Horovod: each rank its own half of the data."""
+    import horovod.tensorflow as hvd
+    import keras
+    import tensorflow as tf
+
+    model = build(name)
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = [keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()]
+    for variable in [*model.variables, *optimizer.variables]:
+        variable.assign(hvd.broadcast(variable.value, 0))
+    own = slice(hvd.rank(), None, hvd.size())
+    batches = (
+        tf.data.Dataset.from_tensor_slices((x[own], y[own]))
+        .shuffle(len(x))
+        .batch(GLOBAL_BATCH // hvd.size(), drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = loss_function(y, logits)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = hvd.grouped_allreduce(gradients, op=hvd.Average)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        metrics[0].update_state(loss)
+        metrics[1].update_state(y, logits)
+
+    def epoch() -> None:
+        for x, y in batches:
+            step(x, y)
+
+    return epoch
+
+
+def run(name: str) -> None:
+    """Times one model on this process's job; rank 0 prints the seconds of each epoch."""
+    import numpy as np
+
+    import tfdml
+
+    strategy = tfdml.HorovodStrategy()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(GLOBAL_BATCH * STEPS, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, len(x))
+    with strategy.scope():
+        ours = fitting(compiled(name), x, y)
+    peer = fitting(compiled(name), x, y) if strategy.size == 1 else hand_written(name, x, y)
+    seconds = {"ours": [], "peer": []}
+    for number in range(EPOCHS + 2):
+        # In turn, and in turned order: what heats up or slows down hits both alike.
+        turn = [("ours", ours), ("peer", peer)]
+        for who, epoch in turn if number % 2 else turn[::-1]:
+            begin = time.perf_counter()
+            epoch()
+            seconds[who].append(time.perf_counter() - begin)
+    if strategy.is_chief:
+        # The first two epochs trace and warm up.
+        print("SECONDS " + json.dumps({who: s[2:] for who, s in seconds.items()}), flush=True)
+
+
+def measure(name: str, processes: int) -> dict:
+    """Starts a job; returns the median step times in milliseconds and the ratio."""
+    command = [sys.executable, __file__, "--run", name]
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    if processes > 1:
+        horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+        command = [sys.executable, horovodrun, "-np", str(processes), *command]
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    done = subprocess.run(
+        command, env=environment, check=True, timeout=900, capture_output=True, text=True
+    )
+    seconds = json.loads(done.stdout.split("SECONDS ", 1)[1].splitlines()[0])
+    ratios = sorted(a / b for a, b in zip(seconds["ours"], seconds["peer"], strict=True))
+    return {
+        "model": name,
+        "processes": processes,
+        "ours": statistics.median(seconds["ours"]) / STEPS * 1000,
+        "peer": statistics.median(seconds["peer"]) / STEPS * 1000,
+        "ratio": statistics.median(ratios),
+        "quartiles": (ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]),
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the rows as a Markdown table."""
+    lines = [
+        "| processes | model | peer | ours, ms a step | peer, ms a step | ratio (quartiles) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        peer = "plain Keras `fit`" if r["processes"] == 1 else "hand-written loop"
+        low, high = r["quartiles"]
+        lines.append(
+            f"| {r['processes']} | {r['model']} | {peer} | {r['ours']:.2f} | {r['peer']:.2f} | "
+            f"{r['ratio']:.3f} ({low:.3f}–{high:.3f}) |"
+        )
+    return "\n".join(lines)
+
+
+def conditions() -> str:
+    """Returns the versions, the machine and the date."""
+    from importlib.metadata import version
+
+    versions = ", ".join(f"{p} {version(p)}" for p in ("tensorflow-cpu", "keras", "horovod"))
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    return f"{versions}, Python {platform.python_version()}; {machine}; {date.today()}"
+
+
+def main(write: Path | None = None, run_model: str = typer.Option("", "--run")) -> None:
+    """Times the strategy against its peers and prints the table."""
+    if run_model:
+        return run(run_model)
+    rows = [measure(name, n) for n in (1, 2) for name in ("CNN", "MLP")]
+    text = f"Measured with {conditions()}.\n\n{table(rows)}\n"
+    print(text)
+    if write is not None:
+        write.write_text(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
