@@ -54,6 +54,17 @@ def test_only_topology_reads_the_environment(file):
     assert not reads or _room(file) == "topology"
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_insides_are_known_in_one_place(file):
+    where = str(file.relative_to(PACKAGE))
+    for private, room in {
+        "keras.src": "strategies/keras_seam/",
+        "tensorflow.python": "strategies/extended.py",
+    }.items():
+        found = {n for n in _imports(file) if n.startswith(private)}
+        assert not found or where.startswith(room), f"{found}: only {room} may know {private}"
+
+
 def test_recipes_use_public_names_only():
     for file in (PACKAGE.parent / "recipes").glob("*.py"):
         assert not {n for n in _imports(file) if n.startswith("tfdml.")}, file

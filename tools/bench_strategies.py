@@ -44,7 +44,9 @@ def build(name: str):
             ]
         )
     hidden = [layers.Dense(1024, activation="relu") for _ in range(4)]
-    return keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
+    return keras.Sequential(
+        [layers.Input((28, 28, 1)), layers.Flatten(), *hidden, layers.Dense(10)]
+    )
 
 
 def compiled(name: str):

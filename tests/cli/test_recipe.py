@@ -121,6 +121,7 @@ def test_one_process(one):
 def test_two_processes_agree_with_one(one, two, tmp_path):
     assert "; 2 processes" in two[1]
     assert two[1].count("written: ") == 1
+    assert two[1].count("Epoch 1/2") == 1, "One progress bar, the chief's."
     picture = tmp_path / "curves.png"
     done = run_python(
         "tools/compare_runs.py", str(one[0]), str(two[0]), "--plot", str(picture), COLUMNS="120"

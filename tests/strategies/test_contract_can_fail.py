@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tests.strategies import cases, training_cases
 from tests.strategies.compare import assert_invariant
-from tfdml.strategies import array_data, extended, keras_seam, share
+from tfdml.strategies import extended, share
+from tfdml.strategies.keras_seam import array_data, seam
 
 
 def _without_exchange():
@@ -23,8 +24,8 @@ def _without_weighting():
 
 def _without_shuffle_agreement():
     own = lambda collective: random.getrandbits(62)  # noqa: E731
-    assert keras_seam.agreed_seed is array_data.agreed_seed
-    return mock.patch.object(keras_seam, "agreed_seed", own)
+    assert seam.agreed_seed is array_data.agreed_seed
+    return mock.patch.object(seam, "agreed_seed", own)
 
 
 def _without_initial_broadcast():

@@ -5,7 +5,7 @@ import inspect
 import keras
 import pytest
 
-from tfdml.strategies import keras_seam
+from tfdml.strategies.keras_seam import seam
 
 # The signatures that the seam was written for (Keras 3.15).
 SIGNATURES = {
@@ -30,7 +30,7 @@ SIGNATURES = {
 
 def _signatures() -> dict[str, str]:
     found = {}
-    for owner, name, _ in keras_seam._REPLACEMENTS:
+    for owner, name, _ in seam._REPLACEMENTS:
         function = inspect.unwrap(getattr(owner, name))
         names = [p for p in inspect.signature(function).parameters if p != "self"]
         found[f"{owner.__name__}.{name}"] = " ".join(names)
@@ -38,20 +38,20 @@ def _signatures() -> dict[str, str]:
 
 
 def test_keras_is_as_the_seam_expects():
-    assert keras.__version__.startswith(keras_seam.SUPPORTED_KERAS + ".")
+    assert keras.__version__.startswith(seam.SUPPORTED_KERAS + ".")
     assert _signatures() == SIGNATURES
 
 
 def test_another_keras_is_refused(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     with pytest.raises(ImportError, match=r"Keras must be 3\.15\.\*.* Received: Keras 3\.99\.0"):
-        keras_seam.install()
+        seam.install()
 
 
 def test_installing_twice_wraps_once():
-    keras_seam.install()
+    seam.install()
     before = keras.Model.fit
-    keras_seam.install()
+    seam.install()
     assert keras.Model.fit is before
 
 
@@ -59,7 +59,7 @@ def test_models_of_other_strategies_go_straight_to_keras():
     """The same bits with the seam in place as Keras's own functions give."""
     import numpy as np
 
-    keras_seam.install()
+    seam.install()
 
     def train() -> list:
         keras.utils.set_random_seed(3)
@@ -70,7 +70,7 @@ def test_models_of_other_strategies_go_straight_to_keras():
         return [history.history, model.predict(x, verbose=0).tolist()]
 
     with_seam = train()
-    replaced = [(o, n, getattr(o, n)) for o, n, _ in keras_seam._REPLACEMENTS]
+    replaced = [(o, n, getattr(o, n)) for o, n, _ in seam._REPLACEMENTS]
     try:
         for owner, name, replacement in replaced:
             setattr(owner, name, replacement._tfdml_replaces)

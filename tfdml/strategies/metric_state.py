@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import StatelessScope
 
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.share import Share
@@ -38,7 +37,7 @@ class MetricState:
         for component in (c for cs in self._components for c in cs):
             component.assign(tf.zeros_like(component))
 
-    def put_together(self, shares: Sequence[Share], name: str) -> StatelessScope:
+    def put_together(self, shares: Sequence[Share], name: str) -> keras.StatelessScope:
         """Sums what the replicas added, and makes it the state.
 
         Args:
@@ -58,7 +57,7 @@ class MetricState:
             components[0].assign(state)
             for component in components[1:]:
                 component.assign(tf.zeros_like(component))
-        return StatelessScope(state_mapping=list(zip(self._variables, after, strict=True)))
+        return keras.StatelessScope(state_mapping=list(zip(self._variables, after, strict=True)))
 
 
 def _components(variable: keras.Variable) -> list[tf.Variable]:

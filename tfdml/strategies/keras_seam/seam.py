@@ -1,4 +1,4 @@
-"""The one place where tfdml enters Keras: Keras 3.15's TensorFlow trainer, optimizers and losses.
+"""Where tfdml enters Keras: Keras 3.15's TensorFlow trainer, optimizers and losses.
 
 Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
 trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
@@ -34,10 +34,11 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tfdml.strategies import losses, misuse
+from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
-from tfdml.strategies.array_data import agreed_seed, shuffled_batches
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.keras_seam import losses
+from tfdml.strategies.keras_seam.array_data import agreed_seed, shuffled_batches
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
 

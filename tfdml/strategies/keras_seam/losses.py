@@ -20,7 +20,7 @@ and with 0 for a padded share.
 from collections.abc import Callable
 
 import tensorflow as tf
-from keras.src import ops
+from keras import ops
 from keras.src.losses import loss as keras_loss
 
 from tfdml.strategies.share import Share

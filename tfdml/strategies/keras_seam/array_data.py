@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 

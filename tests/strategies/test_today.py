@@ -1,0 +1,40 @@
+"""The README's column "today": what Keras 3 does without tfdml. A red test here is good news."""
+
+import numpy as np
+import pytest
+
+from tests.harness.pool import RankFailure
+from tests.strategies import today_cases as today
+
+
+def test_horovods_broadcast_callback_crashes(ranks):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(today.horovod_optimizer, True)
+    assert sorted(failure.value.errors) == [0, 1]
+    assert "'Variable' object has no attribute 'ref'" in failure.value.errors[0]
+
+
+def test_horovods_optimizer_exchanges_nothing(ranks):
+    first, second = ranks(2).run(today.horovod_optimizer, False)
+    assert max(np.abs(a - b).max() for a, b in zip(first, second, strict=True)) > 1e-3
+
+
+def test_clipping_before_the_sum_makes_the_update_too_long(ranks):
+    assert ranks(1).run(today.clipped_update_norm) == [pytest.approx(2.0, rel=1e-3)]
+
+
+def test_uneven_batches_give_other_weights(ranks):
+    assert ranks(1).run(today.uneven_batches)[0] > 1e-3
+
+
+def test_an_overflow_on_the_second_replica_goes_into_the_weights(ranks):
+    assert ranks(1).run(today.overflow_on_the_second_replica) == [False]
+
+
+def test_a_seeded_shuffle_has_the_same_order_every_epoch(ranks):
+    assert ranks(1).run(today.seeded_orders) == [True]
+
+
+def test_each_process_shuffles_for_itself(ranks):
+    first, second = ranks(2).run(today.samples_without_agreement)
+    assert sorted(first + second) != list(range(96))
