@@ -1,6 +1,5 @@
 """The collective over Horovod's ring operations (gloo, MPI or NCCL, as Horovod was built)."""
 
-import functools
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -24,6 +23,7 @@ class HorovodCollective(Collective):
     """
 
     def __init__(self) -> None:
+        self._graphs: dict[tuple, Callable] = {}
         launched = topology.launched()
         self._ops = _import_ops(launched)
         self._ops.init()
@@ -49,39 +49,61 @@ class HorovodCollective(Collective):
         dtype = tensors[0].dtype
         wire = [tf.cast(t, tf.float32) for t in tensors] if dtype == tf.bfloat16 else tensors
 
-        def operation(name: str, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        def operation(*wire: tf.Tensor) -> list[tf.Tensor]:
             return self._ops.MPI_LIB.horovod_grouped_allreduce(
-                tensors,
+                wire,
                 reduce_op=self._ops.Sum,
                 prescale_factor=1.0,
                 postscale_factor=1.0,
-                name=name,
+                name=_as_operation_name(name),
                 ignore_name_scope=True,
             )
 
-        return [tf.cast(t, dtype) for t in _named(operation, name, *wire)]
+        sums = self._in_graph(operation, f"all_reduce:{name}", wire)
+        return [tf.cast(s, dtype) for s in sums]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
 
-        def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
-            return self._ops.MPI_LIB.horovod_allgather(wire, name=name, ignore_name_scope=True)
+        def operation(wire: tf.Tensor) -> tf.Tensor:
+            return self._ops.MPI_LIB.horovod_allgather(
+                wire, name=_as_operation_name(name), ignore_name_scope=True
+            )
 
         wire, unpack = _as_wire(tensor)
-        return tf.ensure_shape(
-            unpack(_named(operation, name, wire)), [None, *tensor.shape.as_list()[1:]]
-        )
+        gathered = unpack(self._in_graph(operation, f"all_gather:{name}", [wire]))
+        return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
 
-        def operation(name: str, wire: tf.Tensor) -> tf.Tensor:
+        def operation(wire: tf.Tensor) -> tf.Tensor:
             return self._ops.MPI_LIB.horovod_broadcast(
-                wire, root_rank=root, name=name, ignore_name_scope=True
+                wire, root_rank=root, name=_as_operation_name(name), ignore_name_scope=True
             )
 
         wire, unpack = _as_wire(tensor)
-        return tf.ensure_shape(unpack(_named(operation, name, wire)), tensor.shape)
+        value = unpack(self._in_graph(operation, f"broadcast:{name}:{root}", [wire]))
+        return tf.ensure_shape(value, tensor.shape)
+
+    def _in_graph(self, operation: Callable, key: str, tensors: Sequence[tf.Tensor]):
+        """Runs `operation`, in a graph of its own when called eagerly.
+
+        Horovod's operations lose their names when they are executed eagerly. A graph is traced
+        once for a key and dtypes, whatever the shapes.
+        """
+        if not tf.executing_eagerly():
+            return operation(*tensors)
+        dtypes = tuple(t.dtype for t in tensors)
+        if (key, dtypes) not in self._graphs:
+            signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+            self._graphs[key, dtypes] = tf.function(operation, input_signature=signature)
+        return self._graphs[key, dtypes](*tensors)
+
+
+def _as_operation_name(name: str) -> str:
+    # Horovod takes what is behind the last slash for the name when it ignores name scopes.
+    return name.replace("/", ".")
 
 
 # What Horovod's operations carry as it is; all else but strings travels as its bytes.
@@ -98,15 +120,6 @@ def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Ten
     if dtype == tf.bool:
         return tf.cast(tensor, tf.uint8), lambda wire: tf.cast(wire, tf.bool)
     return tf.bitcast(tensor, tf.uint8), lambda wire: tf.bitcast(wire, dtype)
-
-
-def _named(operation: Callable, name: str, *tensors: tf.Tensor):
-    """Runs `operation` in a graph, because eager operations lose their names in Horovod."""
-    # Horovod reads the part behind the last slash as the name when it ignores name scopes.
-    operation = functools.partial(operation, name.replace("/", "."))
-    if tf.executing_eagerly():
-        operation = tf.function(operation)
-    return operation(*tensors)
 
 
 def _import_ops(launched: topology.Topology) -> ModuleType:

@@ -112,7 +112,12 @@ class ReplicaExtended(MirroredExtended):
     # -- Reductions ----------------------------------------------------------------------------
 
     def unique_name(self, kind: str) -> str:
-        """Returns `kind_K`, with K counting the calls: the same on all processes."""
+        """Returns `kind_K`, with K counting the calls of a graph's making: alike on all processes.
+
+        Executed eagerly, operations follow one another, and one name serves them all.
+        """
+        if tf.executing_eagerly():
+            return kind
         return f"{kind}_{next(self._names.setdefault(kind, itertools.count()))}"
 
     def _reduce_to(self, reduce_op, value, destinations, options):
