@@ -39,6 +39,19 @@ def convolutional_model() -> keras.Model:
     return keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(hidden)))
 
 
+def stateful_model() -> keras.Model:
+    """A model whose layers keep state of their own: not the same for any number of replicas."""
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
 class SubclassedModel(keras.Model):
     """A model that is built by its first batch."""
 
@@ -65,6 +78,7 @@ class InScope:
 
 MODELS = {
     "dense": (dense_model, (6,)),
+    "stateful": (stateful_model, (6,)),
     "convolutional": (convolutional_model, (8, 8, 1)),
     "subclassed": (SubclassedModel, (6,)),
 }

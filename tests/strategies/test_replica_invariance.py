@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.strategies import cases
-from tests.strategies.compare import assert_close, assert_invariant
+from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 
 SIZES = (1, 2, 3)
 
@@ -64,6 +64,22 @@ def test_datasets(ranks, kind):
 def test_fit_options(ranks, fit_options):
     case = (101, 16, 3, "dense", 1, None, fit_options)
     assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, *case))
+
+
+@pytest.mark.parametrize(
+    "compile_options",
+    [{"steps_per_execution": 3}, {"run_eagerly": True}],
+    ids=lambda options: "+".join(options),
+)
+def test_compile_options(ranks, compile_options):
+    case = (33, 8, 2, "dense", 1, compile_options)
+    assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case))
+
+
+def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks):
+    results = ranks(3).run(cases.fit_arrays, 33, 16, 3, "stateful")
+    assert_same_bits(results)
+    assert all(np.isfinite(w).all() for w in results[0]["weights"])
 
 
 def test_on_batch_methods(ranks):

@@ -5,6 +5,7 @@ import pytest
 
 from tests.harness.pool import RankFailure
 from tests.strategies import training_cases as cases
+from tests.strategies.cases import data
 
 
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
@@ -65,6 +66,16 @@ def test_the_chief_may_read_a_metric_alone(ranks):
     first, second = ranks(2).run(cases.metric_read_by_the_chief_alone, timeout=30)
     assert first > 0
     assert second is None
+
+
+def test_moving_statistics_are_averaged_by_rows(ranks):
+    x, _ = data(7)
+    for size in (1, 2, 3):
+        parts = [x[-(-i * 7 // size) : -(-(i + 1) * 7 // size)] for i in range(size)]
+        variance = sum(len(p) / 7 * p.var(0) for p in parts)
+        for result in ranks(size).run(cases.moving_statistics):
+            np.testing.assert_allclose(result["mean"], 0.5 * x.mean(0), rtol=1e-5)
+            np.testing.assert_allclose(result["variance"], 0.5 + 0.5 * variance, rtol=1e-5)
 
 
 def test_a_strategy_says_who_it_is(ranks):

@@ -110,6 +110,18 @@ def metric_read_by_the_chief_alone() -> float | None:
     return float(model.metrics[0].result()) if strategy.is_chief else None
 
 
+def moving_statistics() -> dict:
+    """Returns what BatchNormalization keeps after a step on 7 rows: its mean and variance."""
+    x, _ = data(7)
+    with HorovodStrategy().scope():
+        seed_ranks_apart()
+        norm = layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential([layers.Input((6,)), norm])
+        model.compile("sgd", "mse")
+    model.train_on_batch(x, x)
+    return {"mean": norm.moving_mean.numpy(), "variance": norm.moving_variance.numpy()}
+
+
 def identity() -> tuple:
     """Returns what the strategy says of this rank."""
     strategy = HorovodStrategy()

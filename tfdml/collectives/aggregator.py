@@ -61,6 +61,28 @@ def sum_gradients(
     return sums
 
 
+def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Sums small tensors over all processes: those of a dtype travel as one vector.
+
+    Args:
+        collective: What moves them.
+        tensors: Tensors of known shapes.
+        name: What the exchange is called, before `/float32`, …
+
+    Returns:
+        The sums, in the order of `tensors`.
+    """
+    sums: list[tf.Tensor | None] = [None] * len(tensors)
+    for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
+        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        packed = tf.concat([tf.reshape(tensors[i], [-1]) for i in places], 0)
+        (total,) = collective.all_reduce([packed], f"{name}/{dtype.name}")
+        sizes = [tensors[i].shape.num_elements() for i in places]
+        for i, part in zip(places, tf.split(total, sizes), strict=True):
+            sums[i] = tf.reshape(part, tensors[i].shape)
+    return sums
+
+
 def _nbytes(gradient: tf.Tensor) -> int:
     # A gradient of unknown size counts as nothing: it shares the bucket of its neighbours.
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.collectives.aggregator import sum_packed
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.metric_state import MetricState
+from tfdml.strategies.replica_state import LayerState, MetricState, moving_variables
 from tfdml.strategies.share import Share
 
 
@@ -47,12 +48,11 @@ class MetricStep(GlobalStep):
 
     Args:
         model: The Keras model.
-        name: What the step's exchanges are called.
         replica_step: The model's `train_step` or `test_step`.
     """
 
-    def __init__(self, model: keras.Model, name: str, replica_step: Callable):
-        super().__init__(model, name)
+    def __init__(self, model: keras.Model, replica_step: Callable):
+        super().__init__(model, replica_step.__name__)
         self._replica_step = replica_step
         self._metric_variables()
 
@@ -63,13 +63,18 @@ class MetricStep(GlobalStep):
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a global batch; returns what Keras calls its logs."""
-        state = MetricState(self._metric_variables(), self._extended)
+        metrics = MetricState(self._metric_variables())
+        layers = LayerState(moving_variables(self.model) if self.name == "train_step" else [])
         # Only once there is a batch: at the end of the data the state must stay as it is.
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(arrived):
-            state.set_aside()
+            metrics.set_aside()
         outputs, shares = self._run(self._replica_step, batch)
-        with state.put_together(shares, f"{self.name}/metrics"):
+        parts = [*metrics.contributions(shares), *layers.contributions(shares)]
+        sums = sum_packed(self._extended.collective, parts, f"{self.name}/state")
+        own = len(metrics.variables)
+        layers.assign(sums[own:])
+        with metrics.assign(sums[:own]):
             results = self.model.get_metrics_result()
         if not isinstance(outputs[0], dict):
             return self._mean(outputs, shares)

@@ -151,7 +151,7 @@ def _make_function(original: Callable) -> Callable:
     def make_function(self, step_function):
         if _replicas(self) is not None:
             # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the whole batch.
-            step_function = MetricStep(self, step_function.__name__, step_function)
+            step_function = MetricStep(self, step_function)
         return original(self, step_function)
 
     return make_function
@@ -182,11 +182,16 @@ def _apply(original: Callable) -> Callable:
 
     def apply(self, grads, trainable_variables=None):
         extended = _current_replicas()
-        if isinstance(self, LossScaleOptimizer):
-            self.inner_optimizer._tfdml_gets_sums = True
         if extended is not None and not getattr(self, "_tfdml_gets_sums", False):
             grads = extended.sum_gradients(f"gradients/{self.name}", list(grads))
-        return original(self, grads, trainable_variables)
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is None:
+            return original(self, grads, trainable_variables)
+        inner._tfdml_gets_sums = True
+        try:
+            return original(self, grads, trainable_variables)
+        finally:
+            inner._tfdml_gets_sums = False
 
     return apply
 
