@@ -95,8 +95,9 @@ def test_a_scalar_loss_is_a_mean(ranks):
     assert_invariant(ranks.run_sizes(SIZES, cases.scalar_loss))
 
 
-def test_float64(ranks):
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_float64), rtol=1e-6, atol=1e-10)
+@pytest.mark.parametrize("model", ["dense", "convolutional"])
+def test_float64(ranks, model):
+    assert_invariant(ranks.run_sizes(SIZES, cases.fit_float64, model), rtol=1e-10, atol=1e-12)
 
 
 def test_a_custom_loop(ranks):

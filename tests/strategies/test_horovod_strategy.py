@@ -1,0 +1,53 @@
+"""Making a `HorovodStrategy`: wrong arguments, and what is missing, are said at once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfdml.strategies import HorovodStrategy
+from tfdml.topology import child_environment
+
+LAUNCHED = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize("devices", ["CPU:0", []])
+def test_devices_must_be_a_list(devices):
+    with pytest.raises(ValueError, match="`devices` must be a non-empty list.*Received: devices="):
+        HorovodStrategy(devices=devices)
+
+
+def test_compression_must_be_none_so_far():
+    with pytest.raises(ValueError, match="`compression` must be None.*Received: 'fp16'"):
+        HorovodStrategy(compression="fp16")
+
+
+def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
+    code = (
+        "import sys; sys.modules['horovod'] = None\n"  # As if it were not installed.
+        "import tfdml; s = tfdml.HorovodStrategy(); print(s.size, s.num_replicas_in_sync)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=child_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_one_process_needs_no_horovod():
+    done = _without_horovod()
+    assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def test_several_processes_without_horovod_are_told_what_to_do():
+    done = _without_horovod(**LAUNCHED)
+    assert done.returncode == 1
+    assert "rank 1 of 2, started by horovodrun" in done.stderr
+    assert "Run `tfdml build-horovod`" in done.stderr
