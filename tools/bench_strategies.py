@@ -21,7 +21,7 @@ from pathlib import Path
 
 import typer
 
-EPOCHS = 12
+EPOCHS = 9
 STEPS = 60
 GLOBAL_BATCH = 128
 
