@@ -17,6 +17,7 @@ SIGNATURES = {
     "TensorFlowTrainer.predict": "x batch_size verbose steps callbacks",
     "TFEpochIterator.__init__": "distribute_strategy args kwargs",
     "ArrayDataAdapter.get_tf_dataset": "",
+    "TensorFlowTrainer._maybe_symbolic_build": "iterator data_batch",
     "TensorFlowTrainer._make_function": "step_function",
     "TensorFlowTrainer.make_predict_function": "force",
     "BaseOptimizer.apply": "grads trainable_variables",

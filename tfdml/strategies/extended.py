@@ -21,7 +21,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.agreement import check_pipeline
-from tfdml.strategies.share import Share, count_rows, share_of
+from tfdml.strategies.share import Portion, Share, Splitter
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -45,7 +45,7 @@ class ReplicaExtended(MirroredExtended):
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
-        self._whole_batches = False
+        self._global_steps = False
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices)
 
@@ -203,23 +203,22 @@ class ReplicaExtended(MirroredExtended):
 
     # -- Batches -------------------------------------------------------------------------------
 
-    def split(self, batch: Any) -> tuple[Any, list[Share]]:
-        """Splits a global batch into the shares of this process's replicas.
+    @property
+    def splitter(self) -> Splitter:
+        """What splits global batches over the replicas."""
+        first = self._get_replica_id_in_sync_group(0)
+        return Splitter(first, self.num_local_replicas, self._num_replicas_in_sync)
 
-        Args:
-            batch: A structure of tensors of shape `[global rows, ...]`.
-
-        Returns:
-            The shares' rows as values that `strategy.run` takes, and the shares.
-        """
+    def portion_of(self, batch: Any) -> Portion:
+        """Returns this process's portion of a global batch, where it is not one already."""
+        if isinstance(batch, Portion):
+            return batch
         with tf.device(self._input_workers_devices[0][0]):
-            rows = count_rows(batch)
-            shares = [
-                share_of(self._get_replica_id_in_sync_group(i), self._num_replicas_in_sync, rows)
-                for i in range(self.num_local_replicas)
-            ]
-            parts = [share.take(batch) for share in shares]
-        return distribute_utils.regroup(parts), shares
+            return self.splitter.split(batch)
+
+    def replica_values(self, parts: Sequence[Any]) -> Any:
+        """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
+        return distribute_utils.regroup(tuple(parts))
 
     @contextlib.contextmanager
     def working_on(self, shares: list[Share]) -> Iterator[None]:
@@ -238,21 +237,31 @@ class ReplicaExtended(MirroredExtended):
         return self._shares[replica._local_replica_id]
 
     @contextlib.contextmanager
-    def whole_batches(self) -> Iterator[None]:
-        """While this is entered, datasets stay whole: a global step splits them."""
-        before, self._whole_batches = self._whole_batches, True
+    def global_steps(self) -> Iterator[None]:
+        """While this is entered, datasets are distributed for `GlobalStep`: as portions."""
+        before, self._global_steps = self._global_steps, True
         try:
             yield
         finally:
-            self._whole_batches = before
+            self._global_steps = before
 
     def _experimental_distribute_dataset(self, dataset, options):
-        """Gives each replica its rows of every global batch (or all rows, see `whole_batches`)."""
-        check_pipeline(dataset, self.collective)
-        if self._whole_batches:
+        """Gives each replica its rows of every global batch (or portions, see `global_steps`)."""
+        if isinstance(dataset.element_spec, Portion):
             return dataset
+        check_pipeline(dataset, self.collective)
+        if self._global_steps:
+            if self._num_replicas_in_sync == 1:
+                return dataset
+            return dataset.map(
+                lambda *batch: self.splitter.split(_unpacked(batch)),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            ).prefetch(tf.data.AUTOTUNE)
         if self.collective.size > 1:
-            dataset = dataset.map(self._process_rows, num_parallel_calls=tf.data.AUTOTUNE)
+            dataset = dataset.map(
+                lambda *batch: self.splitter.own_rows(_unpacked(batch)),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            )
         return input_util.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(options),
@@ -260,17 +269,6 @@ class ReplicaExtended(MirroredExtended):
             num_replicas_in_sync=self.num_local_replicas,
             options=options,
         )
-
-    def _process_rows(self, *batch):
-        """Returns the rows of a global batch that this process's replicas share."""
-        first = self._get_replica_id_in_sync_group(0)
-        rows = count_rows(batch)
-        begin, end = (
-            share_of(i, self._num_replicas_in_sync, rows).begin
-            for i in (first, first + self.num_local_replicas)
-        )
-        part = tf.nest.map_structure(lambda t: t[begin:end] if t.shape.rank else t, batch)
-        return part if len(part) > 1 else part[0]
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
         def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -293,6 +291,11 @@ class ReplicaExtended(MirroredExtended):
             for i in range(self.num_local_replicas)
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
+
+
+def _unpacked(batch: tuple) -> Any:
+    # `Dataset.map` passes a tuple's elements as arguments, and anything else as the only one.
+    return batch if len(batch) > 1 else batch[0]
 
 
 def _divide(total, count: int):

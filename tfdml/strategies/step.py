@@ -34,9 +34,10 @@ class GlobalStep:
 
     def _run(self, fn: Callable, batch: Any) -> tuple[list, list[Share]]:
         """Runs `fn(share's rows)` on each replica; returns its results, one a local replica."""
-        rows, shares = self._extended.split(batch)
+        portion = self._extended.portion_of(batch)
+        shares = portion.shares
         with self._extended.working_on(shares):
-            outputs = self._strategy.run(fn, args=(rows,))
+            outputs = self._strategy.run(fn, args=(self._extended.replica_values(portion.parts),))
         local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
         return [
             tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)

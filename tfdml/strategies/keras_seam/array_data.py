@@ -10,6 +10,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import Collective
+from tfdml.strategies.share import Splitter
 
 
 def agreed_seed(collective: Collective) -> int:
@@ -22,7 +23,9 @@ def agreed_seed(collective: Collective) -> int:
     return int(collective.broadcast(own, "data_seed"))
 
 
-def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
+def array_batches(
+    adapter: ArrayDataAdapter, seed: int | None, splitter: Splitter | None
+) -> tf.data.Dataset:
     """Returns the adapter's global batches in an order that follows from `seed` alone.
 
     Each pass over the dataset has an order of its own, the k-th pass the same on every process.
@@ -30,7 +33,11 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
     Args:
         adapter: Keras's adapter of the arrays, with `shuffle=True` or `"batch"` (which keeps the
             batches and shuffles within them).
-        seed: The seed.
+        seed: The seed; None keeps the order of the arrays.
+        splitter: What splits the batches; this process then reads its own rows only.
+
+    Returns:
+        A dataset of batches, or of `Portion`s of batches if there is a `splitter`.
     """
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     # Tensors are captured by the pipeline's functions; NumPy arrays would be copied into its graph.
@@ -38,21 +45,6 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
         lambda a: tf.convert_to_tensor(a) if isinstance(a, np.ndarray) else a,
         tree.lists_to_tuples(arrays),
     )
-    samples, within_batches = adapter._num_samples, adapter._shuffle == "batch"
-
-    @tf.autograph.experimental.do_not_convert
-    def order(pass_number: tf.Tensor) -> tf.data.Dataset:
-        indices = tf.range(samples, dtype=tf.int64)
-        if not within_batches:
-            indices = tf.random.experimental.stateless_shuffle(indices, seed=[seed, pass_number])
-        batches = tf.data.Dataset.from_tensor_slices(indices).batch(adapter._batch_size)
-        if within_batches:
-            batches = batches.enumerate().map(
-                lambda number, batch: tf.random.experimental.stateless_shuffle(
-                    batch, seed=[seed, pass_number * adapter.num_batches + number]
-                )
-            )
-        return batches
 
     @tf.autograph.experimental.do_not_convert
     def rows(indices: tf.Tensor) -> Any:
@@ -64,6 +56,44 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
 
         return tree.traverse(gather, arrays)
 
+    @tf.autograph.experimental.do_not_convert
+    def portion(indices: tf.Tensor) -> Any:
+        count = tf.shape(indices, tf.int64)[0]
+        return splitter.portion(count, lambda begin, end: rows(indices[begin:end]))
+
+    return (
+        _index_batches(adapter, seed)
+        .map(rows if splitter is None else portion, num_parallel_calls=tf.data.AUTOTUNE)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _index_batches(adapter: ArrayDataAdapter, seed: int | None) -> tf.data.Dataset:
+    """Returns a dataset of the indices of each global batch: int64, shape `[rows]`."""
+    samples, size = adapter._num_samples, adapter._batch_size
+    whole = samples // size * size
+
+    def batches(indices: tf.Tensor) -> tf.data.Dataset:
+        # Cut in one go: to batch single indices costs more than the rest of the pipeline.
+        dataset = tf.data.Dataset.from_tensor_slices(tf.reshape(indices[:whole], [-1, size]))
+        if whole < samples:
+            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(indices[whole:]))
+        return dataset
+
+    if seed is None:
+        return batches(tf.range(samples, dtype=tf.int64))
+
+    def shuffled(indices: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return tf.random.experimental.stateless_shuffle(indices, seed=[seed, number])
+
+    @tf.autograph.experimental.do_not_convert
+    def order(pass_number: tf.Tensor) -> tf.data.Dataset:
+        indices = tf.range(samples, dtype=tf.int64)
+        if adapter._shuffle != "batch":
+            return batches(shuffled(indices, pass_number))
+        first = pass_number * adapter.num_batches
+        return batches(indices).enumerate(first).map(lambda number, b: shuffled(b, number))
+
     # Counted, not drawn: `Dataset.random` mixes in the global seed, which may differ by process.
     passes = tf.Variable(0, trainable=False, dtype=tf.int64)
 
@@ -71,10 +101,9 @@ def shuffled_batches(adapter: ArrayDataAdapter, seed: int) -> tf.data.Dataset:
     def next_pass(_: tf.Tensor) -> tf.Tensor:
         return passes.assign_add(1)
 
-    batches = (
+    return (
         tf.data.Dataset.range(1)
         .map(next_pass)
         .flat_map(order)
         .apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
     )
-    return batches.map(rows, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

@@ -9,10 +9,11 @@ that calls, belongs to one of our strategies.
 | Keras's function | what is different under our strategies |
 |---|---|
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only |
-| `TFEpochIterator` | batches stay whole: a step splits them |
+| `TFEpochIterator` | data come as portions of global batches |
+| `_maybe_symbolic_build` | builds from a replica's part of a portion |
 | `_make_function` | a step is a `MetricStep` on a global batch |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |
-| `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes |
+| `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes; own rows only are read |
 | `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |
 | | overflow, and before clipping |
 | `_all_reduce_sum_gradients` | nothing is left to sum |
@@ -38,7 +39,7 @@ from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import losses
-from tfdml.strategies.keras_seam.array_data import agreed_seed, shuffled_batches
+from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
 
@@ -126,7 +127,7 @@ def _epoch_iterator(original: Callable) -> Callable:
             return original(self, distribute_strategy, *args, **kwargs)
         token = _distributing.set(extended)
         try:
-            with extended.whole_batches():
+            with extended.global_steps():
                 original(self, distribute_strategy, *args, **kwargs)
         finally:
             _distributing.reset(token)
@@ -140,11 +141,22 @@ def _get_tf_dataset(original: Callable) -> Callable:
         if extended is None:
             return original(self)
         check_arrays(self._inputs, extended.collective)
-        if not self._shuffle:
-            return original(self)
-        return shuffled_batches(self, agreed_seed(extended.collective))
+        seed = agreed_seed(extended.collective) if self._shuffle else None
+        splitter = extended.splitter if extended._num_replicas_in_sync > 1 else None
+        return array_batches(self, seed, splitter)
 
     return get_tf_dataset
+
+
+def _maybe_symbolic_build(original: Callable) -> Callable:
+    def maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if _replicas(self) is None or iterator is None:
+            return original(self, iterator, data_batch)
+        for _, _, batches in iterator:
+            portion = next(batches)
+            return original(self, data_batch=portion.parts[0])
+
+    return maybe_symbolic_build
 
 
 def _make_function(original: Callable) -> Callable:
@@ -239,6 +251,7 @@ _REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "predict", _loop),
     (TFEpochIterator, "__init__", _epoch_iterator),
     (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
+    (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
     (TensorFlowTrainer, "_make_function", _make_function),
     (TensorFlowTrainer, "make_predict_function", _make_predict_function),
     (BaseOptimizer, "apply", _apply),
