@@ -18,7 +18,7 @@ import importlib
 from typing import Any
 
 _MODULES = ("strategies",)
-_STRATEGIES = ("HorovodStrategy",)
+_STRATEGIES = ("HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 __all__ = [*_MODULES, *_STRATEGIES, "__version__"]
 

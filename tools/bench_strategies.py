@@ -21,8 +21,9 @@ from pathlib import Path
 
 import typer
 
-EPOCHS = 9
-STEPS = 60
+EPOCHS = 15
+STEPS = 40
+STEPS_PER_EXECUTION = (1, 10)
 GLOBAL_BATCH = 128
 
 
@@ -50,13 +51,18 @@ def build(name: str):
     )
 
 
-def compiled(name: str):
+def compiled(name: str, steps_per_execution: int = 1):
     """Returns a new model, compiled with Adam, a loss and an accuracy."""
     import keras
 
     model = build(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(),
+        loss,
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+    )
     return model
 
 
@@ -122,7 +128,7 @@ def hand_written(name: str, x, y) -> Callable[[], tuple[float, float]]:
     return epoch
 
 
-def run(name: str) -> None:
+def run(name: str, steps_per_execution: int) -> None:
     """Times one model on this process's job; rank 0 prints the seconds of each epoch."""
     import numpy as np
 
@@ -133,8 +139,11 @@ def run(name: str) -> None:
     x = rng.normal(size=(GLOBAL_BATCH * STEPS, 28, 28, 1)).astype("float32")
     y = rng.integers(0, 10, len(x))
     with strategy.scope():
-        ours = fitting(compiled(name), x, y)
-    peer = fitting(compiled(name), x, y) if strategy.size == 1 else hand_written(name, x, y)
+        ours = fitting(compiled(name, steps_per_execution), x, y)
+    if strategy.size == 1:
+        peer = fitting(compiled(name, steps_per_execution), x, y)
+    else:
+        peer = hand_written(name, x, y)
     seconds: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
     for number in range(EPOCHS + 2):
         # In turn, and in turned order: what heats up or slows down hits both alike.
@@ -146,9 +155,16 @@ def run(name: str) -> None:
         print("SECONDS " + json.dumps({who: s[2:] for who, s in seconds.items()}), flush=True)
 
 
-def measure(name: str, processes: int) -> dict:
+def measure(name: str, processes: int, steps_per_execution: int) -> dict:
     """Starts a job; returns the median step times in milliseconds and the ratio."""
-    command = [sys.executable, __file__, "--run", name]
+    command = [
+        sys.executable,
+        __file__,
+        "--run",
+        name,
+        "--steps-per-execution",
+        str(steps_per_execution),
+    ]
     threads = max(1, (os.cpu_count() or 1) // processes)
     if processes > 1:
         horovodrun = str(Path(sys.executable).with_name("horovodrun"))
@@ -169,6 +185,7 @@ def measure(name: str, processes: int) -> dict:
     return {
         "model": name,
         "processes": processes,
+        "steps_per_execution": steps_per_execution,
         "ours": statistics.median(epochs["ours"]) / STEPS * 1000,
         "peer": statistics.median(epochs["peer"]) / STEPS * 1000,
         "ratio": statistics.median(ratios),
@@ -179,20 +196,32 @@ def measure(name: str, processes: int) -> dict:
 
 def table(rows: list[dict]) -> str:
     """Returns the rows as a Markdown table."""
-    lines = [
-        "| processes | model | peer | ours, ms a step | peer, ms a step | ratio (quartiles) | "
-        "around the epoch: ours, peer |",
-        "|---|---|---|---|---|---|---|",
+    columns = [
+        "processes",
+        "model",
+        "steps per execution",
+        "peer",
+        "ours, ms a step",
+        "peer, ms a step",
+        "ratio (quartiles)",
+        "around the epoch: ours, peer",
     ]
+    lines = [columns, ["---"] * len(columns)]
     for r in rows:
-        peer = "plain Keras `fit`" if r["processes"] == 1 else "hand-written loop"
         low, high = r["quartiles"]
         lines.append(
-            f"| {r['processes']} | {r['model']} | {peer} | {r['ours']:.2f} | {r['peer']:.2f} | "
-            f"{r['ratio']:.3f} ({low:.3f}–{high:.3f}) | "
-            f"{r['around']['ours']:.2f} s, {r['around']['peer']:.2f} s |"
+            [
+                str(r["processes"]),
+                r["model"],
+                str(r["steps_per_execution"]),
+                "plain Keras `fit`" if r["processes"] == 1 else "hand-written loop",
+                f"{r['ours']:.2f}",
+                f"{r['peer']:.2f}",
+                f"{r['ratio']:.3f} ({low:.3f}–{high:.3f})",
+                f"{r['around']['ours']:.2f} s, {r['around']['peer']:.2f} s",
+            ]
         )
-    return "\n".join(lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def conditions() -> str:
@@ -204,11 +233,20 @@ def conditions() -> str:
     return f"{versions}, Python {platform.python_version()}; {machine}; {date.today()}"
 
 
-def main(write: Path | None = None, run_model: str = typer.Option("", "--run")) -> None:
+def main(
+    write: Path | None = None,
+    run_model: str = typer.Option("", "--run", help="What this tool starts itself with."),
+    steps_per_execution: int = 1,
+) -> None:
     """Times the strategy against its peers and prints the table."""
     if run_model:
-        return run(run_model)
-    rows = [measure(name, n) for n in (1, 2) for name in ("CNN", "MLP")]
+        return run(run_model, steps_per_execution)
+    rows = [
+        measure(name, processes, steps)
+        for processes in (1, 2)
+        for name in ("CNN", "MLP")
+        for steps in STEPS_PER_EXECUTION
+    ]
     text = f"Measured with {conditions()}.\n\n{table(rows)}\n"
     print(text)
     if write is not None:

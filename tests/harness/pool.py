@@ -1,7 +1,9 @@
 """A pool of real ranks, started once and fed many cases; always with a time limit."""
 
+import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,14 +35,19 @@ class RankPool:
     """Ranks of one job that wait for cases.
 
     Args:
-        size: The number of ranks: 1 is a plain process, more are started by `horovodrun`.
+        size: The number of replicas.
+        kind: What they are: "horovod" (1 is a plain process, more are started by `horovodrun`),
+            "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
+            process, which is then the only rank).
     """
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, kind: str = "horovod"):
+        self.size = 1 if kind == "mirrored" else size
+        self._kind = kind
+        self._environment = {"TFDML_TEST_KIND": kind, "TFDML_TEST_SIZE": str(size)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
-        self._launcher: subprocess.Popen | None = None
+        self._launched: list[subprocess.Popen] = []
         self._directory = tempfile.TemporaryDirectory(prefix="tfdml-ranks-")
         self._log = Path(self._directory.name, "output")
 
@@ -59,7 +66,7 @@ class RankPool:
             RankFailure: If a rank raised, died, or did not answer in time. The ranks are ended
                 unless all of them raised; the next case starts new ones.
         """
-        if self._launcher is None:
+        if not self._launched:
             self._start()
         printed = self._log.stat().st_size
         for connection in self._connections.values():
@@ -82,12 +89,13 @@ class RankPool:
 
     def close(self, keep_output: bool = False) -> None:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
-        if self._launcher is not None:
-            end_processes([*tree_of(self._launcher.pid), *self.pids])
-            self._launcher.wait()
+        if self._launched:
+            end_processes([*(pid for p in self._launched for pid in tree_of(p.pid)), *self.pids])
+            for process in self._launched:
+                process.wait()
         for connection in self._connections.values():
             connection.close()
-        self._connections, self._launcher, self.pids = {}, None, []
+        self._connections, self._launched, self.pids = {}, [], []
         if not keep_output:
             self._directory.cleanup()
 
@@ -96,27 +104,28 @@ class RankPool:
             str(Path(self._directory.name, f"socket-{secrets.token_hex(4)}")),
             (secrets.token_bytes(16)),
         )
-        command = [sys.executable, "-m", "tests.harness.rank", address]
-        if self.size > 1:
-            horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-            command = [sys.executable, horovodrun, "-np", str(self.size), *command]
         root = Path(__file__).resolve().parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root), "TFDML_TEST_KEY": key.hex()}
+        environment |= self._environment
         with Listener(address, "AF_UNIX", authkey=key) as listener, self._log.open("ab") as log:
-            self._launcher = subprocess.Popen(
-                command,
-                cwd=root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            for command, own in self._commands(address):
+                self._launched.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=root,
+                        env={**environment, **own},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
             # A rank that never comes must not be waited for by `accept`.
             listener._listener._socket.settimeout(1.0)
             deadline = time.monotonic() + START_SECONDS
             while len(self._connections) < self.size:
-                if self._launcher.poll() is not None or time.monotonic() > deadline:
+                ended = any(process.poll() is not None for process in self._launched)
+                if ended or time.monotonic() > deadline:
                     output = self._log.read_text(errors="replace")[-8000:]
                     self.close(keep_output=True)
                     raise RankFailure(f"{self.size} ranks did not start.\n{output}", {})
@@ -127,6 +136,23 @@ class RankPool:
                 rank, pid = connection.recv()
                 self._connections[rank] = connection
                 self.pids.append(pid)
+
+    def _commands(self, address: str) -> list[tuple[list[str], dict[str, str]]]:
+        """Returns what is to be started: commands with variables of their own."""
+        command = [sys.executable, "-m", "tests.harness.rank", address]
+        if self._kind == "multi_worker":
+            workers = [f"127.0.0.1:{port}" for port in _free_ports(self.size)]
+            return [
+                (command, {"TF_CONFIG": json.dumps(config), "TFDML_TEST_RANK": str(rank)})
+                for rank in range(self.size)
+                for config in [
+                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+                ]
+            ]
+        if self.size > 1:
+            horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+            command = [sys.executable, horovodrun, "-np", str(self.size), *command]
+        return [(command, {})]
 
     def _answers(self, timeout: float) -> dict[int, tuple[bool, Any]]:
         """Collects the ranks' answers until all came, or the time is over."""
@@ -149,19 +175,40 @@ class RankPool:
         return answers
 
 
+def _free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for open_socket in sockets:
+        open_socket.close()
+    return ports
+
+
 class RankPools:
-    """The pools of a test session, by size."""
+    """The pools of a test session, by size and kind.
 
-    def __init__(self) -> None:
-        self._pools: dict[int, RankPool] = {}
+    At most `limit` run at once, because waiting ranks keep their memory.
+    """
 
-    def __call__(self, size: int) -> RankPool:
-        """Returns the pool of `size` ranks."""
-        return self._pools.setdefault(size, RankPool(size))
+    def __init__(self, limit: int = 4) -> None:
+        self._limit = limit
+        self._pools: dict[tuple[int, str], RankPool] = {}
 
-    def run_sizes(self, sizes: Sequence[int], case: Callable, *args: Any, **kwargs: Any) -> dict:
+    def __call__(self, size: int, kind: str = "horovod") -> RankPool:
+        """Returns the pool of `size` replicas of a kind."""
+        if size == 1:
+            kind = "horovod"  # One replica is a plain process, whatever the strategy.
+        pool = self._pools.pop((size, kind), None) or RankPool(size, kind)
+        self._pools[size, kind] = pool  # The last one used is the last one in the order.
+        for other in list(self._pools.values())[: -self._limit]:
+            other.close(keep_output=True)
+        return pool
+
+    def run_sizes(
+        self, sizes: Sequence[int], case: Callable, *args: Any, kind: str = "horovod", **kwargs: Any
+    ) -> dict:
         """Runs a case on jobs of several sizes; returns the lists of results by size."""
-        return {size: self(size).run(case, *args, **kwargs) for size in sizes}
+        return {size: self(size, kind).run(case, *args, **kwargs) for size in sizes}
 
     def close(self) -> None:
         """Ends all pools."""

@@ -7,7 +7,7 @@ import sys
 import traceback
 from multiprocessing.connection import Client
 
-LOGICAL_CPUS = 2
+LOGICAL_CPUS = 2  # Of each process; a mirrored job has as many as replicas.
 
 
 def main(address: str) -> None:
@@ -15,16 +15,20 @@ def main(address: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
+    mirrored = os.environ["TFDML_TEST_KIND"] == "mirrored"
+    cpus_wanted = int(os.environ["TFDML_TEST_SIZE"]) if mirrored else LOGICAL_CPUS
     cpus = tf.config.list_physical_devices("CPU")
-    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(LOGICAL_CPUS)]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(cpus_wanted)]
     tf.config.set_logical_device_configuration(cpus[0], logical)
     tf.config.threading.set_intra_op_parallelism_threads(1)
 
-    from tfdml.topology import launched
+    from tests.harness import job
 
+    if job.KIND == "multi_worker":
+        job.strategy()  # TensorFlow starts its server before its first operation.
     key = bytes.fromhex(os.environ["TFDML_TEST_KEY"])
     with Client(address, "AF_UNIX", authkey=key) as pool:
-        pool.send((launched().rank, os.getpid()))
+        pool.send((job.rank(), os.getpid()))
         while True:
             try:
                 module, function, args = pool.recv()

@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfdml.strategies import HorovodStrategy
-from tfdml.topology import launched
+from tests.harness import job
 
 CLASSES = 3
 
@@ -84,7 +83,7 @@ MODELS = {
 }
 
 
-def compiled(strategy: HorovodStrategy, model: str = "dense", **compile_options: Any):
+def compiled(strategy: tf.distribute.Strategy, model: str = "dense", **compile_options: Any):
     """Builds a model in the strategy's scope, each rank with a seed of its own."""
     options = {
         "optimizer": InScope(keras.optimizers.Adam, 0.01),
@@ -95,7 +94,7 @@ def compiled(strategy: HorovodStrategy, model: str = "dense", **compile_options:
     with strategy.scope():
         # Optimizers and metrics that a test passes are made in the scope too.
         options = {k: v() if isinstance(v, InScope) else v for k, v in options.items()}
-        keras.utils.set_random_seed(11 + 100 * launched().rank)
+        keras.utils.set_random_seed(11 + 100 * job.rank())
         built = MODELS[model][0]()
         built.compile(**options)
     return built
@@ -111,7 +110,7 @@ def outcome(model: keras.Model, history: keras.callbacks.History | None = None) 
 
 def seed_ranks_apart() -> None:
     """Seeds each rank differently; rank 0, and one process, always alike."""
-    keras.utils.set_random_seed(11 + 100 * launched().rank)
+    keras.utils.set_random_seed(11 + 100 * job.rank())
 
 
 def fit_arrays(
@@ -125,7 +124,7 @@ def fit_arrays(
 ) -> dict:
     """`fit`, `evaluate` and `predict` on arrays, on ranks with different seeds."""
     seed_ranks_apart()
-    strategy = HorovodStrategy(devices=[f"CPU:{i}" for i in range(devices)])
+    strategy = job.strategy(devices)
     x, y = data(rows, shape=MODELS[model][1])
     built = compiled(strategy, model, **(compile_options or {}))
     validation = {"validation_data": (x[:50], y[:50])}
@@ -185,7 +184,7 @@ def fit_dataset(kind: str) -> dict:
     elif kind == "weighted":
         weights = np.linspace(0, 2, 101).astype("float32")
         dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(16)
-    built = compiled(HorovodStrategy(), weighted_metrics=["accuracy"])
+    built = compiled(job.strategy(), weighted_metrics=["accuracy"])
     history = built.fit(dataset, epochs=3, steps_per_epoch=steps, verbose=0)
     return outcome(built, history)
 
@@ -193,7 +192,7 @@ def fit_dataset(kind: str) -> dict:
 def train_on_batches() -> dict:
     """`train_on_batch`, `test_on_batch` and `predict_on_batch` with global batches."""
     x, y = data(20)
-    built = compiled(HorovodStrategy())
+    built = compiled(job.strategy())
     logs = [built.train_on_batch(x[i : i + 7], y[i : i + 7]) for i in range(0, 20, 7)]
     logs.append(built.test_on_batch(x, y))
     return {**outcome(built), "logs": np.array(logs), "predict": built.predict_on_batch(x)}
@@ -206,7 +205,7 @@ def masked_loss(reduction: str) -> dict:
     lengths = rng.integers(1, 6, 40)
     tokens[np.arange(5)[None] >= lengths[:, None]] = 0
     targets = rng.normal(size=(40, 5, 1)).astype("float32")
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(
@@ -229,7 +228,7 @@ def scalar_loss() -> dict:
     """A loss function of the user's own that returns the mean itself."""
     x, y = data(53)
     built = compiled(
-        HorovodStrategy(),
+        job.strategy(),
         loss=lambda y, p: tf.reduce_mean((tf.cast(y[:, None], p.dtype) - p) ** 2),
         metrics=[],
     )
@@ -241,7 +240,7 @@ def fit_float64(model: str) -> dict:
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     x, y = data(101, shape=MODELS[model][1])
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     built = compiled(strategy, model, metrics=[])
     history = built.fit(x.astype("float64"), y, batch_size=16, epochs=3, shuffle=False, verbose=0)
     return outcome(built, history)
@@ -250,7 +249,7 @@ def fit_float64(model: str) -> dict:
 def custom_loop() -> dict:
     """A loop of the user's own: `run`, `reduce`, `gather` and a distributed dataset."""
     x, y = data(48)
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     with strategy.scope():
         seed_ranks_apart()
         model = dense_model()

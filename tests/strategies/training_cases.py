@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.harness import job
 from tests.strategies.cases import InScope, compiled, data, seed_ranks_apart
-from tfdml.strategies import HorovodStrategy
 
 
 @keras.saving.register_keras_serializable("tfdml-tests")
@@ -33,7 +33,7 @@ def samples_by_epoch(shuffle: bool | str, rows: int = 96, batch: int = 12) -> li
     """Returns the samples that this rank trained on, for each of two epochs."""
     seed_ranks_apart()
     ids = np.arange(rows, dtype="float32")[:, None]
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     with strategy.scope():
         recorder = Recorder()
         model = keras.Sequential([layers.Input((1,)), recorder, layers.Dense(1)])
@@ -54,7 +54,7 @@ def clipped_update_norm() -> float:
     """Returns how far one step of `global_clipnorm=1`, rate 1, moves the weights."""
     x, y = data(24)
     optimizer = InScope(keras.optimizers.SGD, 1.0, global_clipnorm=1.0)
-    model = compiled(HorovodStrategy(), optimizer=optimizer)
+    model = compiled(job.strategy(), optimizer=optimizer)
     before = [v.numpy() for v in model.trainable_weights]
     model.fit(x * 100, y, batch_size=24, epochs=1, verbose=0)
     moved = [v.numpy() - b for v, b in zip(model.trainable_weights, before, strict=True)]
@@ -68,7 +68,7 @@ def overflow_on(overflowing_row: int | None, devices: int = 1) -> dict:
     weights = np.ones(36, "float32")
     if overflowing_row is not None:
         weights[12 + overflowing_row] = 1e6
-    strategy = HorovodStrategy(devices=[f"CPU:{i}" for i in range(devices)])
+    strategy = job.strategy(devices)
     model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, 0.01))
     result = {"steps": []}
     for begin in range(0, 36, 12):
@@ -87,7 +87,7 @@ def overflow_on(overflowing_row: int | None, devices: int = 1) -> dict:
 def batch_logs() -> list[dict]:
     """Returns the logs that callbacks get after each batch, and after the epoch."""
     x, y = data(50)
-    model = compiled(HorovodStrategy())
+    model = compiled(job.strategy())
     logs: list[dict] = []
 
     def remember(step, logs_of_step):
@@ -104,7 +104,7 @@ def batch_logs() -> list[dict]:
 def metric_read_by_the_chief_alone() -> float | None:
     """Rank 0 reads a metric after `fit`; the others do not."""
     x, y = data(32)
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     model = compiled(strategy)
     model.fit(x, y, batch_size=16, verbose=0)
     return float(model.metrics[0].result()) if strategy.is_chief else None
@@ -113,7 +113,7 @@ def metric_read_by_the_chief_alone() -> float | None:
 def moving_statistics() -> dict:
     """Returns what BatchNormalization keeps after a step on 7 rows: its mean and variance."""
     x, _ = data(7)
-    with HorovodStrategy().scope():
+    with job.strategy().scope():
         seed_ranks_apart()
         norm = layers.BatchNormalization(momentum=0.5)
         model = keras.Sequential([layers.Input((6,)), norm])
@@ -124,7 +124,7 @@ def moving_statistics() -> dict:
 
 def identity() -> tuple:
     """Returns what the strategy says of this rank."""
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     context = []
     strategy.distribute_datasets_from_function(
         lambda c: (
@@ -138,7 +138,7 @@ def identity() -> tuple:
 def misuse(kind: str) -> str:
     """Does something wrong; returns the warning, or raises the error."""
     x, y = data(32)
-    strategy = HorovodStrategy()
+    strategy = job.strategy()
     model = compiled(strategy)
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     if kind == "sharded dataset":

@@ -1,5 +1,7 @@
-"""Where `model.fit` is distributed: `tf.distribute` strategies that Keras 3 works under."""
+"""Distribution strategies under which plain `model.fit` trains on several replicas."""
 
 from tfdml.strategies.horovod import HorovodStrategy
+from tfdml.strategies.mirrored import MirroredStrategy
+from tfdml.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
-__all__ = ["HorovodStrategy"]
+__all__ = ["HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"]

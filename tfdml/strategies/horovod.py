@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdml import topology
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
+from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
 
@@ -49,15 +50,7 @@ class HorovodStrategy(ReplicaStrategy):
     """
 
     def __init__(self, devices: Sequence[str] | None = None, compression: None = None):
-        if compression is not None:
-            raise ValueError(
-                f"`compression` must be None in this version of tfdml. Received: {compression!r}."
-            )
-        if devices is not None and (isinstance(devices, str) or not devices):
-            raise ValueError(
-                f"`devices` must be a non-empty list of device names, or None for one device a "
-                f"process. Received: devices={devices!r}. Use for example ['GPU:0']."
-            )
+        arguments.check(devices, compression)
         collective = _collective()
         super().__init__(collective, devices or [_own_device(collective.topology)])
 

@@ -1,0 +1,32 @@
+"""What a case asks about the job that it runs in: its strategy, and this rank."""
+
+import os
+
+import tensorflow as tf
+
+from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
+from tfdml.topology import launched
+
+KIND = os.environ.get("TFDML_TEST_KIND", "horovod")
+
+
+def strategy(devices: int = 1) -> tf.distribute.Strategy:
+    """Returns a new strategy of the job's kind.
+
+    Args:
+        devices: Replicas of each process. A mirrored job has as many as the job's size, whatever
+            is asked for.
+    """
+    if KIND == "mirrored":
+        devices = int(os.environ["TFDML_TEST_SIZE"])
+    names = [f"CPU:{i}" for i in range(devices)]
+    if KIND == "mirrored":
+        return MirroredStrategy(devices=names)
+    if KIND == "multi_worker":
+        return MultiWorkerMirroredStrategy(devices=names)
+    return HorovodStrategy(devices=names)
+
+
+def rank() -> int:
+    """Returns this process's rank."""
+    return int(os.environ.get("TFDML_TEST_RANK", launched().rank))

@@ -1,0 +1,142 @@
+"""The collective over TensorFlow's own ring or NCCL operations, between a cluster's servers."""
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.topology import Topology
+
+# All processes of the cluster are one group; TensorFlow's strategies count theirs from 1.
+_GROUP_KEY = 0x7FD31
+
+# Keys of operations are int32: a prime number of them, and how far apart sizes put them.
+_KEYS = 2**31 - 1
+_KEY_STRIDE = 1_000_003
+
+# What TensorFlow's gathers and broadcasts carry; all else travels as one of these.
+_WIRE_DTYPES = frozenset({tf.int32, tf.int64, tf.float16, tf.float32, tf.float64})
+
+
+class TensorFlowCollective(Collective):
+    """Moves tensors with TensorFlow's collective operations.
+
+    TensorFlow's server must run in this process (see `tfdml.strategies.cluster`).
+
+    Args:
+        topology: This process's place in the cluster.
+        device: The device that takes part for this process, with its job and task.
+        options: How to communicate: the implementation, and a time limit in seconds.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        device: str,
+        options: tf.distribute.experimental.CommunicationOptions,
+    ):
+        super().__init__(topology)
+        self._device = device
+        self._names: dict[int, str] = {}
+        self._common = {
+            "group_size": self.size,
+            "group_key": _GROUP_KEY,
+            "communication_hint": options.implementation.value.lower(),
+            "timeout_seconds": float(options.timeout_seconds or 0),
+        }
+        # NCCL hangs when two processes launch kernels in different orders; the ring may.
+        self._order = None
+        if "GPU" in device:
+            with tf.init_scope(), tf.device(device):
+                self._order = tf.Variable(0.0, trainable=False)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes; see `Collective`."""
+        with tf.device(self._device):
+            flat = [tf.reshape(t, [-1]) for t in tensors]
+            packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+            total = tf.raw_ops.CollectiveReduceV2(
+                input=packed,
+                merge_op="Add",
+                final_op="Id",
+                ordering_token=self._in_order(),
+                **self._arguments("reduce", packed, name),
+            )
+            sizes = [tf.size(t) for t in flat]
+            parts = [total] if len(flat) == 1 else tf.split(total, sizes, num=len(flat))
+            return [
+                tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
+                for part, t in zip(parts, tensors, strict=True)
+            ]
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
+        with tf.device(self._device):
+            wire, unpack = _as_wire(tensor)
+            rows = tf.shape(wire)[:1]
+            counts = self._gather(rows, f"{name}/rows")
+            # Every process must send the same shape: fill up to the longest, and cut again.
+            most = tf.reduce_max(counts)
+            missing = most - rows[0]
+            rank = wire.shape.rank
+            padded = tf.pad(wire, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
+            # An empty tensor is not sent; one row more than needed always is.
+            padded = tf.cond(
+                most > 0,
+                lambda: padded,
+                lambda: tf.zeros(tf.concat([[1], tf.shape(wire)[1:]], 0), wire.dtype),
+            )
+            gathered = self._gather(padded, name)
+            present = tf.sequence_mask(counts, tf.maximum(most, 1))
+            gathered = tf.boolean_mask(gathered, tf.reshape(present, [-1]))
+            return tf.ensure_shape(unpack(gathered), [None, *tensor.shape.as_list()[1:]])
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of `root`; see `Collective`."""
+        with tf.device(self._device):
+            wire, unpack = _as_wire(tensor)
+            arguments = self._arguments("broadcast", wire, name)
+            if self.rank == root:
+                value = tf.raw_ops.CollectiveBcastSendV2(input=wire, **arguments)
+            else:
+                value = tf.raw_ops.CollectiveBcastRecvV2(
+                    shape=tf.shape(wire), T=wire.dtype, **arguments
+                )
+            return tf.ensure_shape(unpack(value), tensor.shape)
+
+    def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tensor, ordering_token=self._in_order(), **self._arguments("gather", tensor, name)
+        )
+
+    def _arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
+        """Returns what pairs an operation with the other processes': its key follows its name.
+
+        TensorFlow remembers the kind, the dtype and the shape of what a key stands for, so they
+        go into the key: the shape when the operation runs, because it may change.
+        """
+        name = f"{kind} {tensor.dtype.name} {name}"
+        key = zlib.crc32(name.encode()) % _KEYS
+        other = self._names.setdefault(key, name)
+        if other != name:
+            raise ValueError(
+                f"`name` must not share its key with another collective's. Received: {name!r} "
+                f"after {other!r}, both with key {key}. Rename one of them."
+            )
+        key = (key + tf.size(tensor, tf.int64) * _KEY_STRIDE) % _KEYS
+        return {**self._common, "instance_key": tf.cast(key, tf.int32)}
+
+    def _in_order(self) -> list[tf.Tensor]:
+        return [] if self._order is None else [self._order.handle]
+
+
+def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns `tensor` in a dtype that is carried, and the function that turns it back."""
+    dtype = tensor.dtype
+    if dtype in _WIRE_DTYPES:
+        return tensor, lambda wire: wire
+    carrier = {1: tf.int32, 2: tf.float16, 4: tf.int32, 8: tf.int64}[dtype.size]
+    if dtype.size == 1:
+        return tf.cast(tensor, carrier), lambda wire: tf.cast(wire, dtype)
+    return tf.bitcast(tensor, carrier), lambda wire: tf.bitcast(wire, dtype)

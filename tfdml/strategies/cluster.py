@@ -1,0 +1,89 @@
+"""TensorFlow's server in this process: started once, for the cluster that a resolver describes."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdml.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """This process as a member of a running cluster.
+
+    Attributes:
+        topology: Its place among the chief and the workers.
+        devices: Its devices, with job and task: all GPUs, or the first CPU.
+        resolver: What described the cluster.
+        server: TensorFlow's strategy whose server runs.
+    """
+
+    topology: Topology
+    devices: tuple[str, ...]
+    resolver: tf.distribute.cluster_resolver.ClusterResolver
+    server: tf.distribute.Strategy
+
+
+# TensorFlow starts one server in a process; a second strategy for the same cluster shares it.
+_members: dict[tuple, Member] = {}
+
+
+def join(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+    options: tf.distribute.experimental.CommunicationOptions,
+) -> Member | None:
+    """Starts this process's server and waits for the others, once.
+
+    Args:
+        resolver: What describes the cluster; `TF_CONFIG` by default.
+        options: How to communicate.
+
+    Returns:
+        The member, or None where the cluster is this process alone.
+
+    Raises:
+        ValueError: If the resolver names a task that does not train, or another cluster than the
+            one that this process is in.
+    """
+    resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    cluster = resolver.cluster_spec().as_dict()
+    place = _place(cluster, resolver.task_type, resolver.task_id)
+    if place.size == 1:
+        return None
+    key = (repr(sorted(cluster.items())), resolver.task_type, resolver.task_id)
+    if _members and key not in _members:
+        raise ValueError(
+            f"`cluster_resolver` must describe the cluster that this process is in already: "
+            f"TensorFlow starts one server in a process. Received on rank {place.rank}: {cluster}. "
+            f"Start another process for another cluster."
+        )
+    if key not in _members:
+        # TensorFlow's own strategy starts the server and the coordination service; its
+        # collectives are not used.
+        server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        _members[key] = Member(place, server.extended.worker_devices, resolver, server)
+    return _members[key]
+
+
+def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | None) -> Topology:
+    """Returns the place of a task: the chief (or "master") first, then the workers."""
+    order = [
+        (job, index) for job in ("chief", "master", "worker") for index in _tasks(cluster.get(job))
+    ]
+    if not order:
+        return Topology()
+    if len(order) == 1 and (task_type or order[0][0]) == order[0][0]:
+        return Topology(launcher="cluster resolver")
+    if (task_type, task_id) not in order:
+        raise ValueError(
+            f"`cluster_resolver` must say which chief or worker this process is. Received: "
+            f"task_type={task_type!r}, task_id={task_id!r} in the cluster {cluster}. Set `task` in "
+            f"TF_CONFIG, or the resolver's `task_type` and `task_id`."
+        )
+    return Topology(
+        order.index((task_type, task_id)), len(order), launcher="TensorFlow's cluster resolver"
+    )
+
+
+def _tasks(job: list[str] | dict[int, str] | None) -> list[int]:
+    return sorted(job) if isinstance(job, dict) else list(range(len(job or [])))

@@ -1,0 +1,60 @@
+"""`MultiWorkerMirroredStrategy`: `model.fit` on the workers of a TensorFlow cluster."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import LocalCollective
+from tfdml.collectives.tensorflow import TensorFlowCollective
+from tfdml.strategies import arguments
+from tfdml.strategies.cluster import join
+from tfdml.strategies.mirrored import all_devices
+from tfdml.strategies.replica_strategy import ReplicaStrategy
+
+
+class MultiWorkerMirroredStrategy(ReplicaStrategy):
+    """Synchronous training on the workers of a TensorFlow cluster, in a strategy scope.
+
+    Takes the place of `tf.distribute.MultiWorkerMirroredStrategy`, whose `fit` crashes with Keras
+    3. Needs no Horovod. Start the same script on every machine with its `TF_CONFIG`, or pass a
+    resolver (Slurm, Kubernetes, ...); without either it runs on this machine alone. Make the
+    strategy first thing in the program: TensorFlow starts its server before its first operation.
+
+    A batch is global, initial weights are rank 0's, and losses, metrics and weights are those of
+    one process, as with `tfdml.HorovodStrategy`.
+
+    Args:
+        cluster_resolver: What describes the cluster and this process's task; `TF_CONFIG` by
+            default. The chief, or else worker 0, is rank 0.
+        compression: How gradients are compressed on the wire. None is all there is so far.
+        communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
+            implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective.
+        devices: This process's devices; all its GPUs by default, or a CPU where there are none.
+
+    Raises:
+        ValueError: If an argument is wrong, or the cluster does not name this process's task.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        compression: None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        devices: Sequence[str] | None = None,
+    ):
+        arguments.check(devices, compression)
+        options = communication_options or tf.distribute.experimental.CommunicationOptions()
+        member = join(cluster_resolver, options)
+        if member is None:
+            super().__init__(LocalCollective(), devices or all_devices())
+            return
+        # Device names of a cluster say whose they are.
+        task = member.devices[0].rsplit("/device:", 1)[0]
+        own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
+        super().__init__(TensorFlowCollective(member.topology, own[0], options), own)
+        self._cluster_resolver = member.resolver
+
+    @property
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """What described the cluster; None on one machine alone."""
+        return getattr(self, "_cluster_resolver", None)
