@@ -81,6 +81,43 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
     _check_alike("\n".join(parts), "The arrays given as data", collective)
 
 
+def digest_slots(digest: tf.Tensor, collective: Collective) -> tf.Tensor:
+    """Returns a process's digest in its own row of a table; the tables' sum has everybody's.
+
+    Args:
+        digest: Of this process's batch: float32, shape `[2]`.
+        collective: Who the processes are.
+
+    Returns:
+        float32, shape `[size, 2]`.
+    """
+    return tf.one_hot(collective.rank, collective.size)[:, None] * digest[None, :]
+
+
+def check_digests(digests: tf.Tensor) -> None:
+    """Stops a step, in its graph, where the processes read different batches.
+
+    Args:
+        digests: Everybody's: float32, shape `[size, 2]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If they differ; it names the ranks.
+    """
+    alike = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
+    common = alike[tf.argmax(tf.reduce_sum(tf.cast(alike, tf.int32), 1))]
+    tf.debugging.Assert(
+        tf.reduce_all(common),
+        [
+            f"Batches must be the same on all {digests.shape[0]} ranks, because every rank reads "
+            "all of them and works on its own rows. Received another batch on ranks:",
+            tf.where(~common)[:, 0],
+            "Seed what draws random numbers in the pipeline, or let each rank read its own part "
+            "with AutoShardPolicy.OFF.",
+        ],
+        summarize=64,
+    )
+
+
 def _check_alike(description: str, what: str, collective: Collective) -> None:
     digest = hashlib.sha256(description.encode()).digest()[:8]
     own = tf.constant(np.frombuffer(digest, np.int64))

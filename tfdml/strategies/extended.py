@@ -236,9 +236,13 @@ class ReplicaExtended(MirroredExtended):
             return None
         return self._shares[replica._local_replica_id]
 
+    def split_element(self, *element) -> Portion:
+        """Returns this process's portion of a dataset's element, a global batch."""
+        return self.splitter.split(_unpacked(element))
+
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:
-        """While this is entered, datasets are distributed for `GlobalStep`: as portions."""
+        """While this is entered, datasets are left whole: a `GlobalStep` takes portions."""
         before, self._global_steps = self._global_steps, True
         try:
             yield
@@ -246,17 +250,10 @@ class ReplicaExtended(MirroredExtended):
             self._global_steps = before
 
     def _experimental_distribute_dataset(self, dataset, options):
-        """Gives each replica its rows of every global batch (or portions, see `global_steps`)."""
-        if isinstance(dataset.element_spec, Portion):
+        """Gives each replica its rows of every global batch (or all, see `global_steps`)."""
+        if self._global_steps:
             return dataset
         check_pipeline(dataset, self.collective)
-        if self._global_steps:
-            if self._num_replicas_in_sync == 1:
-                return dataset
-            return dataset.map(
-                lambda *batch: self.splitter.split(_unpacked(batch)),
-                num_parallel_calls=tf.data.AUTOTUNE,
-            ).prefetch(tf.data.AUTOTUNE)
         if self.collective.size > 1:
             dataset = dataset.map(
                 lambda *batch: self.splitter.own_rows(_unpacked(batch)),

@@ -48,11 +48,14 @@ class Portion(NamedTuple):
         parts: For each of this process's replicas, the rows that it computes on.
         rows: Each replica's own rows, 0 for a padded one: int64, shape `[local replicas]`.
         global_rows: The global batch's number of rows: int64, shape `[]`.
+        digest: What all processes must find alike where each has read the whole batch, see
+            `digest_of`; zeros where there is nothing to compare: float32, shape `[2]`.
     """
 
     parts: tuple
     rows: tf.Tensor
     global_rows: tf.Tensor
+    digest: tf.Tensor
 
     @property
     def shares(self) -> list[Share]:
@@ -98,11 +101,12 @@ class Splitter:
             # A padded share computes on the last row of the batch.
             begin = tf.minimum(begin, global_rows - 1)
             parts.append(take(begin, tf.maximum(end, begin + 1)))
-        return Portion(tuple(parts), tf.stack(rows), global_rows)
+        return Portion(tuple(parts), tf.stack(rows), global_rows, tf.zeros([2]))
 
     def split(self, batch: Any) -> Portion:
         """Returns this process's portion of a global batch, a structure of `[rows, ...]`."""
-        return self.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
+        portion = self.portion(count_rows(batch), lambda b, e: take_rows(batch, b, e))
+        return portion._replace(digest=digest_of(batch))
 
     def own_rows(self, batch: Any) -> Any:
         """Returns the rows of a global batch that this process's replicas share, unpadded."""
@@ -148,6 +152,25 @@ def count_rows(batch: Any) -> tf.Tensor:
         f"A batch must hold a tensor whose axis 0 is the batch's rows, because the rows are "
         f"split over the replicas. Received: {batch}. Use `Dataset.batch` to make batches."
     )
+
+
+def digest_of(batch: Any) -> tf.Tensor:
+    """Returns 48 bits that follow from all bytes of a batch: float32, shape `[2]`.
+
+    As two whole numbers below 2**24, which float32 holds exactly: so they travel with the metrics.
+    """
+    digest = tf.constant([0, 0, 0], tf.int64)
+    for tensor in tf.nest.flatten(batch, expand_composites=True):
+        if tensor is None or tensor.dtype in (tf.variant, tf.resource):
+            continue
+        # An axis more, because a fingerprint is made of each row; one element more for empty ones.
+        flat = tf.reshape(tensor, [1, -1])
+        if tensor.dtype != tf.string:
+            flat = tf.concat([flat, tf.zeros([1, 1], tensor.dtype)], 1)
+        own = tf.cast(tf.reshape(tf.fingerprint(flat), [-1]), tf.int64)[:6]
+        digest = (digest * 31 + own[::2] * 256 + own[1::2]) % 65536
+    high, middle, low = digest[0], digest[1], digest[2]
+    return tf.cast(tf.stack([high * 256 + middle // 256, middle % 256 * 65536 + low]), tf.float32)
 
 
 def _has_rows(tensor: Any) -> bool:

@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
+from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.replica_state import LayerState, MetricState, moving_variables
-from tfdml.strategies.share import Share
+from tfdml.strategies.share import Portion, Share
 
 
 class GlobalStep:
@@ -32,9 +33,8 @@ class GlobalStep:
     def _extended(self) -> ReplicaExtended:
         return self._strategy.extended
 
-    def _run(self, fn: Callable, batch: Any) -> tuple[list, list[Share]]:
+    def _run(self, fn: Callable, portion: Portion) -> tuple[list, list[Share]]:
         """Runs `fn(share's rows)` on each replica; returns its results, one a local replica."""
-        portion = self._extended.portion_of(batch)
         shares = portion.shares
         with self._extended.working_on(shares):
             outputs = self._strategy.run(fn, args=(self._extended.replica_values(portion.parts),))
@@ -70,9 +70,16 @@ class MetricStep(GlobalStep):
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(arrived):
             metrics.set_aside()
-        outputs, shares = self._run(self._replica_step, batch)
+        portion = self._extended.portion_of(batch)
+        outputs, shares = self._run(self._replica_step, portion)
+        collective = self._extended.collective
         parts = [*metrics.contributions(shares), *layers.contributions(shares)]
-        sums = sum_packed(self._extended.collective, parts, f"{self.name}/state")
+        digests, *sums = sum_packed(
+            collective,
+            [digest_slots(portion.digest, collective), *parts],
+            f"{self.name}/state",
+        )
+        check_digests(digests)
         own = len(metrics.variables)
         layers.assign(sums[own:])
         with metrics.assign(sums[:own]):
@@ -102,13 +109,17 @@ class PredictStep(GlobalStep):
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a global batch; returns tensors of shape `[global rows, ...]`."""
-        outputs, shares = self._run(self.model.predict_step, batch)
+        collective = self._extended.collective
+        portion = self._extended.portion_of(batch)
+        slots = digest_slots(portion.digest, collective)
+        check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
+        outputs, shares = self._run(self.model.predict_step, portion)
         flat = [
             [share.drop_padding(t) for t in tf.nest.flatten(output)]
             for output, share in zip(outputs, shares, strict=True)
         ]
         gathered = [
-            self._extended.collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")
+            collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")
             for i, parts in enumerate(zip(*flat, strict=True))
         ]
         return tf.nest.pack_sequence_as(outputs[0], gathered)

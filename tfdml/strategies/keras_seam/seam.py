@@ -9,7 +9,7 @@ that calls, belongs to one of our strategies.
 | Keras's function | what is different under our strategies |
 |---|---|
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only |
-| `TFEpochIterator` | data come as portions of global batches |
+| `TFEpochIterator` | data come as portions of global batches; see `feed` for the modes |
 | `_maybe_symbolic_build` | builds from a replica's part of a portion |
 | `_make_function` | a step is a `MetricStep` on a global batch |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |
@@ -23,7 +23,8 @@ that calls, belongs to one of our strategies.
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Generator
 from typing import Any
 
 import keras
@@ -40,6 +41,7 @@ from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import losses
 from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
+from tfdml.strategies.keras_seam.data_source import portions
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
 
@@ -131,6 +133,10 @@ def _epoch_iterator(original: Callable) -> Callable:
                 original(self, distribute_strategy, *args, **kwargs)
         finally:
             _distributing.reset(token)
+        self.data_adapter, self._distributed_dataset = portions(
+            self.data_adapter, self._distributed_dataset, extended
+        )
+        self._num_batches = self.data_adapter.num_batches
 
     return __init__
 
@@ -161,10 +167,21 @@ def _maybe_symbolic_build(original: Callable) -> Callable:
 
 def _make_function(original: Callable) -> Callable:
     def make_function(self, step_function):
+        if _extended(self._distribute_strategy) is None:
+            return original(self, step_function)
         if _replicas(self) is not None:
-            # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the whole batch.
+            # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
             step_function = MetricStep(self, step_function)
-        return original(self, step_function)
+        function = original(self, step_function)
+
+        def on_batches(iterator):
+            if isinstance(iterator, Generator):
+                # Its end must be seen here: Keras's loop takes no end for an answer.
+                more = itertools.islice(iterator, self.steps_per_execution - 1)
+                iterator = itertools.chain([next(iterator)], more)
+            return function(iterator)
+
+        return on_batches
 
     return make_function
 

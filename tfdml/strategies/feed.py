@@ -1,0 +1,199 @@
+"""Data that processes read apart: portions of global batches, agreed on before each step.
+
+How data are read follows from what they are:
+
+| data | mode | who reads |
+|---|---|---|
+| arrays, `tf.data` of known length | replicated, without a feed | all ranks; each keeps its rows |
+| `tf.data` of unknown length | replicated | all ranks; each keeps its rows |
+| `tf.data` with `AutoShardPolicy.OFF` | sharded | each rank its own part of every batch |
+| generators, `PyDataset`, data loaders | scatter | rank 0 alone; it sends the batches |
+"""
+
+import abc
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows
+
+# What a process announces before each step: the rows of its batch, or one of these.
+_ENDED, _FAILED = 0, -1
+
+
+class Feed(abc.ABC):
+    """An iterable of this process's portions; all processes yield equally many.
+
+    Args:
+        dataset: This process's pipeline.
+        collective: What the processes agree by.
+        splitter: What splits global batches over the replicas.
+        num_batches: The number of batches of this process's pipeline, None if unknown.
+
+    Attributes:
+        num_batches: The number of portions that all processes yield, None if unknown.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        collective: Collective,
+        splitter: Splitter,
+        num_batches: int | None,
+    ):
+        self._dataset = dataset
+        self._collective = collective
+        self._splitter = splitter
+        known = self._announce(-1 if num_batches is None else num_batches, "length")
+        self.num_batches = self._agree_on_length(known)
+
+    def __iter__(self) -> Iterator[Portion]:
+        """Yields this process's portions of the global batches.
+
+        Raises:
+            RuntimeError: If another process's data raised, or ended too early.
+            Exception: What this process's own data raised.
+        """
+        batches = self._open()
+        number = 0
+        while True:
+            batch, error = None, None
+            try:
+                batch = next(batches, None)
+                own = _ENDED if batch is None else self._count(batch)
+            except Exception as raised:  # noqa: BLE001 (raised again, once all processes know)
+                own, error = _FAILED, raised
+            rows = self._announce(own, "batch")
+            if error is not None:
+                raise error
+            self._check(rows, number)
+            if not any(rows):
+                return
+            yield self._portion(batch, rows)
+            number += 1
+
+    def _announce(self, value: int, what: str) -> list[int]:
+        """Tells all processes a number; returns everybody's, by rank."""
+        own = tf.constant([value], tf.int64)
+        return self._collective.all_gather(own, f"feed/{what}").numpy().tolist()
+
+    def _open(self) -> Iterator:
+        return iter(self._dataset)
+
+    def _count(self, batch: Any) -> int:
+        return int(count_rows(batch))
+
+    def _check(self, rows: Sequence[int], number: int) -> None:
+        """Raises where the processes' announcements do not go together."""
+        if _FAILED in rows:
+            raise RuntimeError(
+                f"The data must not fail on any rank. Received: an error on rank "
+                f"{rows.index(_FAILED)} instead of batch {number}, so rank "
+                f"{self._collective.rank} ends too. Rank {rows.index(_FAILED)} says what it was."
+            )
+
+    @abc.abstractmethod
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        """Returns the number of portions, given the processes' numbers of batches (-1: unknown)."""
+
+    @abc.abstractmethod
+    def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
+        """Returns this process's portion, given its own batch and everybody's rows."""
+
+
+class ReplicatedFeed(Feed):
+    """All processes read the same batches; their pipelines yield portions of them."""
+
+    def _count(self, batch: Portion) -> int:
+        return int(batch.global_rows)
+
+    def _check(self, rows: Sequence[int], number: int) -> None:
+        super()._check(rows, number)
+        ended = [rank for rank, r in enumerate(rows) if r == _ENDED]
+        if ended and len(ended) < len(rows):
+            raise RuntimeError(
+                f"The data must have equally many batches on all {len(rows)} ranks, because every "
+                f"rank reads all of them. Received: the end of the data on rank "
+                f"{', '.join(map(str, ended))} after {number} batches, and another batch on the "
+                f"other ranks (this is rank {self._collective.rank})."
+            )
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return None if min(known) < 0 else max(known)
+
+    def _portion(self, batch: Portion, rows: Sequence[int]) -> Portion:
+        return batch
+
+
+class ShardedFeed(Feed):
+    """Each process reads its own part of every global batch, of any size.
+
+    A process whose data has ended before the others' takes part with padded shares.
+    """
+
+    _padding: Any = None
+
+    def _check(self, rows: Sequence[int], number: int) -> None:
+        super()._check(rows, number)
+        if number == 0 and _ENDED in rows:
+            raise RuntimeError(
+                f"The data must have rows on every rank, because each reads its own part. "
+                f"Received: no batch on rank {rows.index(_ENDED)}. Use at most as many ranks as "
+                f"there are parts (files), or drop AutoShardPolicy.OFF: then every rank reads all."
+            )
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return None if min(known) < 0 else max(known)
+
+    def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
+        if batch is None:
+            batch = self._padding
+        elif self._padding is None:
+            self._padding = take_rows(batch, tf.constant(0, tf.int64), tf.constant(1, tf.int64))
+        own = rows[self._collective.rank]
+        local = self._splitter.local_replicas
+        parts = Splitter(0, local, local).portion(
+            tf.constant(max(own, 1), tf.int64), lambda begin, end: take_rows(batch, begin, end)
+        )
+        present = parts.rows if own else tf.zeros_like(parts.rows)
+        return parts._replace(rows=present, global_rows=tf.constant(sum(rows), tf.int64))
+
+
+class ScatterFeed(Feed):
+    """Rank 0 reads; the others are sent its batches, and do not look at their own data."""
+
+    def _open(self) -> Iterator:
+        return super()._open() if self._collective.topology.is_chief else iter(())
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return known[0] if known[0] >= 0 else None
+
+    def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
+        return self._splitter.split(self._send(batch))
+
+    def _send(self, batch: Any) -> Any:
+        """Returns rank 0's batch, on every process."""
+        spec = tf.nest.map_structure(_without_optional, self._dataset.element_spec)
+        packed = np.zeros(0, np.int64)
+        if batch is not None:
+            batch = tf.nest.map_structure(_without_optional, batch)
+            flat = tf.nest.flatten(batch, expand_composites=True)
+            arrays = [None if t is None else t.numpy() for t in flat]
+            data = pickle.dumps(arrays, pickle.HIGHEST_PROTOCOL)
+            # Eight bytes at a time: that is what every transport carries as it is.
+            packed = np.frombuffer(data + bytes(-len(data) % 8), np.int64)
+        length = self._announce(len(packed), "bytes")[0]
+        own = tf.constant(packed if batch is not None else np.zeros(length, np.int64))
+        data = self._collective.broadcast(own, "feed/data").numpy().tobytes()
+        tensors = [None if a is None else tf.constant(a) for a in pickle.loads(data)]
+        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+
+def _without_optional(leaf: Any) -> Any:
+    # Keras stands for None in a pipeline by an empty optional.
+    optional = isinstance(leaf, tf.experimental.Optional | tf.OptionalSpec)
+    return None if optional else leaf

@@ -1,0 +1,99 @@
+"""How Keras's data become portions of global batches: which mode for which kind of data."""
+
+from collections.abc import Iterable, Iterator
+
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.feed import Feed, ReplicatedFeed, ScatterFeed, ShardedFeed
+
+
+class FeedAdapter(DataAdapter):
+    """Keras's view of a feed: the agreed length, and its own adapter's hooks where it reads.
+
+    Args:
+        adapter: Keras's adapter of this process's data.
+        feed: The feed.
+        reads: Whether this process reads its data.
+    """
+
+    def __init__(self, adapter: DataAdapter, feed: Feed, reads: bool):
+        self._adapter = adapter
+        self._feed = feed
+        self._reads = reads
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches that all processes agreed on, None if unknown."""
+        return self._feed.num_batches
+
+    def on_epoch_begin(self) -> None:
+        """Passes Keras's call on."""
+        if self._reads:
+            self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Passes Keras's call on."""
+        if self._reads:
+            self._adapter.on_epoch_end()
+
+
+class OneByOne:
+    """The elements of a dataset whose length is unknown, taken outside of the step's graph.
+
+    Inside, Keras's step at the end of the data still runs what does not need the batch: it counts
+    an iteration too many, and Adam's next steps come out different.
+
+    Args:
+        dataset: The dataset.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator:
+        yield from self._dataset
+
+
+def portions(
+    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended
+) -> tuple[DataAdapter, Iterable]:
+    """Returns the adapter and the portions of global batches that Keras iterates over.
+
+    Args:
+        adapter: Keras's adapter of this process's data.
+        dataset: The adapter's pipeline; of portions already for arrays.
+        extended: The strategy's extension. With one replica there is nothing to split.
+    """
+    collective = extended.collective
+    if isinstance(adapter, ArrayDataAdapter):
+        return adapter, dataset
+    split = dataset
+    if extended._num_replicas_in_sync > 1:
+        split = dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
+        split = split.prefetch(tf.data.AUTOTUNE)
+    unknown = dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    if collective.size == 1:
+        return adapter, OneByOne(split) if unknown and adapter.num_batches is None else split
+    common = {"collective": collective, "splitter": extended.splitter}
+    reads = True
+    if not isinstance(adapter, TFDatasetAdapter):
+        feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
+        reads = collective.topology.is_chief
+    elif _reads_own_part(dataset):
+        feed = ShardedFeed(dataset, num_batches=adapter.num_batches, **common)
+    else:
+        check_pipeline(dataset, collective)
+        if not unknown:
+            return adapter, split
+        feed = ReplicatedFeed(split, num_batches=None, **common)
+    return FeedAdapter(adapter, feed, reads), feed
+
+
+def _reads_own_part(dataset: tf.data.Dataset) -> bool:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return policy == tf.data.experimental.AutoShardPolicy.OFF
