@@ -35,7 +35,7 @@ def optimizer(name: str, **options) -> dict:
 
 def several_outputs() -> dict:
     """Two outputs with losses of their own, weighted; each loss is logged."""
-    x, y = data(50)
+    x, y = data(61)
     with job.strategy().scope():
         seed_ranks_apart()
         inputs = layers.Input((6,))
@@ -261,21 +261,24 @@ def wrong_data(kind: str) -> None:
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     rank = strategy.rank
     if kind == "other bits":
-        dataset = dataset.map(
-            lambda x, y: (x + tf.numpy_function(lambda: np.float32(rank), [], "float32"), y)
-        )
+
+        def differently(x, y):
+            noise = tf.numpy_function(lambda: np.float32(rank), [], "float32")
+            return x + tf.reshape(noise, []), y
+
+        dataset = dataset.map(differently)
     elif kind == "fewer batches":
         dataset = dataset.take(4 - rank).filter(lambda x, y: True)
     elif kind == "an error":
 
         def batches():
-            yield x[:12], y[:12]
+            for begin in (0, 12, 24):  # Keras looks at two batches in advance.
+                yield x[begin : begin + 12], y[begin : begin + 12]
             if rank == 0:
                 raise OSError("the file is gone")
-            yield x[12:24], y[12:24]
+            yield x[36:], y[36:]
 
-        model = compiled(strategy)
-        model.fit(batches(), steps_per_epoch=3, verbose=0)
+        compiled(strategy).fit(batches(), steps_per_epoch=4, verbose=0)
     elif kind == "no part":
         dataset = dataset.skip(4 * rank)
         options = tf.data.Options()
@@ -359,3 +362,8 @@ def jit_compiled() -> None:
     """`jit_compile=True`, which must be refused before the first step."""
     x, y = data(12)
     compiled(job.strategy(), jit_compile=True).fit(x, y, verbose=0)
+
+
+def optimizer_with(name: str, options: dict) -> dict:
+    """`optimizer`, its options as a dict."""
+    return optimizer(name, **options)

@@ -21,11 +21,14 @@ SIGNATURES = {
     "TensorFlowTrainer._make_function": "step_function",
     "TensorFlowTrainer.make_predict_function": "force",
     "BaseOptimizer.apply": "grads trainable_variables",
+    "BaseOptimizer._backend_apply_gradients": "grads trainable_variables",
     "LossScaleOptimizer.apply": "grads trainable_variables",
     "TFOptimizer._all_reduce_sum_gradients": "grads_and_vars",
     "keras.src.losses.loss.reduce_weighted_values": "values sample_weight mask reduction dtype",
     "keras.src.losses.loss.scale_loss_for_distribution": "value",
     "keras.src.losses.loss.unscale_loss_for_distribution": "value",
+    "CompileLoss.call": "y_true y_pred sample_weight",
+    "SeedGenerator.next": "ordered",
 }
 
 

@@ -20,6 +20,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
+from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.share import Portion, Share, Splitter
 
@@ -46,6 +47,8 @@ class ReplicaExtended(MirroredExtended):
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
         self._global_steps = False
+        self.losses_by_rows = True
+        self.accumulator: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices)
 
@@ -221,13 +224,20 @@ class ReplicaExtended(MirroredExtended):
         return distribute_utils.regroup(tuple(parts))
 
     @contextlib.contextmanager
-    def working_on(self, shares: list[Share]) -> Iterator[None]:
-        """While this is entered, `current_share` in a replica is that replica's share."""
-        self._shares = shares
+    def working_on(
+        self, shares: list[Share], accumulator: Accumulator | None = None
+    ) -> Iterator[None]:
+        """While this is entered, `current_share` in a replica is that replica's share.
+
+        Args:
+            shares: The shares of this process's replicas.
+            accumulator: What the model's optimizer gathers gradients in, if it does.
+        """
+        self._shares, self.accumulator = shares, accumulator
         try:
             yield
         finally:
-            self._shares = None
+            self._shares = self.accumulator = None
 
     def current_share(self) -> Share | None:
         """Returns the calling replica's share; None outside a global step of Keras."""
@@ -239,6 +249,15 @@ class ReplicaExtended(MirroredExtended):
     def split_element(self, *element) -> Portion:
         """Returns this process's portion of a dataset's element, a global batch."""
         return self.splitter.split(_unpacked(element))
+
+    @contextlib.contextmanager
+    def tracking_losses(self, by_rows: bool) -> Iterator[None]:
+        """While this is entered, `losses_by_rows` says how a tracker weighs the loss of a step."""
+        before, self.losses_by_rows = self.losses_by_rows, by_rows
+        try:
+            yield
+        finally:
+            self.losses_by_rows = before
 
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:

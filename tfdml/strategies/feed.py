@@ -160,7 +160,11 @@ class ShardedFeed(Feed):
             tf.constant(max(own, 1), tf.int64), lambda begin, end: take_rows(batch, begin, end)
         )
         present = parts.rows if own else tf.zeros_like(parts.rows)
-        return parts._replace(rows=present, global_rows=tf.constant(sum(rows), tf.int64))
+        return parts._replace(
+            rows=present,
+            global_rows=tf.constant(sum(rows), tf.int64),
+            working_replicas=tf.constant(sum(min(r, local) for r in rows), tf.int64),
+        )
 
 
 class ScatterFeed(Feed):

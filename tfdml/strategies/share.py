@@ -18,10 +18,12 @@ class Share:
     Attributes:
         rows: The share's number of rows, 0 for a padded share: int64, shape `[]`.
         global_rows: The global batch's number of rows: int64, shape `[]`.
+        working_replicas: The number of shares with rows: int64, shape `[]`.
     """
 
     rows: tf.Tensor
     global_rows: tf.Tensor
+    working_replicas: tf.Tensor
 
     @property
     def computed_rows(self) -> tf.Tensor:
@@ -48,6 +50,7 @@ class Portion(NamedTuple):
         parts: For each of this process's replicas, the rows that it computes on.
         rows: Each replica's own rows, 0 for a padded one: int64, shape `[local replicas]`.
         global_rows: The global batch's number of rows: int64, shape `[]`.
+        working_replicas: The number of replicas, of all processes, that have rows: int64, `[]`.
         digest: What all processes must find alike where each has read the whole batch, see
             `digest_of`; zeros where there is nothing to compare: float32, shape `[2]`.
     """
@@ -55,12 +58,16 @@ class Portion(NamedTuple):
     parts: tuple
     rows: tf.Tensor
     global_rows: tf.Tensor
+    working_replicas: tf.Tensor
     digest: tf.Tensor
 
     @property
     def shares(self) -> list[Share]:
         """The shares of this process's replicas."""
-        return [Share(self.rows[i], self.global_rows) for i in range(len(self.parts))]
+        return [
+            Share(self.rows[i], self.global_rows, self.working_replicas)
+            for i in range(len(self.parts))
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +108,8 @@ class Splitter:
             # A padded share computes on the last row of the batch.
             begin = tf.minimum(begin, global_rows - 1)
             parts.append(take(begin, tf.maximum(end, begin + 1)))
-        return Portion(tuple(parts), tf.stack(rows), global_rows, tf.zeros([2]))
+        working = tf.minimum(global_rows, self.num_replicas)
+        return Portion(tuple(parts), tf.stack(rows), global_rows, working, tf.zeros([2]))
 
     def split(self, batch: Any) -> Portion:
         """Returns this process's portion of a global batch, a structure of `[rows, ...]`."""

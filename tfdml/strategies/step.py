@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
+from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.replica_state import LayerState, MetricState, moving_variables
@@ -33,15 +34,15 @@ class GlobalStep:
     def _extended(self) -> ReplicaExtended:
         return self._strategy.extended
 
-    def _run(self, fn: Callable, portion: Portion) -> tuple[list, list[Share]]:
+    # What gathers gradients over several steps, where the optimizer does.
+    _accumulator: Accumulator | None = None
+
+    def _run(self, fn: Callable, portion: Portion) -> list:
         """Runs `fn(share's rows)` on each replica; returns its results, one a local replica."""
-        shares = portion.shares
-        with self._extended.working_on(shares):
+        with self._extended.working_on(portion.shares, self._accumulator):
             outputs = self._strategy.run(fn, args=(self._extended.replica_values(portion.parts),))
         local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
-        return [
-            tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)
-        ], shares
+        return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
 
 
 class MetricStep(GlobalStep):
@@ -56,6 +57,11 @@ class MetricStep(GlobalStep):
         super().__init__(model, replica_step.__name__)
         self._replica_step = replica_step
         self._metric_variables()
+        optimizer = getattr(model, "optimizer", None)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        steps = getattr(inner, "gradient_accumulation_steps", None)
+        if self.name == "train_step" and steps:
+            self._accumulator = Accumulator(self._strategy, inner)
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = self.model.metrics_variables
@@ -71,7 +77,11 @@ class MetricStep(GlobalStep):
         with tf.control_dependencies(arrived):
             metrics.set_aside()
         portion = self._extended.portion_of(batch)
-        outputs, shares = self._run(self._replica_step, portion)
+        shares = portion.shares
+        if self._accumulator is None:
+            outputs = self._run(self._replica_step, portion)
+        else:
+            outputs = self._accumulator.branch(lambda: self._run(self._replica_step, portion))
         collective = self._extended.collective
         parts = [*metrics.contributions(shares), *layers.contributions(shares)]
         digests, *sums = sum_packed(
@@ -113,10 +123,10 @@ class PredictStep(GlobalStep):
         portion = self._extended.portion_of(batch)
         slots = digest_slots(portion.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
-        outputs, shares = self._run(self.model.predict_step, portion)
+        outputs = self._run(self.model.predict_step, portion)
         flat = [
             [share.drop_padding(t) for t in tf.nest.flatten(output)]
-            for output, share in zip(outputs, shares, strict=True)
+            for output, share in zip(outputs, portion.shares, strict=True)
         ]
         gathered = [
             collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")

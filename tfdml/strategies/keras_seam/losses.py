@@ -33,13 +33,18 @@ def scale_for_share(value: tf.Tensor, share: Share) -> tf.Tensor:
     return value * share.fraction(value.dtype)
 
 
-def unscale_for_share(value: tf.Tensor, share: Share) -> tf.Tensor:
-    """Returns a replica's part of a global mean so that a rows-weighted mean restores the mean.
+def unscale_for_share(value: tf.Tensor, share: Share, by_rows: bool) -> tf.Tensor:
+    """Returns a replica's part of a global mean so that a tracker's mean restores the mean.
 
-    Keras's loss tracker multiplies by the rows that the replica computed, and the sums over all
-    replicas are then `mean * global_rows` and `global_rows`.
+    Args:
+        value: The replica's part; the parts of all replicas add up to the mean.
+        share: The replica's share.
+        by_rows: Whether the tracker multiplies by the rows that the replica computed; the sums
+            over all replicas are then `mean * global_rows` and `global_rows`. Else it counts 1
+            for each replica, and the sums are `mean * working` and `working`.
     """
-    return value * tf.cast(share.global_rows / share.computed_rows, value.dtype)
+    parts = share.global_rows / share.computed_rows if by_rows else share.working_replicas
+    return value * tf.cast(parts, value.dtype)
 
 
 def reduce_for_share(

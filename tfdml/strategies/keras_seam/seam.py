@@ -17,7 +17,10 @@ that calls, belongs to one of our strategies.
 | `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |
 | | overflow, and before clipping |
 | `_all_reduce_sum_gradients` | nothing is left to sum |
+| `_backend_apply_gradients` | accumulated gradients were exchanged as one |
 | `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
+| `CompileLoss.call` | the logged loss of each output is the whole data's |
+| `SeedGenerator.next` | replicas draw different random numbers |
 """
 
 import contextvars
@@ -29,11 +32,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import tree
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.strategies import misuse
@@ -41,6 +47,7 @@ from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import losses
 from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
+from tfdml.strategies.keras_seam.callbacks import for_this_process
 from tfdml.strategies.keras_seam.data_source import portions
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
@@ -111,6 +118,11 @@ def _loop(original: Callable) -> Callable:
         misuse.check(self, bound.arguments, extended.collective)
         if not extended.collective.topology.is_chief:
             bound.arguments["verbose"] = 0
+        given = bound.arguments.get("callbacks")
+        # `fit` passes its own list on to `evaluate`.
+        if extended.collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
+            trains = "epochs" in signature.parameters
+            bound.arguments["callbacks"] = for_this_process(given, extended.collective, trains)
         return original(*bound.args, **bound.kwargs)
 
     return loop
@@ -211,18 +223,50 @@ def _apply(original: Callable) -> Callable:
 
     def apply(self, grads, trainable_variables=None):
         extended = _current_replicas()
-        if extended is not None and not getattr(self, "_tfdml_gets_sums", False):
-            grads = extended.sum_gradients(f"gradients/{self.name}", list(grads))
-        inner = getattr(self, "inner_optimizer", None)
-        if inner is None:
+        inner = getattr(self, "inner_optimizer", self)
+        if extended is None or getattr(self, "_tfdml_gets_sums", False):
             return original(self, grads, trainable_variables)
+        grads, variables = list(grads), trainable_variables
+        accumulator = extended.accumulator
+        if inner.gradient_accumulation_steps:
+            variables = list(inner._trainable_variables if variables is None else variables)
+            if accumulator is None or accumulator.optimizer is not inner:
+                raise ValueError(
+                    "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
+                    f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
+                    "applied elsewhere. Sum the gradients of several steps yourself there."
+                )
+            if not accumulator.updates:
+                return accumulator.keep(grads, variables)
+            grads = accumulator.take(grads, variables)
+        grads = extended.sum_gradients(f"gradients/{self.name}", grads)
+        if inner is self:
+            return original(self, grads, variables)
+        before = tf.convert_to_tensor(inner._iterations)
         inner._tfdml_gets_sums = True
         try:
-            return original(self, grads, trainable_variables)
+            original(self, grads, variables)
         finally:
             inner._tfdml_gets_sums = False
+        if inner.gradient_accumulation_steps:
+            accumulator.restart(before)
 
     return apply
+
+
+def _backend_apply_gradients(original: Callable) -> Callable:
+    """The update itself: what is accumulated has been, before the exchange."""
+
+    def backend_apply_gradients(self, grads, trainable_variables):
+        if _current_replicas() is None or not self.gradient_accumulation_steps:
+            return original(self, grads, trainable_variables)
+        grads = self._clip_gradients(grads)
+        self._apply_weight_decay(trainable_variables)
+        self._backend_update_step(grads, trainable_variables, self.learning_rate)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+
+    return backend_apply_gradients
 
 
 def _all_reduce_sum_gradients(original: Callable) -> Callable:
@@ -232,6 +276,21 @@ def _all_reduce_sum_gradients(original: Callable) -> Callable:
         return original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
+
+
+# -- Random numbers ----------------------------------------------------------------------------
+
+
+def _next_seed(original: Callable) -> Callable:
+    def next_seed(self, ordered=True):
+        seed = original(self, ordered)
+        if _current_share() is None:
+            return seed
+        # Another stream on each replica; on the first, and on one alone, Keras's own.
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return seed + tf.cast(tf.stack([replica * 1_000_003, 0]), seed.dtype)
+
+    return next_seed
 
 
 # -- Losses ------------------------------------------------------------------------------------
@@ -251,15 +310,36 @@ def _reduce_weighted_values(original: Callable) -> Callable:
     return reduce_weighted_values
 
 
-def _scaled(for_share: Callable) -> Callable:
-    def make(original: Callable) -> Callable:
-        def scale(value):
-            share = _current_share()
-            return original(value) if share is None else for_share(value, share)
+def _compile_loss(original: Callable) -> Callable:
+    def call(self, y_true, y_pred, sample_weight=None):
+        extended = _current_replicas()
+        if extended is None:
+            return original(self, y_true, y_pred, sample_weight)
+        # Keras's trackers of each output's loss weigh a step by its rows only if they are static.
+        counted = tree.flatten(y_pred)[0].shape[0] is not None
+        with extended.tracking_losses(by_rows=counted):
+            return original(self, y_true, y_pred, sample_weight)
 
-        return scale
+    return call
 
-    return make
+
+def _scale(original: Callable) -> Callable:
+    def scale_loss_for_distribution(value):
+        share = _current_share()
+        return original(value) if share is None else losses.scale_for_share(value, share)
+
+    return scale_loss_for_distribution
+
+
+def _unscale(original: Callable) -> Callable:
+    def unscale_loss_for_distribution(value):
+        share = _current_share()
+        if share is None:
+            return original(value)
+        by_rows = _current_replicas().losses_by_rows
+        return losses.unscale_for_share(value, share, by_rows)
+
+    return unscale_loss_for_distribution
 
 
 _REPLACEMENTS: list[tuple[Any, str, Callable]] = [
@@ -272,9 +352,12 @@ _REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "_make_function", _make_function),
     (TensorFlowTrainer, "make_predict_function", _make_predict_function),
     (BaseOptimizer, "apply", _apply),
+    (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
     (LossScaleOptimizer, "apply", _apply),
     (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
     (keras_loss, "reduce_weighted_values", _reduce_weighted_values),
-    (keras_loss, "scale_loss_for_distribution", _scaled(losses.scale_for_share)),
-    (keras_loss, "unscale_loss_for_distribution", _scaled(losses.unscale_for_share)),
+    (keras_loss, "scale_loss_for_distribution", _scale),
+    (keras_loss, "unscale_loss_for_distribution", _unscale),
+    (CompileLoss, "call", _compile_loss),
+    (SeedGenerator, "next", _next_seed),
 ]

@@ -1,0 +1,63 @@
+"""Callbacks on several processes: one writes, all stop together."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+# These do nothing but write.
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+class AgreedStop(keras.callbacks.Callback):
+    """Ends training after an epoch on all processes if one of them asked for it.
+
+    Args:
+        collective: What the processes agree by.
+    """
+
+    def __init__(self, collective: Collective):
+        super().__init__()
+        self._collective = collective
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Tells the other processes whether this one stops."""
+        own = tf.constant([int(self.model.stop_training)], tf.int32)
+        wishes = self._collective.all_gather(own, "stop_training").numpy()
+        self.model.stop_training = bool(wishes.any())
+
+
+def for_this_process(
+    callbacks: Sequence[keras.callbacks.Callback] | None, collective: Collective, trains: bool
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that this process runs.
+
+    Rank 0 alone writes: on the others, `CSVLogger`, `TensorBoard` and the like are left out, while
+    `ModelCheckpoint` and `BackupAndRestore` save nothing.
+
+    Args:
+        callbacks: What the user gave.
+        collective: What the processes agree by.
+        trains: Whether it is for `fit`.
+    """
+    kept = keras.tree.flatten(callbacks) if callbacks else []
+    if not collective.topology.is_chief:
+        kept = [c for c in kept if not isinstance(c, _WRITERS)]
+        for callback in kept:
+            if isinstance(
+                callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore
+            ):
+                callback._save_model = _save_nothing
+                callback.delete_checkpoint = False
+    return [*kept, AgreedStop(collective)] if trains else kept
+
+
+def _save_nothing(*args, **kwargs) -> None:
+    del args, kwargs
