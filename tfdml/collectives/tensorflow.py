@@ -87,7 +87,8 @@ class TensorFlowCollective(Collective):
                 lambda: padded,
                 lambda: tf.zeros(tf.concat([[1], tf.shape(wire)[1:]], 0), wire.dtype),
             )
-            gathered = self._gather(padded, name)
+            gathered = self._gather(tf.reshape(padded, [-1]), name)
+            gathered = tf.reshape(gathered, tf.concat([[-1], tf.shape(wire)[1:]], 0))
             present = tf.sequence_mask(counts, tf.maximum(most, 1))
             gathered = tf.boolean_mask(gathered, tf.reshape(present, [-1]))
             return tf.ensure_shape(unpack(gathered), [None, *tensor.shape.as_list()[1:]])
@@ -96,14 +97,15 @@ class TensorFlowCollective(Collective):
         """Gives every process the tensor of `root`; see `Collective`."""
         with tf.device(self._device):
             wire, unpack = _as_wire(tensor)
-            arguments = self._arguments("broadcast", wire, name)
+            flat = tf.reshape(wire, [-1])
+            arguments = self._arguments("broadcast", flat, name)
             if self.rank == root:
-                value = tf.raw_ops.CollectiveBcastSendV2(input=wire, **arguments)
+                value = tf.raw_ops.CollectiveBcastSendV2(input=flat, **arguments)
             else:
                 value = tf.raw_ops.CollectiveBcastRecvV2(
-                    shape=tf.shape(wire), T=wire.dtype, **arguments
+                    shape=tf.shape(flat), T=flat.dtype, **arguments
                 )
-            return tf.ensure_shape(unpack(value), tensor.shape)
+            return tf.ensure_shape(unpack(tf.reshape(value, tf.shape(wire))), tensor.shape)
 
     def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.CollectiveGatherV2(
@@ -114,7 +116,7 @@ class TensorFlowCollective(Collective):
         """Returns what pairs an operation with the other processes': its key follows its name.
 
         TensorFlow remembers the kind, the dtype and the shape of what a key stands for, so they
-        go into the key: the shape when the operation runs, because it may change.
+        go into the key: the size of the (flat) tensor when the operation runs, as it may change.
         """
         name = f"{kind} {tensor.dtype.name} {name}"
         key = zlib.crc32(name.encode()) % _KEYS

@@ -8,6 +8,13 @@ import keras
 import tensorflow as tf
 
 
+def accumulation_steps(model: keras.Model) -> int | None:
+    """Returns after how many steps a model's optimizer updates; None if after each."""
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(inner, "gradient_accumulation_steps", None)
+
+
 class Accumulator:
     """What the replicas have gathered since the last update, for one optimizer.
 

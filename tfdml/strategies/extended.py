@@ -185,6 +185,17 @@ class ReplicaExtended(MirroredExtended):
             result[i] = total
         return result
 
+    def overwrite_where(self, due, variables: Sequence, values: Sequence) -> None:
+        """Assigns `values` to mirrored variables if `due`; called in replica context, by all."""
+
+        def merge(strategy, due):
+            for variable, value in zip(variables, values, strict=True):
+                strategy.extended.update(
+                    variable, lambda v, new, due: v.assign(tf.where(due, new, v)), (value, due)
+                )
+
+        tf.distribute.get_replica_context().merge_call(merge, args=(due,))
+
     def _on_all_devices(self, tensor):
         """Returns `tensor` copied to each of this process's devices."""
         copies = []

@@ -51,6 +51,11 @@ class Feed(abc.ABC):
         known = self._announce(-1 if num_batches is None else num_batches, "length")
         self.num_batches = self._agree_on_length(known)
 
+    @property
+    def element_spec(self) -> Any:
+        """What the pipeline yields: batches, or portions of them."""
+        return self._dataset.element_spec
+
     def __iter__(self) -> Iterator[Portion]:
         """Yields this process's portions of the global batches.
 
@@ -181,11 +186,10 @@ class ScatterFeed(Feed):
 
     def _send(self, batch: Any) -> Any:
         """Returns rank 0's batch, on every process."""
-        spec = tf.nest.map_structure(_without_optional, self._dataset.element_spec)
+        spec = without_optionals(self.element_spec)
         packed = np.zeros(0, np.int64)
         if batch is not None:
-            batch = tf.nest.map_structure(_without_optional, batch)
-            flat = tf.nest.flatten(batch, expand_composites=True)
+            flat = tf.nest.flatten(without_optionals(batch), expand_composites=True)
             arrays = [None if t is None else t.numpy() for t in flat]
             data = pickle.dumps(arrays, pickle.HIGHEST_PROTOCOL)
             # Eight bytes at a time: that is what every transport carries as it is.
@@ -197,7 +201,10 @@ class ScatterFeed(Feed):
         return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
 
 
-def _without_optional(leaf: Any) -> Any:
-    # Keras stands for None in a pipeline by an empty optional.
-    optional = isinstance(leaf, tf.experimental.Optional | tf.OptionalSpec)
-    return None if optional else leaf
+def without_optionals(structure: Any) -> Any:
+    """Returns a structure with None for the empty optionals that stand for it in a pipeline."""
+
+    def leaf(value):
+        return None if isinstance(value, tf.experimental.Optional | tf.OptionalSpec) else value
+
+    return tf.nest.map_structure(leaf, structure)

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
-from tfdml.strategies.accumulation import Accumulator
+from tfdml.strategies.accumulation import Accumulator, accumulation_steps
 from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.replica_state import LayerState, MetricState, moving_variables
@@ -57,10 +57,8 @@ class MetricStep(GlobalStep):
         super().__init__(model, replica_step.__name__)
         self._replica_step = replica_step
         self._metric_variables()
-        optimizer = getattr(model, "optimizer", None)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        steps = getattr(inner, "gradient_accumulation_steps", None)
-        if self.name == "train_step" and steps:
+        if self.name == "train_step" and accumulation_steps(model):
+            inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
             self._accumulator = Accumulator(self._strategy, inner)
 
     def _metric_variables(self) -> list[keras.Variable]:

@@ -1,6 +1,7 @@
 """How Keras's data become portions of global batches: which mode for which kind of data."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -9,7 +10,8 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.feed import Feed, ReplicatedFeed, ScatterFeed, ShardedFeed
+from tfdml.strategies.feed import Feed, ReplicatedFeed, ScatterFeed, ShardedFeed, without_optionals
+from tfdml.strategies.share import Portion
 
 
 class FeedAdapter(DataAdapter):
@@ -55,8 +57,19 @@ class OneByOne:
     def __init__(self, dataset: tf.data.Dataset):
         self._dataset = dataset
 
+    @property
+    def element_spec(self) -> Any:
+        """The dataset's."""
+        return self._dataset.element_spec
+
     def __iter__(self) -> Iterator:
         yield from self._dataset
+
+
+def batch_spec(data: tf.data.Dataset | Feed | OneByOne) -> Any:
+    """Returns the shapes and dtypes of what a replica is given, None in the place of optionals."""
+    spec = data.element_spec
+    return without_optionals(spec.parts[0] if isinstance(spec, Portion) else spec)
 
 
 def portions(
@@ -75,6 +88,8 @@ def portions(
     split = dataset
     if extended._num_replicas_in_sync > 1:
         split = dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
+    if isinstance(adapter, TFDatasetAdapter) and split is not dataset:
+        # Not for Python's data: what is read ahead is lost where an iterator is dropped.
         split = split.prefetch(tf.data.AUTOTUNE)
     unknown = dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
     if collective.size == 1:

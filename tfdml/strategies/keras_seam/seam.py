@@ -10,14 +10,14 @@ that calls, belongs to one of our strategies.
 |---|---|
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only |
 | `TFEpochIterator` | data come as portions of global batches; see `feed` for the modes |
-| `_maybe_symbolic_build` | builds from a replica's part of a portion |
+| `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |
 | `_make_function` | a step is a `MetricStep` on a global batch |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |
 | `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes; own rows only are read |
 | `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |
 | | overflow, and before clipping |
 | `_all_reduce_sum_gradients` | nothing is left to sum |
-| `_backend_apply_gradients` | accumulated gradients were exchanged as one |
+| `_backend_apply_gradients` | no branches in a replica: accumulation is done by then |
 | `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
 | `CompileLoss.call` | the logged loss of each output is the whole data's |
 | `SeedGenerator.next` | replicas draw different random numbers |
@@ -43,12 +43,13 @@ from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.strategies import misuse
+from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import losses
 from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import for_this_process
-from tfdml.strategies.keras_seam.data_source import portions
+from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
 
@@ -86,16 +87,29 @@ def _extended(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None
 
 
 def _replicas(model: keras.Model) -> ReplicaExtended | None:
-    """Returns the extension of the model's strategy, if it is ours and has several replicas."""
+    """Returns the extension of the model's strategy, if it is ours and its steps are global.
+
+    One replica takes Keras's own steps, but for accumulation: Keras's crashes in any strategy.
+    """
     extended = _extended(model._distribute_strategy)
-    return extended if extended is not None and extended._num_replicas_in_sync > 1 else None
+    if extended is None or (extended._num_replicas_in_sync == 1 and not accumulation_steps(model)):
+        return None
+    return extended
+
+
+def _current_extended() -> ReplicaExtended | None:
+    """Returns the extension of the strategy that the caller is a replica of, if it is ours."""
+    replica = tf.distribute.get_replica_context()
+    return _extended(replica.strategy) if replica is not None else None
 
 
 def _current_replicas() -> ReplicaExtended | None:
-    """Returns the extension of the calling replica's strategy, under the same condition."""
-    replica = tf.distribute.get_replica_context()
-    extended = _extended(replica.strategy) if replica is not None else None
-    return extended if extended is not None and extended._num_replicas_in_sync > 1 else None
+    """Returns the same, if there are gradients to exchange or to gather."""
+    extended = _current_extended()
+    if extended is None:
+        return None
+    several = extended._num_replicas_in_sync > 1
+    return extended if several or extended.accumulator is not None else None
 
 
 def _current_share() -> Share | None:
@@ -168,11 +182,10 @@ def _get_tf_dataset(original: Callable) -> Callable:
 
 def _maybe_symbolic_build(original: Callable) -> Callable:
     def maybe_symbolic_build(self, iterator=None, data_batch=None):
-        if _replicas(self) is None or iterator is None:
+        if _extended(self._distribute_strategy) is None or iterator is None:
             return original(self, iterator, data_batch)
-        for _, _, batches in iterator:
-            portion = next(batches)
-            return original(self, data_batch=portion.parts[0])
+        # From what the data declare: Keras would take a batch, which a generator cannot give back.
+        return original(self, data_batch=batch_spec(iterator._distributed_dataset))
 
     return maybe_symbolic_build
 
@@ -255,16 +268,23 @@ def _apply(original: Callable) -> Callable:
 
 
 def _backend_apply_gradients(original: Callable) -> Callable:
-    """The update itself: what is accumulated has been, before the exchange."""
+    """The update itself, without Keras's branches; accumulation is done before the exchange."""
 
     def backend_apply_gradients(self, grads, trainable_variables):
-        if _current_replicas() is None or not self.gradient_accumulation_steps:
+        extended = _current_extended()
+        if extended is None:
             return original(self, grads, trainable_variables)
         grads = self._clip_gradients(grads)
         self._apply_weight_decay(trainable_variables)
         self._backend_update_step(grads, trainable_variables, self.learning_rate)
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
+        if self.use_ema and self.ema_overwrite_frequency:
+            # Keras branches here, which a replica may not: an update must follow.
+            due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
+            averages = [v.value for v in self._model_variables_moving_average]
+            variables = [v.value for v in self._trainable_variables]
+            extended.overwrite_where(due, variables, averages)
 
     return backend_apply_gradients
 
