@@ -1,6 +1,8 @@
 """What the ranks run for each feature of Keras that must give what one replica gives."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -367,3 +369,81 @@ def jit_compiled() -> None:
 def optimizer_with(name: str, options: dict) -> dict:
     """`optimizer`, its options as a dict."""
     return optimizer(name, **options)
+
+
+def saved(path: str) -> np.ndarray:
+    """Rank 0 saves what was trained in a scope; returns what the model predicts."""
+    strategy = job.strategy()
+    x, y = data(24)
+    model = compiled(strategy)
+    model.fit(x, y, batch_size=12, verbose=0)
+    if strategy.is_chief:
+        model.save(path)
+    return model.predict(x, verbose=0)
+
+
+def loaded_elsewhere(path: str) -> np.ndarray:
+    """A process in which tfdml cannot be imported loads the model; returns what it predicts."""
+    code = (
+        "import sys; sys.modules['tfdml'] = None\n"
+        "import keras, numpy as np\n"
+        f"model = keras.models.load_model({path!r})\n"
+        f"x = np.load({path + '.x.npy'!r})\n"
+        f"np.save({path + '.y.npy'!r}, model.predict(x, verbose=0, batch_size=32))\n"
+    )
+    np.save(path + ".x.npy", data(24)[0])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, capture_output=True)
+    return np.load(path + ".y.npy")
+
+
+def tutorial() -> dict:
+    """The model of every beginner's tutorial, on noise of the shape of its images."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1100, 28, 28)).astype("float32")
+    y = rng.integers(0, 10, 1100)
+    with job.strategy().scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [
+                layers.Input((28, 28)),
+                layers.Flatten(),
+                layers.Dense(128, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+        model.compile(
+            "adam",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    history = model.fit(x, y, batch_size=256, epochs=4, verbose=0)
+    # Adam amplifies the rounding of gradients near 0: what is compared is what a user sees.
+    result = outcome(model, history)
+    return result
+
+
+def jit_compiled_is_refused(method: str) -> dict:
+    """Whether a method refuses `jit_compile=True` where there are several processes."""
+    strategy = job.strategy()
+    x, y = data(12)
+    model = compiled(strategy)
+    model.train_on_batch(x, y)
+    model.jit_compile = strategy.size > 1
+    model.train_function = model.test_function = model.predict_function = None
+    try:
+        getattr(model, method)(x, **({} if method == "predict" else {"y": y}), verbose=0)
+        refused = strategy.size == 1  # There it need not be.
+    except ValueError as error:
+        refused = "`jit_compile` must not be True" in str(error)
+    except tf.errors.OpError:
+        refused = False
+    return {"weights": [], "refused": np.array(refused)}
+
+
+def distinct_masks() -> dict:
+    """Whether all masks that the replicas drew differ."""
+    masks = np.concatenate(dropout_masks())
+    gathered = job.strategy().extended.collective.all_gather(
+        tf.constant(np.packbits(masks, 1)), "masks"
+    )
+    return {"weights": [], "distinct": len(np.unique(gathered, axis=0)) == len(gathered)}

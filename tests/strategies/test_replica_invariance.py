@@ -1,4 +1,4 @@
-"""The same batches give the same losses, metrics, weights and predictions on 1, 2, 3 ranks."""
+"""The contract: one replica's losses, metrics, weights and predictions, under every strategy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from tests.strategies import cases
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 
-SIZES = (1, 2, 3)
+# Numbers of replicas. Those of a mirrored job are devices of one process, else processes.
+SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 2, 3), "multi_worker": (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -17,13 +18,13 @@ SIZES = (1, 2, 3)
         (33, 16),  # The last batch has 1 row: all ranks but one have none.
     ],
 )
-def test_arrays_with_ranks_seeded_differently(ranks, rows, batch):
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, rows, batch))
+def test_arrays_with_ranks_seeded_differently(ranks, kind, rows, batch):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, rows, batch, kind=kind))
 
 
 @pytest.mark.parametrize("model", ["convolutional", "subclassed"])
-def test_models(ranks, model):
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, 33, 16, 3, model))
+def test_models(ranks, kind, model):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, 33, 16, 3, model, kind=kind))
 
 
 def test_one_process_is_plain_keras(ranks):
@@ -34,9 +35,14 @@ def test_one_process_is_plain_keras(ranks):
     assert_close(plain, ours, rtol=0, atol=0)
 
 
-def test_two_processes_with_two_devices_each(ranks):
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_two_processes_with_two_devices_each(ranks, kind):
     one = ranks(1).run(cases.fit_arrays, 33, 16)
-    assert_invariant({1: one, 2: ranks(2).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
+    assert_invariant({1: one, 2: ranks(2, kind).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
+
+
+def test_four_replicas(ranks, kind):
+    assert_invariant(ranks.run_sizes((1, 4), cases.fit_arrays, 33, 16, kind=kind, timeout=90))
 
 
 def test_one_process_with_two_devices(ranks):
@@ -46,10 +52,10 @@ def test_one_process_with_two_devices(ranks):
 
 
 @pytest.mark.parametrize(
-    "kind", ["shuffled", "unknown_cardinality", "repeated", "generator", "weighted"]
+    "dataset", ["shuffled", "unknown_cardinality", "repeated", "generator", "weighted"]
 )
-def test_datasets(ranks, kind):
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_dataset, kind))
+def test_datasets(ranks, kind, dataset):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_dataset, dataset, kind=kind))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +67,9 @@ def test_datasets(ranks, kind):
     ],
     ids=lambda options: "+".join(options),
 )
-def test_fit_options(ranks, fit_options):
+def test_fit_options(ranks, kind, fit_options):
     case = (101, 16, 3, "dense", 1, None, fit_options)
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_arrays, *case))
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, *case, kind=kind))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +77,9 @@ def test_fit_options(ranks, fit_options):
     [{"steps_per_execution": 3}, {"run_eagerly": True}],
     ids=lambda options: "+".join(options),
 )
-def test_compile_options(ranks, compile_options):
+def test_compile_options(ranks, kind, compile_options):
     case = (33, 8, 2, "dense", 1, compile_options)
-    assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case))
+    assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case, kind=kind))
 
 
 def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks):
@@ -82,26 +88,28 @@ def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks
     assert all(np.isfinite(w).all() for w in results[0]["weights"])
 
 
-def test_on_batch_methods(ranks):
-    assert_invariant(ranks.run_sizes(SIZES, cases.train_on_batches))
+def test_on_batch_methods(ranks, kind):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.train_on_batches, kind=kind))
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_masks_and_reductions(ranks, reduction):
-    assert_invariant(ranks.run_sizes(SIZES, cases.masked_loss, reduction))
+def test_masks_and_reductions(ranks, kind, reduction):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.masked_loss, reduction, kind=kind))
 
 
-def test_a_scalar_loss_is_a_mean(ranks):
-    assert_invariant(ranks.run_sizes(SIZES, cases.scalar_loss))
+def test_a_scalar_loss_is_a_mean(ranks, kind):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.scalar_loss, kind=kind))
 
 
 @pytest.mark.parametrize("model", ["dense", "convolutional"])
-def test_float64(ranks, model):
-    assert_invariant(ranks.run_sizes(SIZES, cases.fit_float64, model), rtol=1e-10, atol=1e-12)
+def test_float64(ranks, kind, model):
+    assert_invariant(
+        ranks.run_sizes(SIZES[kind], cases.fit_float64, model, kind=kind), rtol=1e-10, atol=1e-12
+    )
 
 
-def test_a_custom_loop(ranks):
-    assert_invariant(ranks.run_sizes(SIZES, cases.custom_loop))
+def test_a_custom_loop(ranks, kind):
+    assert_invariant(ranks.run_sizes(SIZES[kind], cases.custom_loop, kind=kind))
 
 
 def _validation() -> dict:

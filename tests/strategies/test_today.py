@@ -38,3 +38,15 @@ def test_a_seeded_shuffle_has_the_same_order_every_epoch(ranks):
 def test_each_process_shuffles_for_itself(ranks):
     first, second = ranks(2).run(today.samples_without_agreement)
     assert sorted(first + second) != list(range(96))
+
+
+def test_multi_worker_mirrored_crashes_in_fit(ranks):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2, "multi_worker").run(today.multi_worker_fit)
+    assert sorted(failure.value.errors) == [0, 1]
+    assert "_reduce_to" in failure.value.errors[0]
+
+
+def test_gradient_accumulation_crashes(ranks):
+    with pytest.raises(RankFailure, match="merge_call called while defining a new graph"):
+        ranks(1).run(today.gradient_accumulation)

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.harness import job
 from tests.strategies.cases import data, dense_model
 from tests.strategies.training_cases import Recorder
 
@@ -112,3 +113,20 @@ def horovod_optimizer(broadcast: bool) -> list[np.ndarray]:
     own = slice(hvd.rank(), None, hvd.size())
     model.fit(x[own], y[own], batch_size=12, shuffle=False, verbose=0, callbacks=callbacks)
     return [v.numpy() for v in model.weights]
+
+
+def multi_worker_fit() -> None:
+    """`fit` under TensorFlow's own `MultiWorkerMirroredStrategy`, on the workers of this job."""
+    from tfdml.strategies import cluster
+
+    job.strategy()  # Starts the server, with a strategy of TensorFlow's.
+    (member,) = cluster._members.values()
+    x, y = data(24)
+    _fitted(member.server, lambda: keras.optimizers.SGD(0.1), x, y, 12)
+
+
+def gradient_accumulation() -> None:
+    """`MirroredStrategy` with `gradient_accumulation_steps`."""
+    x, y = data(24)
+    make = lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)  # noqa: E731
+    _fitted(_mirrored(), make, x, y, 12)

@@ -178,3 +178,8 @@ def misuse(kind: str) -> str:
             model.fit(x, y, verbose=0)
         return "\n".join(str(w.message) for w in caught)
     return ""
+
+
+def overflow_weights(row: int) -> dict:
+    """The weights after each step of `overflow_on`."""
+    return {"weights": sum((step["weights"] for step in overflow_on(row)["steps"][:2]), [])}
