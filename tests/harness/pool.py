@@ -191,7 +191,7 @@ class RankPools:
     At most `limit` run at once, because waiting ranks keep their memory.
     """
 
-    def __init__(self, limit: int = 4) -> None:
+    def __init__(self, limit: int = 7) -> None:
         self._limit = limit
         self._pools: dict[tuple[int, str], RankPool] = {}
         self._remembered: dict[tuple, list] = {}

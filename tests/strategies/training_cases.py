@@ -180,6 +180,7 @@ def misuse(kind: str) -> str:
     return ""
 
 
-def overflow_weights(row: int) -> dict:
-    """The weights after each step of `overflow_on`."""
-    return {"weights": sum((step["weights"] for step in overflow_on(row)["steps"][:2]), [])}
+def overflow_counts(row: int) -> dict:
+    """The loss scale and the steps taken after each step of `overflow_on`."""
+    steps = overflow_on(row)["steps"]
+    return {"weights": [np.array([step["scale"], step["iterations"]]) for step in steps]}

@@ -47,7 +47,6 @@ class ReplicaExtended(MirroredExtended):
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
         self._global_steps = False
-        self.losses_by_rows = True
         self.accumulator: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices)
@@ -260,15 +259,6 @@ class ReplicaExtended(MirroredExtended):
     def split_element(self, *element) -> Portion:
         """Returns this process's portion of a dataset's element, a global batch."""
         return self.splitter.split(_unpacked(element))
-
-    @contextlib.contextmanager
-    def tracking_losses(self, by_rows: bool) -> Iterator[None]:
-        """While this is entered, `losses_by_rows` says how a tracker weighs the loss of a step."""
-        before, self.losses_by_rows = self.losses_by_rows, by_rows
-        try:
-            yield
-        finally:
-            self.losses_by_rows = before
 
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:

@@ -330,15 +330,24 @@ def _reduce_weighted_values(original: Callable) -> Callable:
     return reduce_weighted_values
 
 
+# Whether the tracker that a loss is meant for weighs it by rows. Each replica has a thread of its
+# own, and they take turns in the middle of a loss.
+_losses_by_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "_losses_by_rows", default=True
+)
+
+
 def _compile_loss(original: Callable) -> Callable:
     def call(self, y_true, y_pred, sample_weight=None):
-        extended = _current_replicas()
-        if extended is None:
+        if _current_replicas() is None:
             return original(self, y_true, y_pred, sample_weight)
         # Keras's trackers of each output's loss weigh a step by its rows only if they are static.
         counted = tree.flatten(y_pred)[0].shape[0] is not None
-        with extended.tracking_losses(by_rows=counted):
+        token = _losses_by_rows.set(counted)
+        try:
             return original(self, y_true, y_pred, sample_weight)
+        finally:
+            _losses_by_rows.reset(token)
 
     return call
 
@@ -356,8 +365,7 @@ def _unscale(original: Callable) -> Callable:
         share = _current_share()
         if share is None:
             return original(value)
-        by_rows = _current_replicas().losses_by_rows
-        return losses.unscale_for_share(value, share, by_rows)
+        return losses.unscale_for_share(value, share, _losses_by_rows.get())
 
     return unscale_loss_for_distribution
 
