@@ -12,8 +12,8 @@ def test_the_first_bucket_is_exchanged_before_the_last_is_ready(tmp_path):
     assert len(step) >= 5
     # An order, not a duration: were all gradients awaited first, it could hold in no step.
     assert any(s[0].begin < s[-1].ready for s in steps)
-    # The buckets are filled, and so exchanged, from the last layer to the first: over all steps,
-    # because on a busy machine two buckets of one step may change places.
-    places = [[e.bucket for e in sorted(s, key=lambda e: e.ready)] for s in steps]
-    mean_place = [np.mean([order.index(b) for order in places]) for b in range(len(step))]
-    assert mean_place == sorted(mean_place)
+    # The buckets are filled, and so exchanged, from the last layer to the first. On a busy machine
+    # two buckets of one step may change places: hence a correlation (1: in order, 0: in none).
+    orders = [[e.bucket for e in sorted(s, key=lambda e: e.ready)] for s in steps]
+    in_order = np.mean([np.corrcoef(order, range(len(step)))[0, 1] for order in orders])
+    assert in_order > 0.7
