@@ -235,7 +235,6 @@ def own_parts(epochs: int = 2) -> dict:
     strategy = job.strategy()
     x, y = data(45)
     begin, end = (0, 45) if strategy.size == 1 else ((0, 30), (30, 45))[strategy.rank]
-    batch = 12 if strategy.size == 1 else 6
     if strategy.size == 1:  # The global batches that two ranks make of their parts.
         order = [
             *range(0, 6), *range(30, 36), *range(6, 12), *range(36, 42), *range(12, 18),
@@ -247,7 +246,7 @@ def own_parts(epochs: int = 2) -> dict:
         dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(5))
     else:
-        dataset = tf.data.Dataset.from_tensor_slices((x[begin:end], y[begin:end])).batch(batch)
+        dataset = tf.data.Dataset.from_tensor_slices((x[begin:end], y[begin:end])).batch(12)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         dataset = dataset.with_options(options)

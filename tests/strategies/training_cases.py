@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.harness import job
-from tests.strategies.cases import InScope, compiled, data, seed_ranks_apart
+from tests.strategies.cases import InScope, compiled, data, dense_model, seed_ranks_apart
 
 
 @keras.saving.register_keras_serializable("tfdml-tests")
@@ -143,11 +143,23 @@ def misuse(kind: str) -> str:
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     if kind == "sharded dataset":
         model.fit(dataset.shard(strategy.size, strategy.rank).batch(4), verbose=0)
-    elif kind == "shuffle without a seed":
+    elif kind == "loop shuffles without a seed":
         from tensorflow.python.eager import context
 
         context.context()._seed = None  # As in a process where nobody has set a seed.
-        model.fit(dataset.shuffle(32).batch(4), verbose=0)
+        strategy.experimental_distribute_dataset(dataset.shuffle(32).batch(4))
+    elif kind == "model made outside":
+        model = dense_model()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        with strategy.scope():
+            model.fit(x, y, verbose=0)
+    elif kind == "metric made outside":
+        strategy = job.strategy(devices=2)
+        model = compiled(strategy)
+        metric = keras.metrics.SparseCategoricalAccuracy()
+        with strategy.scope():
+            model.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
+        model.fit(x, y, verbose=0)
     elif kind == "other seeds":
         tf.random.set_seed(strategy.rank)
         model.fit(dataset.shuffle(32).batch(4), verbose=0)

@@ -35,8 +35,7 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
         kind = type(stage).__name__
         parts.append(kind)
         if kind == "_ShuffleDataset":
-            seeds = [int(stage._seed), int(stage._seed2)]
-            if seeds == [0, 0]:
+            if _is_unseeded(stage):
                 raise ValueError(
                     f"`Dataset.shuffle` must have a seed, because each of the {collective.size} "
                     f"processes reads all batches and works on its own rows of them. Received on "
@@ -45,7 +44,7 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                     f"`keras.utils.set_random_seed(...)`, with one number on all ranks, before "
                     f"the dataset is made."
                 )
-            parts.append(str(seeds))
+            parts.append(f"{int(stage._seed)} {int(stage._seed2)}")
         if kind == "_ShardDataset" and int(stage._num_shards) == collective.size:
             raise ValueError(
                 f"`Dataset.shard` must be left out, because batches are global: the strategy "
@@ -54,6 +53,11 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                 f"batch by the global batch size."
             )
     _check_alike("\n".join(parts), "The `tf.data` pipeline", collective)
+
+
+def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a stage of a pipeline shuffles in an order of this process's own."""
+    return any(_is_unseeded(stage) for stage in _stages(dataset))
 
 
 def check_arrays(arrays: Any, collective: Collective) -> None:
@@ -140,6 +144,12 @@ def _minority(digests: Sequence[int]) -> list[int]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _is_unseeded(stage: tf.data.Dataset) -> bool:
+    if type(stage).__name__ != "_ShuffleDataset":
+        return False
+    return int(stage._seed) == int(stage._seed2) == 0
 
 
 def _stages(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -7,11 +7,11 @@ How data are read follows from what they are:
 | arrays, `tf.data` of known length | replicated, without a feed | all ranks; each keeps its rows |
 | `tf.data` of unknown length | replicated | all ranks; each keeps its rows |
 | `tf.data` with `AutoShardPolicy.OFF` | sharded | each rank its own part of every batch |
-| generators, `PyDataset`, data loaders | scatter | rank 0 alone; it sends the batches |
+| generators, `PyDataset`, data loaders, | scatter | rank 0 alone; it sends the batches |
+| `tf.data` shuffled without a seed | | |
 """
 
 import abc
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows
 
-# What a process announces before each step: the rows of its batch, or one of these.
+# What a process announces before each step: the size of its batch, or one of these.
 _ENDED, _FAILED = 0, -1
 
 
@@ -135,7 +135,7 @@ class ReplicatedFeed(Feed):
 
 
 class ShardedFeed(Feed):
-    """Each process reads its own part of every global batch, of any size.
+    """Each process reads its own part of every global batch; its pipeline yields its shares.
 
     A process whose data has ended before the others' takes part with padded shares.
     """
@@ -172,33 +172,67 @@ class ShardedFeed(Feed):
         )
 
 
+def own_share(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
+    """Returns a process's part of the data in batches of its share of a global batch.
+
+    Args:
+        dataset: The process's part, batched by the global batch size.
+        splitter: What splits global batches over the replicas.
+
+    Raises:
+        ValueError: If the batch size is not known, or smaller than the number of processes.
+    """
+    batch_size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    first, last = splitter.first_replica, splitter.first_replica + splitter.local_replicas - 1
+    begin, _ = splitter.bounds(first, batch_size)
+    _, end = splitter.bounds(last, batch_size)
+    if batch_size < 0 or end == begin:
+        processes = splitter.num_replicas // splitter.local_replicas
+        raise ValueError(
+            f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
+            f"size and at least the number of processes, {processes}. Received: "
+            f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
+        )
+    return dataset.rebatch(end - begin)
+
+
 class ScatterFeed(Feed):
     """Rank 0 reads; the others are sent its batches, and do not look at their own data."""
 
+    _packed = b""
+
     def _open(self) -> Iterator:
         return super()._open() if self._collective.topology.is_chief else iter(())
+
+    def _count(self, batch: Any) -> int:
+        self._packed = _pack(without_optionals(batch))
+        return len(self._packed)
 
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
         return known[0] if known[0] >= 0 else None
 
     def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
-        return self._splitter.split(self._send(batch))
+        # Eight bytes at a time: that is what every transport carries as it is.
+        length = rows[0]
+        own = self._packed if batch is not None else bytes(length)
+        words = tf.constant(np.frombuffer(own + bytes(-length % 8), np.int64))
+        data = self._collective.broadcast(words, "feed/data").numpy().tobytes()[:length]
+        return self._splitter.split(_unpack(data, without_optionals(self.element_spec)))
 
-    def _send(self, batch: Any) -> Any:
-        """Returns rank 0's batch, on every process."""
-        spec = without_optionals(self.element_spec)
-        packed = np.zeros(0, np.int64)
-        if batch is not None:
-            flat = tf.nest.flatten(without_optionals(batch), expand_composites=True)
-            arrays = [None if t is None else t.numpy() for t in flat]
-            data = pickle.dumps(arrays, pickle.HIGHEST_PROTOCOL)
-            # Eight bytes at a time: that is what every transport carries as it is.
-            packed = np.frombuffer(data + bytes(-len(data) % 8), np.int64)
-        length = self._announce(len(packed), "bytes")[0]
-        own = tf.constant(packed if batch is not None else np.zeros(length, np.int64))
-        data = self._collective.broadcast(own, "feed/data").numpy().tobytes()
-        tensors = [None if a is None else tf.constant(a) for a in pickle.loads(data)]
-        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+def _pack(batch: Any) -> bytes:
+    """Returns the bytes of a structure of tensors."""
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    tensors = [tf.io.serialize_tensor(t) for t in flat if t is not None]
+    return tf.io.serialize_tensor(tf.stack(tensors)).numpy()
+
+
+def _unpack(data: bytes, spec: Any) -> Any:
+    """Returns the structure of tensors that `_pack` was given; `spec` is its description."""
+    flat = tf.nest.flatten(spec, expand_composites=True)
+    parts = iter(tf.unstack(tf.io.parse_tensor(data, tf.string)))
+    tensors = [None if s is None else tf.io.parse_tensor(next(parts), s.dtype) for s in flat]
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
 
 
 def without_optionals(structure: Any) -> Any:

@@ -44,6 +44,9 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
     ):
         arguments.check(devices, compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
+        self._cluster_resolver = (
+            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        )
         member = join(cluster_resolver, options)
         if member is None:
             super().__init__(LocalCollective(), devices or all_devices())
@@ -52,9 +55,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
         super().__init__(TensorFlowCollective(member.topology, own[0], options), own)
-        self._cluster_resolver = member.resolver
 
     @property
-    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """What described the cluster; None on one machine alone."""
-        return getattr(self, "_cluster_resolver", None)
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """What described the cluster."""
+        return self._cluster_resolver

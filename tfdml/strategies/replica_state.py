@@ -28,8 +28,8 @@ class MetricState:
 
     def __init__(self, variables: Sequence[keras.Variable]):
         self.variables = list(variables)
-        # One component for each local device; the first holds the state, the others 0.
-        self._components = [_components(v) for v in self.variables]
+        # The first component holds the state, the others 0.
+        self._components = [components(v) for v in self.variables]
         self._before: list[tf.Tensor] = []
 
     def set_aside(self) -> None:
@@ -68,7 +68,7 @@ class LayerState:
     """
 
     def __init__(self, variables: Sequence[keras.Variable]):
-        self._components = [_components(v) for v in variables]
+        self._components = [components(v) for v in variables]
 
     def contributions(self, shares: Sequence[Share]) -> list[tf.Tensor]:
         """Returns this process's part of the average."""
@@ -98,14 +98,15 @@ def moving_variables(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
-def _components(variable: keras.Variable) -> list[tf.Variable]:
+def components(variable: keras.Variable) -> list[tf.Variable]:
+    """Returns a variable's copies: one for each local device, if it was made in the scope."""
     return list(getattr(variable.value, "values", [variable.value]))
 
 
-def _sum_of_present(components, shares: Sequence[Share], weigh) -> tf.Tensor:
+def _sum_of_present(copies, shares: Sequence[Share], weigh) -> tf.Tensor:
     # A choice, not a product with 0: what a padded replica computed may be NaN.
     parts = []
-    for component, share in zip(components, shares, strict=True):
+    for component, share in zip(copies, shares, strict=True):
         value = component.read_value()
         parts.append(tf.where(share.rows > 0, weigh(value, share), tf.zeros_like(value)))
     return tf.add_n(parts)

@@ -10,7 +10,12 @@ from tfdml.collectives.aggregator import sum_packed
 from tfdml.strategies.accumulation import Accumulator, accumulation_steps
 from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.replica_state import LayerState, MetricState, moving_variables
+from tfdml.strategies.replica_state import (
+    LayerState,
+    MetricState,
+    components,
+    moving_variables,
+)
 from tfdml.strategies.share import Portion, Share
 
 
@@ -63,6 +68,13 @@ class MetricStep(GlobalStep):
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = self.model.metrics_variables
+        for variable in variables:
+            if len(components(variable)) != self._extended.num_local_replicas:
+                raise ValueError(
+                    "`metrics` must be made in the strategy's scope, like the model. Received: "
+                    f"{variable.path}, made outside. Move the metric's construction under "
+                    "`with strategy.scope():`, or pass it to `compile` by name."
+                )
         self._extended.keep_in_step([v.value for v in variables])
         return variables
 
@@ -122,6 +134,13 @@ class PredictStep(GlobalStep):
         slots = digest_slots(portion.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
         outputs = self._run(self.model.predict_step, portion)
+        for output in tf.nest.flatten(outputs):
+            if not tf.is_tensor(output) or isinstance(output, tf.RaggedTensor | tf.SparseTensor):
+                raise ValueError(
+                    "`predict` must return dense tensors, because every process is given all "
+                    f"rows. Received: {output}. Use `to_tensor` or `tf.sparse.to_dense` in the "
+                    "model's last layer."
+                )
         flat = [
             [share.drop_padding(t) for t in tf.nest.flatten(output)]
             for output, share in zip(outputs, portion.shares, strict=True)

@@ -1,4 +1,4 @@
-"""Callbacks on several processes: one writes, all stop together."""
+"""Callbacks on several processes: all start alike, one writes, all stop together."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.strategies.common_start import agree_on_number, start_alike
 
 # These do nothing but write.
 _WRITERS = (
@@ -14,6 +15,36 @@ _WRITERS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
+
+
+class CommonStart(keras.callbacks.Callback):
+    """Starts all processes from rank 0's weights, optimizer state and first epoch.
+
+    It comes last, after what a callback of rank 0 has restored.
+
+    Args:
+        collective: What sends them.
+    """
+
+    def __init__(self, collective: Collective):
+        super().__init__()
+        self._collective = collective
+
+    def on_train_begin(self, logs=None):
+        """Also agrees on the epoch to begin with."""
+        optimizer = self.model.optimizer
+        slots = optimizer.variables if optimizer is not None else []
+        start_alike([*self.model.variables, *slots], self._collective)
+        epoch = agree_on_number(self.model._initial_epoch, self._collective)
+        self.model._initial_epoch = epoch
+
+    def on_test_begin(self, logs=None):
+        """For a call of `evaluate`."""
+        start_alike(self.model.variables, self._collective)
+
+    def on_predict_begin(self, logs=None):
+        """For a call of `predict`."""
+        start_alike(self.model.variables, self._collective)
 
 
 class AgreedStop(keras.callbacks.Callback):
@@ -56,7 +87,8 @@ def for_this_process(
             ):
                 callback._save_model = _save_nothing
                 callback.delete_checkpoint = False
-    return [*kept, AgreedStop(collective)] if trains else kept
+    agreed = [CommonStart(collective), *([AgreedStop(collective)] if trains else [])]
+    return [*kept, *agreed]
 
 
 def _save_nothing(*args, **kwargs) -> None:

@@ -1,5 +1,6 @@
 """How Keras's data become portions of global batches: which mode for which kind of data."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,9 +9,17 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-from tfdml.strategies.agreement import check_pipeline
+from tfdml.collectives.collective import Collective
+from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.feed import Feed, ReplicatedFeed, ScatterFeed, ShardedFeed, without_optionals
+from tfdml.strategies.feed import (
+    Feed,
+    ReplicatedFeed,
+    ScatterFeed,
+    ShardedFeed,
+    own_share,
+    without_optionals,
+)
 from tfdml.strategies.share import Portion
 
 
@@ -96,17 +105,35 @@ def portions(
         return adapter, OneByOne(split) if unknown and adapter.num_batches is None else split
     common = {"collective": collective, "splitter": extended.splitter}
     reads = True
-    if not isinstance(adapter, TFDatasetAdapter):
+    if not isinstance(adapter, TFDatasetAdapter) or _has_own_order(dataset, collective):
         feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
-        feed = ShardedFeed(dataset, num_batches=adapter.num_batches, **common)
+        share = own_share(dataset, extended.splitter)
+        length = int(share.cardinality())
+        feed = ShardedFeed(share, num_batches=length if length >= 0 else None, **common)
     else:
         check_pipeline(dataset, collective)
         if not unknown:
             return adapter, split
         feed = ReplicatedFeed(split, num_batches=None, **common)
     return FeedAdapter(adapter, feed, reads), feed
+
+
+def _has_own_order(dataset: tf.data.Dataset, collective: Collective) -> bool:
+    """Returns whether any process's pipeline has an order that the others cannot repeat."""
+    own = tf.constant([int(shuffles_without_seed(dataset) and not _reads_own_part(dataset))])
+    if not any(collective.all_gather(own, "unseeded").numpy()):
+        return False
+    if collective.topology.is_chief:
+        warnings.warn(
+            "The dataset is shuffled without a seed, so rank 0 alone reads it and sends every "
+            "batch to the other ranks. Use `dataset.shuffle(n, seed=...)`, or call "
+            "`keras.utils.set_random_seed(...)` before the dataset is made: then every rank reads "
+            "for itself.",
+            stacklevel=2,
+        )
+    return True
 
 
 def _reads_own_part(dataset: tf.data.Dataset) -> bool:

@@ -127,6 +127,8 @@ def _loop(original: Callable) -> Callable:
     def loop(self, *args, **kwargs):
         extended = _extended(self._distribute_strategy)
         if extended is None:
+            if _extended(tf.distribute.get_strategy()) is not None:
+                misuse.refuse_model_made_outside(self)
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         misuse.check(self, bound.arguments, extended.collective)
