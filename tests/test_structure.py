@@ -12,9 +12,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},
-    "strategies": {"topology", "collectives"},
-    "horovod_build": {"topology"},
-    "cli": {"topology", "horovod_build"},
+    "runtime": {"topology", "collectives"},
+    "strategies": {"topology", "collectives", "runtime"},
+    "horovod_build": {"topology", "runtime"},
+    "cli": {"topology", "horovod_build", "runtime"},
 }
 
 

@@ -14,9 +14,11 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tests.harness.processes import end_processes, tree_of
+from tfdml.runtime.processes import end_processes, tree_of
 
 START_SECONDS = 90.0  # TensorFlow's import, on a loaded machine.
+# Between SIGTERM and SIGKILL.
+TERM_SECONDS = 3.0
 GRACE_SECONDS = 5.0  # How long ranks may lag behind one that has failed.
 
 
@@ -91,7 +93,8 @@ class RankPool:
     def close(self, keep_output: bool = False) -> None:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
         if self._launched:
-            end_processes([*(pid for p in self._launched for pid in tree_of(p.pid)), *self.pids])
+            pids = [*(pid for p in self._launched for pid in tree_of(p.pid)), *self.pids]
+            end_processes(pids, TERM_SECONDS)
             for process in self._launched:
                 process.wait()
         for connection in self._connections.values():

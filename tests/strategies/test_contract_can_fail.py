@@ -43,13 +43,20 @@ def broken(part: str, case: Callable, *args):
 
 
 @pytest.mark.parametrize(
-    "part", ["exchange", "weighting", "shuffle_agreement", "initial_broadcast"]
+    ("part", "case"),
+    [
+        ("exchange", cases.fit_arrays),
+        ("weighting", cases.fit_arrays),
+        ("shuffle_agreement", cases.fit_arrays),
+        ("initial_broadcast", cases.custom_loop),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_contract_goes_red(ranks, part):
-    one = ranks(1).run(cases.fit_arrays)
-    assert_invariant({1: one, 2: ranks(2).run(cases.fit_arrays)})
+def test_the_contract_goes_red(ranks, part, case):
+    one = ranks(1).run(case)
+    assert_invariant({1: one, 2: ranks(2).run(case)})
     with pytest.raises(AssertionError, match=r"size 2|differs between ranks"):
-        assert_invariant({1: one, 2: ranks(2).run(broken, part, cases.fit_arrays)})
+        assert_invariant({1: one, 2: ranks(2).run(broken, part, case)})
 
 
 def test_exactly_once_goes_red_without_the_shuffle_agreement(ranks):

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import build_horovod, doctor
+from tfdml.cli import build_horovod, doctor, launch
 
 app = typer.Typer(
     name="tfdml",
     help=(
         "Multi-GPU and multi-node training for Keras 3 on TensorFlow.\n\n"
         "On a new machine: `tfdml build-horovod` once, then `tfdml doctor`, then start your "
-        "training script on two processes by `horovodrun -np 2 python train.py`."
+        "training script on two processes by `tfdml launch --horovod --workers 2 train.py`."
     ),
     rich_markup_mode="markdown",
     no_args_is_help=True,
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("build-horovod")(build_horovod.build_horovod)
 app.command("doctor")(doctor.doctor)
+app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 
 
 def _version(asked: bool) -> None:

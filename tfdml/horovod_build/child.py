@@ -1,8 +1,6 @@
 """Child processes that always end: output to a file, a time limit, and no orphan."""
 
-import contextlib
 import dataclasses
-import os
 import subprocess
 import tempfile
 import time
@@ -10,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import psutil
+from tfdml.runtime.processes import end_processes, session_of, tree_of
 
 # A child that is asked to end gets this long before it is killed, in seconds.
 GRACE = 5.0
@@ -98,20 +96,11 @@ def stop(child: subprocess.Popen, grace: float = GRACE) -> None:
         child: The child; it may have ended already.
         grace: Seconds between the two signals.
     """
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(child.pid)
-        family = [*parent.children(recursive=True), parent]
+    family = tree_of(child.pid)[::-1]
     if child.poll() is not None:
-        family = [p for p in family if p.pid != child.pid]
+        family = [pid for pid in family if pid != child.pid]
     # A descendant whose parent has ended belongs to init now: the session finds it.
-    family += [p for p in _session(child.pid) if p not in family]
-    for process in family:
-        _signal(process.terminate)
-    _, alive = psutil.wait_procs(family, timeout=grace)
-    for process in alive:
-        _signal(process.kill)
-    psutil.wait_procs(alive, timeout=grace)
+    end_processes([*family, *session_of(child.pid)], grace)
     child.wait()
 
 
@@ -131,22 +120,6 @@ def _wait(
         else:
             return True
     return child.poll() is not None
-
-
-def _session(leader: int) -> list[psutil.Process]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != leader and os.getsid(process.pid) == leader:
-                members.append(process)
-        except (ProcessLookupError, PermissionError):
-            continue
-    return members
-
-
-def _signal(send: Callable[[], None]) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        send()
 
 
 def _read(source: IO[bytes], start: int) -> str:

@@ -20,6 +20,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
+from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.share import Portion, Share, Splitter
@@ -37,12 +38,21 @@ class ReplicaExtended(MirroredExtended):
         strategy: The strategy that this extends.
         devices: This process's devices.
         collective: What exchanges tensors with the other processes.
+        guard: What ends the job where a process cannot go on; None for a process alone.
+        check_desync: Steps between two comparisons of all weights; 0 for none.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, devices: Sequence[str], collective: Collective
+        self,
+        strategy: tf.distribute.Strategy,
+        devices: Sequence[str],
+        collective: Collective,
+        guard: Guard | None = None,
+        check_desync: int = 0,
     ):
         self.collective = collective
+        self.guard = guard
+        self.check_desync = check_desync
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
@@ -85,6 +95,22 @@ class ReplicaExtended(MirroredExtended):
 
     def _use_merge_call(self) -> bool:
         return True
+
+    # -- What the guard is told ----------------------------------------------------------------
+
+    def collective_call(self, name: str) -> contextlib.AbstractContextManager:
+        """While this is entered, this process is in a call that all processes make."""
+        return self.guard.call(name) if self.guard else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def collective_step(self, name: str, steps: int) -> Iterator[None]:
+        """While this is entered, this process is in a step that all processes take together."""
+        if self.guard is None:
+            yield
+            return
+        with self.guard.place.waiting(name):
+            yield
+        self.guard.place.step += steps
 
     # -- Variables -----------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ class HorovodStrategy(ReplicaStrategy):
             default the GPU of this process's local rank, or the CPU where there is none. The
             default needs to be the first use of TensorFlow's GPUs in the process.
         compression: How gradients are compressed on the wire. None is all there is so far.
+        silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
+            and the job ends everywhere. A process that dies is noticed at once.
+        check_desync: Steps after which all weights are compared between the processes, again and
+            again; 0 for never. It costs one small exchange each time, and reading the weights.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -49,10 +53,18 @@ class HorovodStrategy(ReplicaStrategy):
         arXiv:1802.05799.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, compression: None = None):
-        arguments.check(devices, compression)
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        compression: None = None,
+        *,
+        silence_limit: float = 60.0,
+        check_desync: int = 0,
+    ):
+        arguments.check(devices, compression, silence_limit, check_desync)
         collective = _collective()
-        super().__init__(collective, devices or [_own_device(collective.topology)])
+        own = devices or [_own_device(collective.topology)]
+        super().__init__(collective, own, silence_limit, check_desync)
 
 
 def _collective() -> Collective:

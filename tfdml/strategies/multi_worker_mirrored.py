@@ -30,6 +30,10 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
             implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective.
         devices: This process's devices; all its GPUs by default, or a CPU where there are none.
+        silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
+            and the job ends everywhere. A process that dies is noticed at once.
+        check_desync: Steps after which all weights are compared between the processes, again and
+            again; 0 for never.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
@@ -41,8 +45,11 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         compression: None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         devices: Sequence[str] | None = None,
+        *,
+        silence_limit: float = 60.0,
+        check_desync: int = 0,
     ):
-        arguments.check(devices, compression)
+        arguments.check(devices, compression, silence_limit, check_desync)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = (
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -54,7 +61,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         # Device names of a cluster say whose they are.
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
-        super().__init__(TensorFlowCollective(member.topology, own[0], options), own)
+        collective = TensorFlowCollective(member.topology, own[0], options)
+        super().__init__(collective, own, silence_limit, check_desync)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -6,6 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.runtime.guard import guard_of
+from tfdml.runtime.watched import WatchedCollective
 from tfdml.strategies import keras_seam
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.step import GlobalStep
@@ -17,14 +19,26 @@ class ReplicaStrategy(tf.distribute.Strategy):
     Args:
         collective: What exchanges tensors between the processes.
         devices: This process's devices.
+        silence_limit: Seconds of silence after which another process is taken for lost.
+        check_desync: Steps between two comparisons of all weights; 0 for none.
     """
 
     # `MirroredExtended` numbers TensorFlow's own collectives from here.
     _collective_key_base = 0
 
-    def __init__(self, collective: Collective, devices: Sequence[str]):
+    def __init__(
+        self,
+        collective: Collective,
+        devices: Sequence[str],
+        silence_limit: float = 60.0,
+        check_desync: int = 0,
+    ):
         keras_seam.install()
-        super().__init__(ReplicaExtended(self, devices, collective))
+        guard = None
+        if collective.size > 1:
+            guard = guard_of(collective, silence_limit)
+            collective = WatchedCollective(collective, guard.place)
+        super().__init__(ReplicaExtended(self, devices, collective, guard, check_desync))
 
     @property
     def rank(self) -> int:

@@ -6,7 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.common_start import agree_on_number, start_alike
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.same_values import agree_on_number, check_values, start_alike
 
 # These do nothing but write.
 _WRITERS = (
@@ -23,12 +24,12 @@ class CommonStart(keras.callbacks.Callback):
     It comes last, after what a callback of rank 0 has restored.
 
     Args:
-        collective: What sends them.
+        extended: The extension of the model's strategy.
     """
 
-    def __init__(self, collective: Collective):
+    def __init__(self, extended: ReplicaExtended):
         super().__init__()
-        self._collective = collective
+        self._collective = extended.collective
 
     def on_train_begin(self, logs=None):
         """Also agrees on the epoch to begin with."""
@@ -45,6 +46,31 @@ class CommonStart(keras.callbacks.Callback):
     def on_predict_begin(self, logs=None):
         """For a call of `predict`."""
         start_alike(self.model.variables, self._collective)
+
+
+class Watch(keras.callbacks.Callback):
+    """Tells the guard where training is, and compares the weights if that is asked for.
+
+    Args:
+        extended: The extension of the model's strategy.
+    """
+
+    def __init__(self, extended: ReplicaExtended):
+        super().__init__()
+        self._extended = extended
+        self._next_check = extended.check_desync
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes the epoch."""
+        self._extended.guard.place.epoch = epoch
+        self._extended.guard.place.step = 0
+        self._next_check = self._extended.check_desync
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Compares all weights, every `check_desync` steps of an epoch."""
+        if self._next_check and batch + 1 >= self._next_check:
+            self._next_check += self._extended.check_desync
+            check_values(self.model.variables, self._extended.collective)
 
 
 class AgreedStop(keras.callbacks.Callback):
@@ -66,7 +92,7 @@ class AgreedStop(keras.callbacks.Callback):
 
 
 def for_this_process(
-    callbacks: Sequence[keras.callbacks.Callback] | None, collective: Collective, trains: bool
+    callbacks: Sequence[keras.callbacks.Callback] | None, extended: ReplicaExtended, trains: bool
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that this process runs.
 
@@ -75,9 +101,10 @@ def for_this_process(
 
     Args:
         callbacks: What the user gave.
-        collective: What the processes agree by.
+        extended: The extension of the model's strategy.
         trains: Whether it is for `fit`.
     """
+    collective = extended.collective
     kept = keras.tree.flatten(callbacks) if callbacks else []
     if not collective.topology.is_chief:
         kept = [c for c in kept if not isinstance(c, _WRITERS)]
@@ -87,8 +114,9 @@ def for_this_process(
             ):
                 callback._save_model = _save_nothing
                 callback.delete_checkpoint = False
-    agreed = [CommonStart(collective), *([AgreedStop(collective)] if trains else [])]
-    return [*kept, *agreed]
+    if not trains:
+        return [*kept, CommonStart(extended)]
+    return [Watch(extended), *kept, CommonStart(extended), AgreedStop(collective)]
 
 
 def _save_nothing(*args, **kwargs) -> None:

@@ -8,7 +8,7 @@ that calls, belongs to one of our strategies.
 
 | Keras's function | what is different under our strategies |
 |---|---|
-| `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only |
+| `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only; the guard |
 | `TFEpochIterator` | data come as portions of global batches; see `feed` for the modes |
 | `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |
 | `_make_function` | a step is a `MetricStep` on a global batch |
@@ -42,6 +42,7 @@ from keras.src.random.seed_generator import SeedGenerator
 from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.agreement import check_arrays
@@ -131,17 +132,25 @@ def _loop(original: Callable) -> Callable:
                 misuse.refuse_model_made_outside(self)
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
-        misuse.check(self, bound.arguments, extended.collective)
-        if not extended.collective.topology.is_chief:
-            bound.arguments["verbose"] = 0
-        given = bound.arguments.get("callbacks")
-        # `fit` passes its own list on to `evaluate`.
-        if extended.collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
-            trains = "epochs" in signature.parameters
-            bound.arguments["callbacks"] = for_this_process(given, extended.collective, trains)
-        return original(*bound.args, **bound.kwargs)
+        with extended.collective_call(original.__name__):
+            _prepare(self, original.__name__, bound.arguments, extended)
+            return original(*bound.args, **bound.kwargs)
 
     return loop
+
+
+def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
+    """Checks a call, and gives it the callbacks of this process."""
+    collective = extended.collective
+    misuse.check(model, arguments, collective)
+    if not collective.topology.is_chief:
+        arguments["verbose"] = 0
+    given = arguments.get("callbacks")
+    # `fit` passes its own list on to `evaluate`.
+    if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
+        own = fingerprint(model, call, arguments, extended.num_local_replicas)
+        check_fingerprint(own, collective)
+        arguments["callbacks"] = for_this_process(given, extended, trains=call == "fit")
 
 
 # The extension whose data Keras is setting up.
@@ -196,6 +205,7 @@ def _make_function(original: Callable) -> Callable:
     def make_function(self, step_function):
         if _extended(self._distribute_strategy) is None:
             return original(self, step_function)
+        extended, name = _extended(self._distribute_strategy), step_function.__name__
         if _replicas(self) is not None:
             # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
             step_function = MetricStep(self, step_function)
@@ -206,7 +216,8 @@ def _make_function(original: Callable) -> Callable:
                 # Its end must be seen here: Keras's loop takes no end for an answer.
                 more = itertools.islice(iterator, self.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
-            return function(iterator)
+            with extended.collective_step(f"the exchange of {name}", self.steps_per_execution):
+                return function(iterator)
 
         return on_batches
 
@@ -225,7 +236,13 @@ def _make_predict_function(original: Callable) -> Callable:
 
         if not self.run_eagerly:
             predict_function = tf.function(predict_function, reduce_retracing=True)
-        self.predict_function = predict_function
+        extended = _replicas(self)
+
+        def on_batches(data: list) -> Any:
+            with extended.collective_step("the exchange of predict_step", len(data)):
+                return predict_function(data)
+
+        self.predict_function = on_batches
 
     return make_predict_function
 

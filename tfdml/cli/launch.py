@@ -1,0 +1,97 @@
+"""`tfdml launch`: starts a training script on several processes, here or on other machines."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tfdml.runtime import launcher, manifests
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+
+def launch(
+    program: Annotated[
+        list[str], typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]...")
+    ],
+    workers: Annotated[
+        int, typer.Option("--workers", "-n", min=1, help="Ranks on this machine.")
+    ] = 1,
+    hosts: Annotated[
+        str,
+        typer.Option(help="Machines and their numbers of ranks, as node1:4,node2:4; by ssh."),
+    ] = "",
+    horovod: Annotated[
+        bool, typer.Option("--horovod", help="For HorovodStrategy: start by horovodrun.")
+    ] = False,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often a job that failed is started again.")
+    ] = 0,
+    print_slurm: Annotated[
+        bool, typer.Option("--print-slurm", help="Start nothing; print an sbatch script.")
+    ] = False,
+    print_kubernetes: Annotated[
+        bool,
+        typer.Option("--print-kubernetes", help="Start nothing; print an MPIJob or TrainJob."),
+    ] = False,
+) -> None:
+    """Start a training script on several processes, and end them all when one fails.
+
+    Each process is a worker of `MultiWorkerMirroredStrategy`, with a `TF_CONFIG` of its own; with
+    `--horovod` a rank of `HorovodStrategy`:
+
+    `tfdml launch --workers 4 train.py --epochs 10`
+
+    `tfdml launch --horovod --hosts node1:4,node2:4 train.py`
+
+    Lines begin with their rank. When a rank fails, its last lines are shown first, and the exit
+    code is its own. Nothing is left running, whatever ends this command.
+
+    TensorFlow's servers and Horovod's rendezvous are **not authenticated**: whoever reaches their
+    ports can run code. On this machine alone the ports are told to the ranks by the loopback's
+    address; across machines use a private network.
+    """
+    try:
+        places = launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
+        if print_slurm or print_kubernetes:
+            typer.echo(_manifest(places, program, horovod, print_slurm), nl=False)
+            return
+        raise typer.Exit(_run(places, program, horovod, max_restarts))
+    except (ValueError, OSError) as error:
+        typer.echo(f"tfdml launch: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _manifest(
+    places: list[launcher.Host], program: list[str], horovod: bool, for_slurm: bool
+) -> str:
+    ranks = {host.ranks for host in places}
+    if len(ranks) != 1:
+        raise ValueError(
+            f"`hosts` must have equally many ranks each for a scheduler. Received: {sorted(ranks)}."
+        )
+    make = manifests.slurm if for_slurm else manifests.kubernetes
+    if len(places) == 1 and not for_slurm and not horovod:
+        # `--workers 4` without hosts means four pods.
+        return make(places[0].ranks, 1, program, horovod)
+    return make(len(places), ranks.pop(), program, horovod)
+
+
+def _run(places: list[launcher.Host], program: list[str], horovod: bool, max_restarts: int) -> int:
+    for host in places:
+        if host.is_public:
+            typer.echo(
+                f"tfdml launch: {host.name} has a public address, and TensorFlow's servers and "
+                f"Horovod's rendezvous are not authenticated: whoever reaches their ports can run "
+                f"code there. Use a private network.",
+                err=True,
+            )
+    start = launcher.start_horovod if horovod else launcher.start_workers
+    for attempt in range(max_restarts + 1):
+        failed = launcher.run(start(places, program, sys.executable))
+        if not failed:
+            return 0
+        typer.echo(launcher.explain(failed), err=True)
+        if attempt < max_restarts:
+            typer.echo(f"tfdml launch: restart {attempt + 1} of {max_restarts}.", err=True)
+    return failed[0].code

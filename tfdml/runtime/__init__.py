@@ -1,0 +1,1 @@
+"""What keeps a job of several processes honest: heartbeats, fingerprints, and how it is started."""

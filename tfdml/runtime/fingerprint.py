@@ -1,0 +1,98 @@
+"""Do all processes make the same call, of the same model? What can differ is compared in words."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+# What a rank may choose for itself: what it shows, and what it writes.
+_OWN_AFFAIRS = frozenset({"self", "callbacks", "verbose"})
+
+
+def fingerprint(
+    model: keras.Model, call: str, arguments: Mapping[str, Any], replicas: int
+) -> dict[str, str]:
+    """Returns what must be alike on all processes before a call's first step.
+
+    Args:
+        model: The model.
+        call: The name of the call.
+        arguments: The call's arguments, by name.
+        replicas: This process's number of replicas.
+    """
+    found = {
+        "call": call,
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "replicas of a process": str(replicas),
+        "model": type(model).__name__,
+    }
+    for name, value in arguments.items():
+        if name not in _OWN_AFFAIRS:
+            found[f"argument `{name}`"] = _in_words(value)
+    for variable in model.variables:
+        kind = "weight" if variable.trainable else "state"
+        found[f"{kind} {variable.path}"] = f"{tuple(variable.shape)} {variable.dtype}"
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        found["optimizer"] = type(optimizer).__name__
+        for name, value in optimizer.get_config().items():
+            if name != "name":
+                found[f"optimizer's `{name}`"] = _in_words(value)
+    for name in ("loss", "steps_per_execution", "run_eagerly", "jit_compile"):
+        found[f"compile's `{name}`"] = _in_words(getattr(model, name, None))
+    return found
+
+
+def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
+    """Compares the processes' fingerprints.
+
+    Args:
+        own: This process's.
+        collective: What compares them.
+
+    Raises:
+        ValueError: On every process, if they differ; it names the first difference.
+    """
+    text = json.dumps(own).encode()
+    digest = np.frombuffer(hashlib.sha256(text).digest()[:8], np.int64)
+    digests = collective.all_gather(tf.constant(digest), "fingerprint").numpy().tolist()
+    if len(set(digests)) == 1:
+        return
+    lengths = collective.all_gather(tf.constant([len(text)], tf.int64), "fingerprint/lengths")
+    texts = collective.all_gather(tf.constant(list(text), tf.uint8), "fingerprint/texts")
+    ends = np.cumsum(lengths.numpy())
+    joined = bytes(texts.numpy().tolist())
+    by_rank = [
+        json.loads(joined[end - length : end])
+        for length, end in zip(lengths.numpy(), ends, strict=True)
+    ]
+    common = max(digests, key=digests.count)
+    odd = next(rank for rank, digest in enumerate(digests) if digest != common)
+    other = digests.index(common)
+    keys = dict.fromkeys([*by_rank[other], *by_rank[odd]])
+    key = next(k for k in keys if by_rank[odd].get(k) != by_rank[other].get(k))
+    raise ValueError(
+        f"All {collective.size} ranks must make the same call with the same model. Received for "
+        f"{key}: {by_rank[odd].get(key, 'nothing')} on rank {odd}, "
+        f"{by_rank[other].get(key, 'nothing')} on rank {other} (this is rank {collective.rank})."
+    )
+
+
+def _in_words(value: Any) -> str:
+    """Returns a value in words that do not depend on the process: no addresses, no data."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_in_words(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_in_words, value)) + "]"
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    return getattr(value, "__name__", type(value).__name__)

@@ -1,0 +1,332 @@
+"""The guard: every rank tells rank 0 that it lives, and all end when one cannot go on.
+
+Each process has a thread for it. Rank 0's listens, the others' are connected to it; all send a
+heartbeat. Rank 0 decides (`members.verdict`) and tells all; if rank 0 itself is lost, each of the
+others sees that for itself. A process that waits in a collective operation cannot be reached by an
+exception, so the thread prints why, and ends the process.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.runtime import channel
+from tfdml.runtime.guard_exit import EXIT_CODE
+from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
+from tfdml.runtime.place import Place, describe_error
+
+# Seconds that a process which raised is given to end by itself.
+_EXIT_SECONDS = 5.0
+_CONNECT_SECONDS = 30.0
+_PAYLOAD_BYTES = 4096
+
+# Errors that a rank gets when another one has gone.
+_CONSEQUENCES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+
+
+class Guard:
+    """One process's part.
+
+    Args:
+        collective: What the processes meet by, once.
+        limit: Seconds of silence after which a rank is taken for lost.
+    """
+
+    def __init__(self, collective: Collective, limit: float):
+        self.place = Place()
+        self._rank, self._size = collective.rank, collective.size
+        self._limit = limit
+        self._beat = min(1.0, limit / 4)
+        self._ending = threading.Event()
+        self._told = threading.Event()
+        self._who = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._events: queue.Queue = queue.Queue()
+        self._channels: dict[int, channel.Channel] = {}
+        self._members = {self._rank: self._member(self._who)}
+        self._meet(collective)
+        run = self._run_hub if self._rank == 0 else self._run_spoke
+        threading.Thread(target=run, name="tfdml-guard", daemon=True).start()
+        previous = sys.excepthook
+        sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
+        atexit.register(self._say_bye)
+
+    # -- What the main thread tells ------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """While this is entered, the process is in a call that all processes make."""
+        if self.place.call is not None:  # `fit` calls `evaluate`.
+            with self.place.within(name):
+                yield
+            return
+        self.place.begin(name)
+        number = self.place.calls
+        try:
+            yield
+        except Exception as error:
+            self._tell_failure(error, number)
+            if isinstance(error, _CONSEQUENCES):
+                # Another rank's end may be behind it: then this one is told who, and ends.
+                self._told.wait(LEFT_GRACE + 2 * self._beat)
+            raise
+        finally:
+            self.place.end()
+
+    def _tell_failure(self, error: BaseException, call: int | None) -> None:
+        self.place.failed = True
+        self._tell(
+            {
+                "kind": "failure",
+                "error": describe_error(error),
+                "place": self.place.describe(),
+                "call": call,
+                "consequence": isinstance(error, _CONSEQUENCES),
+            }
+        )
+
+    def _on_uncaught(self, previous, kind, error, trace) -> None:
+        previous(kind, error, trace)
+        self._ending.set()
+        self._tell_failure(error, None)
+        # Not longer than it takes rank 0 to tell all; then this process ends in its own way, if
+        # what is registered for the end of the program does not wait for the others.
+        self._told.wait(LEFT_GRACE)
+        _end_after(_EXIT_SECONDS)
+
+    def _say_bye(self) -> None:
+        self._tell({"kind": "bye"})
+        if self._rank == 0:
+            for other in self._channels.values():
+                other.send({"kind": "bye"})
+        self._ending.set()
+
+    def _tell(self, message: dict) -> None:
+        if self._rank == 0:
+            self._events.put((0, message))
+        else:
+            self._channels[0].send(message)
+
+    # -- How the processes meet ----------------------------------------------------------------
+
+    def _meet(self, collective: Collective) -> None:
+        """Connects every process to rank 0, whose address and secret the collective carries."""
+        machines = collective.all_gather(tf.constant([_machine()], tf.int64), "guard/machine")
+        alone = len(set(machines.numpy().tolist())) == 1
+        payload = bytes(_PAYLOAD_BYTES)
+        listener = None
+        if self._rank == 0:
+            listener = channel.listen("127.0.0.1" if alone else "")
+            meeting = {
+                "hosts": ["127.0.0.1"] if alone else _addresses(),
+                "port": listener.getsockname()[1],
+                "secret": secrets.token_hex(32),
+                "who": self._who,
+            }
+            payload = json.dumps(meeting).encode().ljust(_PAYLOAD_BYTES)
+        words = tf.constant(list(payload), tf.uint8)
+        meeting = json.loads(bytes(collective.broadcast(words, "guard/meeting").numpy().tolist()))
+        secret = bytes.fromhex(meeting["secret"])
+        if listener is not None:
+            with listener:
+                self._accept_all(listener, secret)
+            return
+        self._members[0] = self._member(meeting["who"])
+        for host in meeting["hosts"]:
+            connected = channel.connect(host, meeting["port"], secret, _CONNECT_SECONDS / 6)
+            if connected is not None:
+                connected.send({"kind": "hello", **self._who})
+                self._channels[0] = connected
+                return
+        raise RuntimeError(
+            f"Rank 0 must be reachable from every rank. Received on rank {self._rank}: no answer "
+            f"at {', '.join(meeting['hosts'])}, port {meeting['port']}. Check firewalls, and run "
+            f"`tfdml doctor` on both machines."
+        )
+
+    def _accept_all(self, listener: socket.socket, secret: bytes) -> None:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while len(self._channels) < self._size - 1:
+            connected = channel.accept(listener, secret, max(0.1, deadline - time.monotonic()))
+            hello = connected.receive(_CONNECT_SECONDS / 6) if connected is not None else None
+            if hello is not None and hello.get("kind") == "hello":
+                self._members[hello["rank"]] = self._member(hello)
+                self._channels[hello["rank"]] = connected
+            elif time.monotonic() > deadline:
+                missing = sorted(set(range(self._size)) - self._members.keys())
+                raise RuntimeError(
+                    f"Every rank must reach rank 0. Received: no connection from ranks {missing} "
+                    f"at {', '.join(_addresses())} in {_CONNECT_SECONDS:.0f} s. Check firewalls, "
+                    f"and run `tfdml doctor` on both machines."
+                )
+
+    def _member(self, who: dict) -> Member:
+        now = time.monotonic()
+        return Member(who["rank"], who["host"], who["pid"], heard=now, moved=now)
+
+    # -- The thread ----------------------------------------------------------------------------
+
+    def _own_beat(self) -> dict:
+        place = self.place
+        return {
+            "kind": "beat",
+            "place": place.describe(),
+            "call": place.call,
+            "calls": place.calls,
+            "waits_for": place.waits_for,
+            "progress": place.progress,
+        }
+
+    def _run_hub(self) -> None:
+        for rank in self._channels:
+            threading.Thread(target=self._listen_to, args=(rank,), daemon=True).start()
+        next_beat = 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                rank, message = self._events.get(timeout=self._beat / 2)
+                if message is None:
+                    self._members[rank].lost = True
+                else:
+                    self._members[rank].hear(message, time.monotonic())
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + self._beat
+                beat = self._own_beat()
+                self._members[0].hear(beat, now)
+                for other in self._channels.values():
+                    other.send(beat)
+            found = verdict([self._members[r] for r in sorted(self._members)], self._limit, now)
+            if found is not None:
+                message = self._explain(found)
+                for other in self._channels.values():
+                    other.send({"kind": "end", "message": message, "rank": found.rank})
+                return self._end(message, found.rank)
+
+    def _listen_to(self, rank: int) -> None:
+        try:
+            while True:
+                message = self._channels[rank].receive(3600.0)
+                if message is not None:
+                    self._events.put((rank, message))
+        except ConnectionError:
+            self._events.put((rank, None))
+
+    def _run_spoke(self) -> None:
+        hub, rank_0 = self._channels[0], self._members[0]
+        next_beat = 0.0
+        while True:
+            try:
+                message = hub.receive(self._beat / 2)
+            except ConnectionError:
+                message = None
+                rank_0.lost = True
+            now = time.monotonic()
+            if message is not None:
+                rank_0.hear(message, now)
+                if message.get("kind") == "end":
+                    return self._end(str(message.get("message")), int(message.get("rank", 0)))
+            if now >= next_beat:
+                next_beat = now + self._beat
+                own = self._own_beat()
+                self._members[self._rank].hear(own, now)
+                hub.send(own)
+            # All else rank 0 decides; what becomes of rank 0, this process sees for itself.
+            found = verdict_of_rank_0(rank_0, self._members[self._rank], self._limit, now)
+            if found is not None and not self._ending.is_set():
+                return self._end(self._explain(found), 0)
+            if rank_0.lost:
+                time.sleep(self._beat / 2)
+
+    # -- The end -------------------------------------------------------------------------------
+
+    def _explain(self, found: Verdict) -> str:
+        now = time.monotonic()
+        lines = [
+            f"tfdml: the job ends on all {self._size} ranks, because rank {found.rank} "
+            f"{found.why}.",
+            f"  {self._members[found.rank].describe(now)}",
+        ]
+        if found.error:
+            lines.append("  error: " + found.error.replace("\n", "\n    "))
+        lines.append(f"  likely cause: {found.likely}.")
+        return "\n".join(lines)
+
+    def _end(self, message: str, rank: int) -> None:
+        own = f"(This is rank {self._rank}, {self.place.describe()}.)"
+        os.write(2, f"\n{message}\n  {own}\n".encode())
+        if self._ending.is_set() or (rank == self._rank and self.place.failed):
+            # It raised, and is about to end in its own way.
+            self._told.set()
+            _end_after(_EXIT_SECONDS)
+            return
+        # Time to hand the message on: rank 0 must not be taken for dead by those it ends.
+        time.sleep(0.2 if self._rank == 0 else 0.0)
+        _end_now()
+
+
+def _end_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, _end_now)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_now() -> None:
+    """Ends this process and those it has started, whatever the main thread does."""
+    for stream in (sys.stdout, sys.stderr):
+        # Another thread may hold the stream for ever.
+        flusher = threading.Thread(target=stream.flush, daemon=True)
+        flusher.start()
+        flusher.join(0.5)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(EXIT_CODE)
+
+
+def _machine() -> int:
+    """Returns a number that processes share if they can reach each other by the loopback."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    network = Path("/proc/self/ns/net").stat().st_ino
+    return int.from_bytes(hashlib.sha256(f"{boot} {network}".encode()).digest()[:8], "big") >> 1
+
+
+def _addresses() -> list[str]:
+    """Returns this machine's addresses, those that others can reach first."""
+    found = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == socket.AF_INET
+    ]
+    return sorted(found, key=lambda address: address.startswith("127."))
+
+
+_guards: dict[tuple[int, int], Guard] = {}
+
+
+def guard_of(collective: Collective, limit: float) -> Guard:
+    """Returns this process's guard, which the first strategy of a job starts."""
+    key = (collective.rank, collective.size)
+    if key not in _guards:
+        _guards[key] = Guard(collective, limit)
+    return _guards[key]

@@ -1,0 +1,233 @@
+"""What rank 0 knows of every rank, and when that means the end of the job."""
+
+import dataclasses
+from collections.abc import Sequence
+
+# Seconds between an error that leaves a call of `fit` and the end of the ranks still in it: if all
+# ranks raise, as they do where something is refused, the program decides what comes next.
+LEFT_GRACE = 5.0
+# The same for an error that nobody caught: that rank is about to end.
+RAISED_GRACE = 1.0
+# Seconds that a rank may still wait for one that has ended its program.
+BYE_GRACE = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An exception on a rank.
+
+    Attributes:
+        error: The exception in words.
+        place: Where the rank was.
+        call: The number of the call that it left, None for one that nobody caught.
+        consequence: Whether it looks like the effect of another rank's end: a broken connection.
+        time: When it was told.
+    """
+
+    error: str
+    place: str
+    call: int | None
+    consequence: bool
+    time: float
+
+
+@dataclasses.dataclass
+class Member:
+    """A rank as it was last heard of.
+
+    Attributes:
+        rank: Its number.
+        host: Its machine's name.
+        pid: Its process.
+        heard: When it was last heard of.
+        beat: Its last heartbeat; see `Guard`.
+        moved: When its progress last changed.
+        bye: When it ended its program, None while it runs.
+        lost: Whether its connection has broken.
+        failure: Its last exception.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    heard: float
+    beat: dict = dataclasses.field(default_factory=dict)
+    moved: float = 0.0
+    bye: float | None = None
+    lost: bool = False
+    failure: Failure | None = None
+
+    def hear(self, message: dict, now: float) -> None:
+        """Takes in a message of this rank."""
+        self.heard = now
+        kind = message.get("kind")
+        if kind == "beat":
+            if message.get("progress") != self.beat.get("progress"):
+                self.moved = now
+            self.beat = message
+        elif kind == "failure":
+            error, place = str(message.get("error")), str(message.get("place"))
+            if self.failure is not None and _same(self.failure.error, error):
+                place = self.failure.place  # It left a call, and nobody has caught it since.
+            consequence = bool(message.get("consequence"))
+            self.failure = Failure(error, place, message.get("call"), consequence, now)
+        elif kind == "bye":
+            self.bye = now
+
+    def describe(self, now: float) -> str:
+        """Returns who it is and where it was."""
+        place = self.failure.place if self.failure else self.beat.get("place", "starting")
+        return (
+            f"rank {self.rank}: host {self.host}, pid {self.pid}, last heard of "
+            f"{max(0.0, now - self.heard):.1f} s before\n  where: {place}"
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has neither ended nor been lost."""
+        return self.bye is None and not self.lost
+
+    @property
+    def waits_for(self) -> str | None:
+        """What it waits for together with the others."""
+        return self.beat.get("waits_for") if self.runs else None
+
+
+def _same(one: str, other: str) -> bool:
+    return one.splitlines()[:1] == other.splitlines()[:1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Why the job ends.
+
+    Attributes:
+        rank: The rank that is the cause.
+        why: What became of it.
+        error: Its last exception, "" without one.
+        likely: What usually is behind this.
+    """
+
+    rank: int
+    why: str
+    error: str
+    likely: str
+
+
+_LIKELY_DEAD = (
+    "it was killed (out of memory? `dmesg` tells), a crash in native code, `os._exit`, or its "
+    "machine went down"
+)
+_LIKELY_SILENT = "it was stopped (SIGSTOP, a debugger), its machine froze, or the network is cut"
+_LIKELY_MISMATCH = (
+    "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or another "
+    "number of variables or of calls"
+)
+
+
+def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+    """Returns why the job must end now, or None if it need not.
+
+    Args:
+        members: All ranks.
+        limit: Seconds of silence, or of waiting for different things, that a rank is allowed.
+        now: The time.
+    """
+    return (
+        _of_lost(members, limit, now)
+        or _of_failures(members, now)
+        or _of_ended(members, members, now)
+        or _of_different_waits(members, limit, now)
+    )
+
+
+def verdict_of_rank_0(rank_0: Member, own: Member, limit: float, now: float) -> Verdict | None:
+    """Returns the same for what one of the other ranks sees for itself: what became of rank 0."""
+    return _of_lost([rank_0], limit, now) or _of_ended([rank_0], [own], now)
+
+
+def _of_lost(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+    for member in members:
+        if member.lost and member.bye is None:
+            if member.failure and not member.failure.consequence:
+                return _raised(member)
+            if member.failure is None:
+                return Verdict(member.rank, "died", "", _LIKELY_DEAD)
+    for member in members:
+        if member.runs and now - member.heard > limit:
+            return _silent(member, now)
+    return None
+
+
+def _silent(member: Member, now: float) -> Verdict:
+    why = f"fell silent (nothing heard for {now - member.heard:.1f} s)"
+    return Verdict(member.rank, why, "", _LIKELY_SILENT)
+
+
+def _raised(member: Member) -> Verdict:
+    return Verdict(member.rank, "raised an exception", member.failure.error, "see its traceback")
+
+
+def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
+    failed = [m for m in members if m.failure is not None]
+    due = [
+        m for m in failed if now - m.failure.time > _grace(m.failure) and _others_wait(m, members)
+    ]
+    if not due:
+        return None
+    # An exception of a rank's own comes before what follows from another rank's end; and so does
+    # a rank that has not been heard of for some beats.
+    own = [m for m in failed if not m.failure.consequence]
+    if own:
+        return _raised(min(own, key=lambda m: m.failure.time))
+    quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
+    if quiet is not None and now - quiet.heard > LEFT_GRACE:
+        return _silent(quiet, now)
+    return _raised(min(due, key=lambda m: m.failure.time))
+
+
+def _grace(failure: Failure) -> float:
+    return RAISED_GRACE if failure.call is None and not failure.consequence else LEFT_GRACE
+
+
+def _others_wait(failed: Member, members: Sequence[Member]) -> bool:
+    """Returns whether a rank is left in a call that another has left with an exception."""
+    call = failed.failure.call
+    if call is None:
+        return True
+    return any(
+        m.runs and m.beat.get("call") is not None and m.beat.get("calls", 0) <= call
+        for m in members
+        if m is not failed
+    )
+
+
+def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) -> Verdict | None:
+    """A rank has ended its program, and others wait for it in vain."""
+    for ended in members:
+        if ended.bye is None or now - ended.bye < BYE_GRACE:
+            continue
+        for member in waiting:
+            if member.waits_for and now - member.moved > BYE_GRACE:
+                why = (
+                    f"ended its program, while rank {member.rank} waits for it in "
+                    f"{member.waits_for} ({member.beat.get('place')})"
+                )
+                return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
+    return None
+
+
+def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+    """All ranks wait, for different things, for long."""
+    waits = [m.waits_for for m in members]
+    if None in waits or len(set(waits)) == 1:
+        return None
+    if min(now - m.moved for m in members) < limit:
+        return None
+    odd = next(m for m in members if waits.count(m.waits_for) == min(map(waits.count, waits)))
+    others = next(m for m in members if m.waits_for != odd.waits_for)
+    why = (
+        f"waits in {odd.waits_for}, while rank {others.rank} waits in {others.waits_for} "
+        f"({others.beat.get('place')})"
+    )
+    return Verdict(odd.rank, why, "", _LIKELY_MISMATCH)

@@ -1,0 +1,127 @@
+"""What this process is doing, in words: for the message that says where a job has ended."""
+
+import contextlib
+import dataclasses
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+# Frames of files there are not the user's.
+_LIBRARIES = (
+    str(Path(__file__).resolve().parents[1]),
+    *(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")),
+    "<",
+)
+_LONGEST_ERROR = 2000
+
+
+@dataclasses.dataclass
+class Place:
+    """Where the main thread is; written by it, read by the guard's thread.
+
+    Attributes:
+        call: The call of `fit`, `evaluate` or `predict` that it is in, None outside.
+        calls: How many such calls have begun.
+        epoch: The epoch of a `fit`, from 0.
+        step: Steps done in this epoch.
+        waits_for: What it waits for together with the other processes, None while it does not.
+        progress: Grows with everything that is done.
+        failed: Whether an exception has left a call, or the program.
+    """
+
+    call: str | None = None
+    calls: int = 0
+    epoch: int | None = None
+    step: int = 0
+    waits_for: str | None = None
+    progress: int = 0
+    failed: bool = False
+
+    def begin(self, call: str) -> None:
+        """Enters a call."""
+        self.call, self.epoch, self.step = call, None, 0
+        self.calls += 1
+        self.progress += 1
+
+    def end(self) -> None:
+        """Leaves it."""
+        self.call = None
+        self.progress += 1
+
+    @contextlib.contextmanager
+    def within(self, call: str) -> Iterator[None]:
+        """While this is entered, the process is in a call that another one makes."""
+        outer, self.call = self.call, f"{self.call}, {call}"
+        try:
+            yield
+        finally:
+            self.call = outer
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """While this is entered, the process waits for the others."""
+        before, self.waits_for = self.waits_for, what
+        self.progress += 1
+        try:
+            yield
+        finally:
+            self.waits_for = before
+            self.progress += 1
+
+    def describe(self) -> str:
+        """Returns it in words, such as "fit, epoch 2, step 17, in callback Saver.on_epoch_end"."""
+        parts = []
+        if self.call is None:
+            parts.append("outside of fit, evaluate and predict")
+        else:
+            parts.append(self.call)
+            if self.epoch is not None:
+                parts.append(f"epoch {self.epoch}")
+            parts.append(f"step {self.step}")
+        callback = _callback_of(_main_stack())
+        if callback:
+            parts.append(f"in callback {callback}")
+        if self.waits_for:
+            parts.append(f"waiting in {self.waits_for}")
+        return ", ".join(parts)
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an exception in a few lines: its type, what it says, and where it was raised."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    if len(text) > _LONGEST_ERROR:
+        text = text[:_LONGEST_ERROR] + " ..."
+    frames = list(traceback.walk_tb(error.__traceback__))
+    callback = _callback_of([frame for frame, _ in frames])
+    if callback:
+        text += f"\nin callback {callback}"
+    own = [
+        (f.f_code, line) for f, line in frames if not f.f_code.co_filename.startswith(_LIBRARIES)
+    ]
+    if own:
+        code, line = own[-1]
+        text += f"\nat {code.co_filename}:{line} in {code.co_name}"
+    return text
+
+
+def _main_stack() -> list[FrameType]:
+    """Returns the main thread's frames, the outermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    return [f for f, _ in traceback.walk_stack(frame)][::-1] if frame is not None else []
+
+
+def _callback_of(frames: list[FrameType]) -> str | None:
+    """Returns the innermost method of a Keras callback among frames."""
+    for frame in reversed(frames):
+        name = frame.f_code.co_name
+        if not name.startswith("on_"):
+            continue
+        owner = frame.f_locals.get("self")
+        bases = [(c.__module__.split(".")[0], c.__name__) for c in type(owner).__mro__]
+        if ("keras", "Callback") in bases:
+            return f"{type(owner).__name__}.{name}"
+    return None

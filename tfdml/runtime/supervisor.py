@@ -1,0 +1,82 @@
+"""Runs one command and leaves nothing of it behind: `python -m tfdml.runtime.supervisor COMMAND`.
+
+It stands between the launcher and a rank, on the rank's machine. The launcher holds the other end
+of its standard input: when that closes, whatever ended the launcher, the command and everything
+that it has started is ended too. Processes whose parent has gone become this one's children, so
+none is lost sight of. `--free-ports N` prints N ports of this machine that nobody listens on.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+from tfdml.runtime.processes import end_processes, exit_code, tree_of
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Seconds between SIGTERM and SIGKILL.
+TERM_SECONDS = 5.0
+
+
+def supervise(command: list[str]) -> int:
+    """Runs a command to its end, or until the launcher is gone; returns its exit code.
+
+    Args:
+        command: The program and its arguments.
+
+    Returns:
+        The exit code, or 128 and the signal's number if a signal ended it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    own = os.getpid()
+
+    def in_child() -> None:
+        # Should this process itself be killed, then the command is too.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != own:
+            os._exit(1)
+
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=in_child
+    )
+    gone = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: gone.set())
+    threading.Thread(target=_watch_launcher, args=(gone,), daemon=True).start()
+    while child.poll() is None and not gone.is_set():
+        gone.wait(0.05)
+    # Known before the others are waited for, because a process can be waited for once only.
+    code = -signal.SIGTERM if child.poll() is None else child.returncode
+    end_processes(tree_of(own)[1:], TERM_SECONDS)
+    return exit_code(code)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of this machine that nobody listens on now."""
+    sockets = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for open_socket in sockets:
+        open_socket.close()
+    return ports
+
+
+def _watch_launcher(gone: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    gone.set()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs this module's command line."""
+    if arguments[:1] == ["--free-ports"]:
+        print(*free_ports(int(arguments[1])))
+        return 0
+    return supervise(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

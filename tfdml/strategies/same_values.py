@@ -1,0 +1,67 @@
+"""The same values on all processes: at the start those of rank 0, later as a check."""
+
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+
+def start_alike(variables: Sequence[keras.Variable], collective: Collective) -> None:
+    """Gives every process rank 0's values, where they differ.
+
+    Variables are made alike already. They differ where one process has loaded a file that the
+    others have not, as `BackupAndRestore` does on rank 0.
+
+    Args:
+        variables: A model's, and its optimizer's: the same ones on all processes.
+        collective: What compares and sends.
+    """
+    for number, (variable, digests) in enumerate(_compared(variables, collective)):
+        if len(set(digests)) > 1:
+            value = tf.convert_to_tensor(variable.value)
+            variable.assign(collective.broadcast(value, f"start/variable_{number}"))
+
+
+def check_values(variables: Sequence[keras.Variable], collective: Collective) -> None:
+    """Checks that all processes have the same values, bit for bit.
+
+    Args:
+        variables: A model's: the same ones on all processes.
+        collective: What compares them.
+
+    Raises:
+        RuntimeError: On every process, if they differ; it names the first variable, and the ranks.
+    """
+    for variable, digests in _compared(variables, collective):
+        common = max(digests, key=digests.count)
+        odd = [rank for rank, digest in enumerate(digests) if digest != common]
+        if odd:
+            raise RuntimeError(
+                f"Weights must be the same bits on all {collective.size} ranks after every step. "
+                f"Received: another value of {variable.path} on rank "
+                f"{', '.join(map(str, odd))} (this is rank {collective.rank}). Look for code that "
+                f"changes weights on some ranks only, or by random numbers."
+            )
+
+
+def agree_on_number(number: int | None, collective: Collective) -> int | None:
+    """Returns rank 0's number, from 0, or None."""
+    own = tf.constant([-1 if number is None else number], tf.int64)
+    first = int(collective.broadcast(own, "start/number").numpy()[0])
+    return None if first < 0 else first
+
+
+def _compared(
+    variables: Sequence[keras.Variable], collective: Collective
+) -> Iterator[tuple[keras.Variable, list[int]]]:
+    """Yields each variable, and 64 bits of every rank that follow from its value."""
+    distinct = {id(v): v for v in variables if v.dtype != "string" and 0 not in v.shape}
+    found = list(distinct.values())
+    if not found:
+        return
+    flat = [tf.reshape(tf.convert_to_tensor(v.value), [1, -1]) for v in found]
+    own = tf.concat([tf.bitcast(tf.fingerprint(value), tf.int64) for value in flat], 0)
+    table = collective.all_gather(own, "start/digests").numpy().reshape(collective.size, -1)
+    yield from zip(found, table.T.tolist(), strict=True)
