@@ -21,8 +21,8 @@ from pathlib import Path
 
 import typer
 
-EPOCHS = 15
-STEPS = 40
+EPOCHS = 40
+STEPS = 20
 STEPS_PER_EXECUTION = (1, 10)
 GLOBAL_BATCH = 128
 

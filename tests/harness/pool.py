@@ -19,7 +19,7 @@ from tfdml.runtime.processes import end_processes, tree_of
 START_SECONDS = 90.0  # TensorFlow's import, on a loaded machine.
 # Between SIGTERM and SIGKILL.
 TERM_SECONDS = 3.0
-GRACE_SECONDS = 5.0  # How long ranks may lag behind one that has failed.
+GRACE_SECONDS = 10.0  # How long ranks may lag behind one that failed: the guard ends them.
 
 
 class RankFailure(AssertionError):

@@ -51,6 +51,10 @@ class Guard:
     Args:
         collective: What the processes meet by, once.
         limit: Seconds of silence after which a rank is taken for lost.
+
+    Attributes:
+        place: Where the main thread is, as it says.
+        threads: The guard's threads.
     """
 
     def __init__(self, collective: Collective, limit: float):
@@ -65,11 +69,16 @@ class Guard:
         self._channels: dict[int, channel.Channel] = {}
         self._members = {self._rank: self._member(self._who)}
         self._meet(collective)
-        run = self._run_hub if self._rank == 0 else self._run_spoke
-        threading.Thread(target=run, name="tfdml-guard", daemon=True).start()
+        self.threads: list[threading.Thread] = []
+        self._start(self._run_hub if self._rank == 0 else self._run_spoke)
         previous = sys.excepthook
         sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
         atexit.register(self._say_bye)
+
+    def _start(self, target, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="tfdml-guard", daemon=True)
+        self.threads.append(thread)
+        thread.start()
 
     # -- What the main thread tells ------------------------------------------------------------
 
@@ -125,6 +134,7 @@ class Guard:
         if self._rank == 0:
             self._events.put((0, message))
         else:
+            self._members[self._rank].hear(message, time.monotonic())
             self._channels[0].send(message)
 
     # -- How the processes meet ----------------------------------------------------------------
@@ -199,7 +209,7 @@ class Guard:
 
     def _run_hub(self) -> None:
         for rank in self._channels:
-            threading.Thread(target=self._listen_to, args=(rank,), daemon=True).start()
+            self._start(self._listen_to, rank)
         next_beat = 0.0
         while True:
             with contextlib.suppress(queue.Empty):

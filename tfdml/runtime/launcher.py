@@ -76,14 +76,23 @@ class RankProcess:
     """A rank that runs, seen from the launcher.
 
     Args:
-        label: What its lines begin with.
+        label: What it is called.
+        prefix: What its lines begin with.
         command: What is started, on this machine: the supervisor, or ssh.
         changes: Environment variables of its own.
         terminal: Whether it may draw on this process's terminal, as a progress bar does.
     """
 
-    def __init__(self, label: str, command: Sequence[str], changes: dict[str, str], terminal: bool):
+    def __init__(
+        self,
+        label: str,
+        prefix: str,
+        command: Sequence[str],
+        changes: dict[str, str],
+        terminal: bool,
+    ):
         self.label = label
+        self._prefix = prefix
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.ended: float | None = None
         self.was_ended = False
@@ -135,7 +144,7 @@ class RankProcess:
         for raw in source:
             line = raw.decode(errors="replace").rstrip("\r\n")
             self.last_lines.append(line)
-            print(f"[{self.label}] {line}", file=sink, flush=True)
+            print(f"{self._prefix}{line}", file=sink, flush=True)
 
     def _copy_terminal(self, master: int) -> None:
         while True:
@@ -175,9 +184,9 @@ def run(ranks: Sequence[RankProcess]) -> list[RankProcess]:
 def explain(failed: Sequence[RankProcess]) -> str:
     """Returns what a person wants to read first after a failure."""
     first, *others = failed
-    lines = [f"tfdml launch: rank {first.label} failed: {in_words(first)}. Its last lines:"]
+    lines = [f"tfdml launch: {first.label} failed: {in_words(first)}. Its last lines:"]
     lines += [f"    {line}" for line in first.last_lines]
-    lines += [f"rank {rank.label}: {in_words(rank)}" for rank in others]
+    lines += [f"{rank.label}: {in_words(rank)}" for rank in others]
     return "\n".join(lines)
 
 
@@ -222,7 +231,7 @@ def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) ->
         if not host.is_local:
             command = [*_SSH, host.name, _remote(command, changes)]
         terminal = index == 0 and host.is_local and sys.stdout.isatty()
-        ranks.append(RankProcess(str(index), command, changes, terminal))
+        ranks.append(RankProcess(f"rank {index}", f"[{index}] ", command, changes, terminal))
     return ranks
 
 
@@ -244,7 +253,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
         where = ["-H", ",".join(f"{host.name}:{host.ranks}" for host in hosts)]
     command = [python, str(launcher), "-np", str(size), *where, python, *program]
     supervised = [python, "-m", "tfdml.runtime.supervisor", *command]
-    return [RankProcess("horovodrun", supervised, {}, terminal=False)]
+    return [RankProcess("horovodrun", "", supervised, {}, terminal=False)]
 
 
 def _free_ports_of(host: Host, python: str) -> list[int]:

@@ -65,6 +65,9 @@ class Member:
             if message.get("progress") != self.beat.get("progress"):
                 self.moved = now
             self.beat = message
+            failed = self.failure.call if self.failure else None
+            if failed is not None and message.get("calls", 0) > failed:
+                self.failure = None  # The program has caught it, and goes on.
         elif kind == "failure":
             error, place = str(message.get("error")), str(message.get("place"))
             if self.failure is not None and _same(self.failure.error, error):
@@ -143,6 +146,8 @@ def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | No
 
 def verdict_of_rank_0(rank_0: Member, own: Member, limit: float, now: float) -> Verdict | None:
     """Returns the same for what one of the other ranks sees for itself: what became of rank 0."""
+    if own.failure and own.failure.consequence and now - rank_0.heard > LEFT_GRACE:
+        return _silent(rank_0, now)
     return _of_lost([rank_0], limit, now) or _of_ended([rank_0], [own], now)
 
 

@@ -46,6 +46,7 @@ class Place:
         self.call, self.epoch, self.step = call, None, 0
         self.calls += 1
         self.progress += 1
+        self.failed = False
 
     def end(self) -> None:
         """Leaves it."""
@@ -63,8 +64,9 @@ class Place:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """While this is entered, the process waits for the others."""
-        before, self.waits_for = self.waits_for, what
+        """While this is entered, the process waits for the others; the outermost says for what."""
+        before = self.waits_for
+        self.waits_for = before or what
         self.progress += 1
         try:
             yield

@@ -4,6 +4,7 @@ This is the one module that knows the insides of `tf.distribute` (TensorFlow 2.2
 """
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.share import Portion, Share, Splitter
+from tfdml.strategies.step_clock import StepClock
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -53,6 +55,8 @@ class ReplicaExtended(MirroredExtended):
         self.collective = collective
         self.guard = guard
         self.check_desync = check_desync
+        # What a `StepMonitor` reads, where there is one.
+        self.clock: StepClock | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
@@ -125,9 +129,23 @@ class ReplicaExtended(MirroredExtended):
 
         def initial_value() -> tf.Tensor:
             own = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
-            return self.collective.broadcast(own, name)
+            with self.making_variable(f"{kwargs.get('name')} {own.shape} {own.dtype.name}"):
+                return self.collective.broadcast(own, name)
 
         return initial_value
+
+    @contextlib.contextmanager
+    def making_variable(self, variable: str) -> Iterator[None]:
+        """While this is entered, all processes make this variable; says so if they do not."""
+        try:
+            with self.guard.place.waiting(f"making the variable {variable}"):
+                yield
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"Variables must be the same ones on all {self.collective.size} ranks, made in one "
+                f"order. Received on rank {self.collective.rank}: {variable}, and from the "
+                f"exchange: {error.message} Build the same model on all ranks."
+            ) from error
 
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:
         """Declares that these sync-on-read variables hold the whole job's value on every process.
@@ -200,7 +218,8 @@ class ReplicaExtended(MirroredExtended):
         def merge(strategy, *per_replica):
             del strategy
             local = [self._local_sum(v) for v in per_replica]
-            sums = sum_gradients(self.collective, local, label)
+            exchange = functools.partial(sum_gradients, self.collective, local, label)
+            sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
             return [self._on_all_devices(total) for total in sums]
 
         replica = tf.distribute.get_replica_context()

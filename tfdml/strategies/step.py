@@ -84,8 +84,11 @@ class MetricStep(GlobalStep):
         layers = LayerState(moving_variables(self.model) if self.name == "train_step" else [])
         # Only once there is a batch: at the end of the data the state must stay as it is.
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
+        clock = self._extended.clock if self.name == "train_step" else None
         with tf.control_dependencies(arrived):
             metrics.set_aside()
+            if clock is not None:
+                clock.begin()
         portion = self._extended.portion_of(batch)
         shares = portion.shares
         if self._accumulator is None:
@@ -94,14 +97,15 @@ class MetricStep(GlobalStep):
             outputs = self._accumulator.branch(lambda: self._run(self._replica_step, portion))
         collective = self._extended.collective
         parts = [*metrics.contributions(shares), *layers.contributions(shares)]
-        digests, *sums = sum_packed(
-            collective,
-            [digest_slots(portion.digest, collective), *parts],
-            f"{self.name}/state",
-        )
-        check_digests(digests)
+        slots = [digest_slots(portion.digest, collective)]
+        if clock is not None:
+            slots.append(clock.slots())
+        sums = sum_packed(collective, [*parts, *slots], f"{self.name}/state")
+        check_digests(sums[len(parts)])
+        if clock is not None:
+            clock.add(sums[-1])
         own = len(metrics.variables)
-        layers.assign(sums[own:])
+        layers.assign(sums[own : len(parts)])
         with metrics.assign(sums[:own]):
             results = self.model.get_metrics_result()
         if not isinstance(outputs[0], dict):

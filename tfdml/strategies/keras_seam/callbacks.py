@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.runtime.guard import Guard
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.same_values import agree_on_number, check_values, start_alike
 
@@ -49,7 +50,24 @@ class CommonStart(keras.callbacks.Callback):
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells the guard where training is, and compares the weights if that is asked for.
+    """Tells the guard which epoch it is.
+
+    Args:
+        guard: The guard.
+    """
+
+    def __init__(self, guard: Guard):
+        super().__init__()
+        self._guard = guard
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes the epoch."""
+        self._guard.place.epoch = epoch
+        self._guard.place.step = 0
+
+
+class DesyncCheck(keras.callbacks.Callback):
+    """Compares all weights between the processes, every so many steps of an epoch.
 
     Args:
         extended: The extension of the model's strategy.
@@ -58,18 +76,16 @@ class Watch(keras.callbacks.Callback):
     def __init__(self, extended: ReplicaExtended):
         super().__init__()
         self._extended = extended
-        self._next_check = extended.check_desync
+        self._next = 0
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Notes the epoch."""
-        self._extended.guard.place.epoch = epoch
-        self._extended.guard.place.step = 0
-        self._next_check = self._extended.check_desync
+        """Counts anew."""
+        self._next = self._extended.check_desync
 
     def on_train_batch_end(self, batch, logs=None):
-        """Compares all weights, every `check_desync` steps of an epoch."""
-        if self._next_check and batch + 1 >= self._next_check:
-            self._next_check += self._extended.check_desync
+        """Compares, if it is time."""
+        if batch + 1 >= self._next:
+            self._next += self._extended.check_desync
             check_values(self.model.variables, self._extended.collective)
 
 
@@ -116,7 +132,11 @@ def for_this_process(
                 callback.delete_checkpoint = False
     if not trains:
         return [*kept, CommonStart(extended)]
-    return [Watch(extended), *kept, CommonStart(extended), AgreedStop(collective)]
+    own = [CommonStart(extended), AgreedStop(collective)]
+    # Keras stops for every batch if one callback asks for it: so none does by default.
+    if extended.check_desync:
+        own.insert(0, DesyncCheck(extended))
+    return [*([Watch(extended.guard)] if extended.guard else []), *kept, *own]
 
 
 def _save_nothing(*args, **kwargs) -> None:

@@ -1,0 +1,115 @@
+"""A training script in which one rank does something wrong, at a place of choice.
+
+    fault_program.py DIRECTORY KIND FAULT WHERE RANK [WIDTH]
+
+It notes in DIRECTORY when the fault happens.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdml
+
+directory, kind, fault, where, faulty = sys.argv[1:6]
+width = int(sys.argv[6]) if len(sys.argv) > 6 else 8
+
+
+def do_fault() -> None:
+    """Does what was asked for, on the rank that was asked for."""
+    if strategy.rank != int(faulty):
+        return
+    Path(directory, f"fault{strategy.rank}").write_text(str(time.time()))
+    if fault == "raise":
+        raise ValueError("the mistake of this test")
+    if fault == "exit":
+        os._exit(3)
+    if fault == "sys.exit":
+        sys.exit(0)
+    os.kill(os.getpid(), signal.Signals[fault])
+    if fault == "SIGSTOP":
+        time.sleep(0.1)
+
+
+class At(keras.callbacks.Callback):
+    """Does the fault when training comes to a place."""
+
+    def on_train_begin(self, logs=None):
+        if where == "train_begin":
+            do_fault()
+        if where == "exchange":
+            threading.Thread(target=in_exchange, daemon=True).start()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if where == "batch_end" and batch == 3:
+            do_fault()
+
+    def on_test_batch_end(self, batch, logs=None):
+        if where == "validation":
+            do_fault()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if where == "epoch_end":
+            do_fault()
+
+    def on_predict_batch_end(self, batch, logs=None):
+        if where == "predict":
+            do_fault()
+
+
+def in_exchange() -> None:
+    """Does the fault while the main thread is in a step, from some steps on."""
+    place = strategy.extended.guard.place
+    while place.step < 3 or place.waits_for is None:
+        time.sleep(0.0005)
+    do_fault()
+
+
+class FaultyStep(keras.Sequential):
+    """A model whose train step does the fault, in the graph."""
+
+    def train_step(self, data):
+        if where == "train_step":
+            called = tf.numpy_function(lambda: (do_fault(), np.float32(0))[1], [], tf.float32)
+            with tf.control_dependencies([called]):
+                data = tf.nest.map_structure(tf.identity, data)
+        return super().train_step(data)
+
+
+def batches():
+    """Rows, one by one; the data function that may fail."""
+    for row in range(96):
+        if where == "data" and row == 40:
+            do_fault()
+        yield np.ones(6, "float32"), np.ones(3, "float32")
+
+
+if kind == "horovod":
+    strategy = tfdml.HorovodStrategy(silence_limit=3.0)
+else:
+    strategy = tfdml.MultiWorkerMirroredStrategy(silence_limit=3.0)
+if where == "before_the_model":
+    do_fault()
+with strategy.scope():
+    model = FaultyStep([keras.layers.Input((6,)), keras.layers.Dense(width), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=False)
+signature = (tf.TensorSpec((6,)), tf.TensorSpec((3,)))
+dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).batch(12)
+x = np.ones((48, 6), "float32")
+y = np.ones((48, 3), "float32")
+if where == "evaluate_alone" and strategy.rank == int(faulty):
+    Path(directory, "fault").write_text(str(time.time()))
+    model.evaluate(x, y, verbose=0)
+model.fit(
+    dataset, validation_data=(x, y), validation_batch_size=12, epochs=30, verbose=0,
+    callbacks=[At()],
+)  # fmt: skip
+model.predict(x, batch_size=12, verbose=0, callbacks=[At()])
+print("done", flush=True)

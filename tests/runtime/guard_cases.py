@@ -1,0 +1,118 @@
+"""What the ranks run to show what the guard and the fingerprint see."""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfdml
+from tests.harness import job
+from tests.strategies.cases import InScope, compiled, data
+from tfdml.strategies import HorovodStrategy
+
+
+def different(what: str) -> None:
+    """Rank 1 does something else than rank 0; must raise on both."""
+    x, y = data(48)
+    strategy = job.strategy()
+    own = strategy.rank == 1
+    options, arguments = {}, {}
+    if what == "optimizer":
+        options = {"optimizer": "sgd" if own else "adam"}
+    elif what == "momentum":
+        options = {"optimizer": InScope(keras.optimizers.SGD, 0.1, 0.5 if own else 0.9)}
+    elif what == "epochs":
+        arguments = {"epochs": 3 if own else 2}
+    elif what == "steps per execution":
+        options = {"steps_per_execution": 2 if own else 1}
+    with strategy.scope():
+        if what == "width":
+            model = dense(16 if own else 8)
+        elif what == "dtype":
+            model = dense(8, "float64" if own else "float32")
+        else:
+            model = dense(8)
+        optimizer = options.pop("optimizer", "sgd")
+        optimizer = optimizer() if isinstance(optimizer, InScope) else optimizer
+        model.compile(optimizer, "sparse_categorical_crossentropy", **options)
+    if what == "call" and own:
+        model.evaluate(x, y, verbose=0)
+    model.fit(x, y, batch_size=12, verbose=0, **arguments)
+
+
+def dense(width: int, dtype: str = "float32") -> keras.Model:
+    """Returns a model of two layers."""
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(width, dtype=dtype, name="hidden"),
+            layers.Dense(5, activation="softmax", name="out"),
+        ]
+    )
+
+
+def changed_weights(check_desync: int) -> None:
+    """Rank 1 changes a weight after the third step."""
+    x, y = data(120)
+    strategy = HorovodStrategy(check_desync=check_desync)
+    model = compiled(strategy)
+
+    def change(batch, logs):
+        if batch == 2 and strategy.rank == 1:
+            model.layers[-1].bias.assign_add(tf.ones_like(model.layers[-1].bias))
+
+    model.fit(
+        x, y, batch_size=12, verbose=0, shuffle=False,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=change)],
+    )  # fmt: skip
+
+
+@keras.saving.register_keras_serializable("tfdml-tests")
+class Slow(layers.Layer):
+    """A layer that takes long on one rank."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, inputs):
+        """Returns `inputs`, later."""
+
+        def wait(values):
+            time.sleep(self.seconds)
+            return values
+
+        result = tf.numpy_function(wait, [inputs], tf.float32)
+        return tf.ensure_shape(result, inputs.shape)
+
+
+def monitored(slow_rank: int) -> list:
+    """Returns what a `StepMonitor` has seen of two epochs, where one rank is slow."""
+    strategy = job.strategy()
+    with strategy.scope():
+        slow = Slow(0.03 if strategy.rank == slow_rank else 0.0)
+        model = keras.Sequential([layers.Input((6,)), slow, layers.Dense(3)])
+        model.compile("sgd", "mse")
+    x = np.ones((96, 6), "float32")
+    monitor = tfdml.callbacks.StepMonitor()
+    model.fit(x, x[:, :3], batch_size=12, epochs=1, verbose=0)  # Traced without the clock.
+    model.fit(x, x[:, :3], batch_size=12, epochs=2, verbose=0, callbacks=[monitor])
+    return monitor.epochs
+
+
+def one_rank_raises_alone(rank: int) -> None:
+    """A callback's mistake on one rank, which the program catches; the others wait in vain."""
+    x, y = data(48)
+    strategy = job.strategy()
+    model = compiled(strategy)
+
+    def fail(batch, logs):
+        if strategy.rank == rank:
+            raise ValueError("alone")
+
+    model.fit(
+        x, y, batch_size=12, verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)],
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Jobs of real processes for fault tests: a time limit, and a look at what is left."""
+
+import dataclasses
+import re
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from tfdml.horovod_build import child
+from tfdml.topology import child_environment
+
+PROGRAM = Path(__file__).with_name("fault_program.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a job ended.
+
+    Attributes:
+        code: The launcher's exit code.
+        output: What all ranks and the launcher wrote.
+        seconds: How long it took from the fault to the end; from the start without a fault.
+        left: Processes that outlived it.
+    """
+
+    code: int
+    output: str
+    seconds: float
+    left: list[int]
+
+    @property
+    def message(self) -> str:
+        """What the guard said first, its lines joined, "" if it said nothing."""
+        lines = [re.sub(r"^\[\d+\](<\w+>:)? ?", "", line) for line in self.output.splitlines()]
+        begins = [i for i, line in enumerate(lines) if line.startswith("tfdml: the job ends")]
+        return "\n".join(lines[begins[0] : begins[0] + 8]) if begins else ""
+
+
+def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: float = 120):
+    """Runs the fault program on real ranks, by `tfdml launch`.
+
+    Args:
+        tmp_path: A directory of this job's own, by which its processes are known.
+        kind: "horovod" or "multi_worker".
+        size: The number of ranks.
+        *arguments: The program's, see there.
+        timeout: Seconds until all of it is ended.
+    """
+    command = [sys.executable, "-m", "tfdml.cli.main", "launch", "--workers", str(size)]
+    if kind == "horovod":
+        command.append("--horovod")
+    command += [str(PROGRAM), str(tmp_path), kind, *map(str, arguments)]
+    environment = child_environment(PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1")
+    ended = child.run(command, environment=environment, timeout=timeout)
+    marks = list(tmp_path.glob("fault*"))
+    begun = min((float(m.read_text()) for m in marks), default=time.time() - ended.seconds)
+    code = 124 if ended.timed_out else ended.returncode
+    return Finished(code, ended.output, time.time() - begun, left_of(tmp_path))
+
+
+def left_of(tmp_path: Path) -> list[int]:
+    """Returns the processes that were started with this directory among their arguments."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        arguments = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            str(tmp_path) in argument for argument in arguments
+        ):
+            found.append(process.pid)
+    return found

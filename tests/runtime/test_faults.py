@@ -1,0 +1,98 @@
+"""Whatever happens to a rank, the job ends everywhere, soon, and says why. Real processes."""
+
+import re
+
+import pytest
+
+from tests.runtime.jobs import run_job
+
+# Seconds from the fault to the end of the launcher: the limit of silence in the program is 3, the
+# ranks end within 10 beyond it, and the launcher ends a stopped one by SIGTERM and then SIGKILL.
+SOON = {"SIGSTOP": 45.0}
+
+CAUSES = {
+    "raise": ("raised an exception", "ValueError: the mistake of this test"),
+    "SIGKILL": ("died", "killed"),
+    "SIGTERM": ("died", "killed"),
+    "SIGSTOP": ("fell silent", "stopped"),
+    "exit": ("died", "`os._exit`"),
+}
+
+
+def check(tmp_path, kind, size, fault, where, rank, *more):
+    job = run_job(tmp_path, kind, size, fault, where, rank, *more)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < SOON.get(fault, 30.0)
+    assert not job.left
+    why, cause = CAUSES[fault]
+    assert re.search(rf"on all {size} ranks, because rank {rank} {why}", job.message), job.output
+    assert cause in job.message
+    assert re.search(rf"rank {rank}: host \S+, pid \d+", job.message)
+    return job
+
+
+# One of each fault and place, over both transports; the slow tests below are all of them.
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "raise", "batch_end", 1),
+        ("horovod", "SIGKILL", "epoch_end", 0),
+        ("horovod", "SIGSTOP", "validation", 1),
+        ("multi_worker", "raise", "data", 0),
+        ("multi_worker", "SIGSTOP", "predict", 0),
+        ("multi_worker", "exit", "exchange", 1),
+    ],
+)
+def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):
+    job = check(tmp_path, kind, 2, fault, where, rank)
+    place = {"predict": "predict", "before_the_model": "outside"}.get(where, "fit")
+    if where != "data":
+        assert f"where: {place}" in job.message
+    if (fault, where) == ("raise", "batch_end"):
+        assert "in callback At.on_train_batch_end" in job.message
+        assert re.search(r"fault_program.py:\d+ in do_fault", job.message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        *[("raise", w) for w in ("batch_end", "data", "train_step", "before_the_model")],
+        *[("SIGKILL", w) for w in ("train_begin", "validation", "predict", "exchange")],
+        *[("SIGTERM", w) for w in ("batch_end", "epoch_end")],
+        *[("SIGSTOP", w) for w in ("train_begin", "epoch_end", "exchange")],
+        *[("exit", w) for w in ("batch_end", "exchange", "before_the_model")],
+    ],
+)
+def test_every_fault_at_every_place(tmp_path, kind, size, last, fault, where):
+    check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_death_inside_a_large_exchange(tmp_path, kind):
+    check(tmp_path, kind, 2, "exit", "exchange", 1, 500_000)
+
+
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
+    job = run_job(tmp_path, kind, 2, "none", "evaluate_alone", 0)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 60
+    assert not job.left
+    assert "Received for call: evaluate on rank 0, fit on rank 1" in job.output or (
+        "Received for call: fit on rank 1, evaluate on rank 0" in job.output
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_rank_that_ends_its_program_early(tmp_path, kind):
+    """Its exit code is 0; the others wait in vain."""
+    job = run_job(tmp_path, kind, 2, "sys.exit", "batch_end", 1)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 45
+    assert not job.left

@@ -1,0 +1,67 @@
+"""What ranks do differently is named on all of them; what one rank changes alone is found."""
+
+import pytest
+
+from tests.harness.pool import RankFailure
+from tests.runtime import guard_cases as cases
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("optimizer", "for optimizer: SGD on rank 1, Adam on rank 0"),
+        ("momentum", "for optimizer's `momentum`: 0.5 on rank 1, 0.9 on rank 0"),
+        ("epochs", "for argument `epochs`: 3 on rank 1, 2 on rank 0"),
+        ("steps per execution", "for compile's `steps_per_execution`: 2 on rank 1, 1 on rank 0"),
+        ("call", "for call: evaluate on rank 1, fit on rank 0"),
+    ],
+)
+def test_a_difference_is_an_error_on_every_rank(ranks, what, message):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.different, what)
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert message in error
+
+
+@pytest.mark.parametrize("what", ["width", "dtype"])
+def test_a_different_variable_is_an_error_on_every_rank(ranks, what):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.different, what)
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert "Variables must be the same ones on all 2 ranks" in error
+        assert "kernel (6, " in error
+
+
+def test_a_changed_weight_is_found(ranks):
+    with pytest.raises(RankFailure) as failure:
+        ranks(3).run(cases.changed_weights, 2)
+    assert sorted(failure.value.errors) == [0, 1, 2]
+    for error in failure.value.errors.values():
+        assert "Received: another value of" in error
+        assert "bias on rank 1 (" in error
+
+
+def test_without_the_check_it_is_not_looked_for(ranks):
+    ranks(3).run(cases.changed_weights, 0)
+
+
+def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
+    for epochs in ranks(2).run(cases.monitored, 1):
+        assert len(epochs) == 2
+        for fast, slow in epochs:
+            assert (fast.rank, slow.rank) == (0, 1)
+            assert slow.compute > 0.03
+            assert fast.wait > slow.wait
+            assert slow.causes > 0.5
+            assert fast.step == pytest.approx(slow.step, rel=0.5)
+
+
+def test_ranks_left_behind_by_an_exception_are_ended(ranks):
+    """The rank's program goes on, as a pool's does; the other could wait for ever."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.one_rank_raises_alone, 1)
+    assert sorted(failure.value.errors) == [1]
+    assert "because rank 1 raised an exception" in str(failure.value)
+    assert "ValueError: alone" in str(failure.value)
