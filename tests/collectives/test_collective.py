@@ -40,6 +40,14 @@ def contract(collective: Collective) -> dict:
         wanted = tf.cast([[r] for r in range(size) for _ in range(r)], dtype)
         check(f"gather {dtype}", tf.reduce_all(parts == wanted), True)
         check(f"rows {dtype}", len(parts), sum(range(size)))
+        table = tf.cast(tf.reshape(tf.range(4 * size), [size, 4]) % 7 + rank, dtype)
+        senders = tf.range(size)[:, None]
+        mine = tf.cast(tf.stack([tf.range(4) + 4 * rank] * size) % 7 + senders, dtype)
+        check(
+            f"all_to_all {dtype}",
+            collective.all_to_all(table, f"to/{dtype}") == mine,
+            [[True] * 4] * size,
+        )
     check("scalar", collective.broadcast(tf.constant(rank), "scalar"), 0)
     return {"got": got, "expected": expected}
 

@@ -10,21 +10,22 @@ from tfdml.topology import launched
 KIND = os.environ.get("TFDML_TEST_KIND", "horovod")
 
 
-def strategy(devices: int = 1) -> tf.distribute.Strategy:
+def strategy(devices: int = 1, **options: object) -> tf.distribute.Strategy:
     """Returns a new strategy of the job's kind.
 
     Args:
         devices: Replicas of each process. A mirrored job has as many as the job's size, whatever
             is asked for.
+        **options: The constructor's.
     """
     if KIND == "mirrored":
         devices = int(os.environ["TFDML_TEST_SIZE"])
     names = [f"CPU:{i}" for i in range(devices)]
     if KIND == "mirrored":
-        return MirroredStrategy(devices=names)
+        return MirroredStrategy(devices=names, **options)
     if KIND == "multi_worker":
-        return MultiWorkerMirroredStrategy(devices=names)
-    return HorovodStrategy(devices=names)
+        return MultiWorkerMirroredStrategy(devices=names, **options)
+    return HorovodStrategy(devices=names, **options)
 
 
 def rank() -> int:

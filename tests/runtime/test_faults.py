@@ -27,6 +27,9 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
     why, cause = CAUSES[fault]
     assert re.search(rf"on all {size} ranks, because rank {rank} {why}", job.message), job.output
     assert cause in job.message
+    if fault != "SIGSTOP":
+        # The guard has ended the others, and not the launcher some seconds later.
+        assert "did not end by itself" not in job.output
     assert re.search(rf"rank {rank}: host \S+, pid \d+", job.message)
     return job
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -92,6 +93,19 @@ def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
     assert done.returncode == 1
     assert "rank 1 failed: exit code 1" in done.stderr
     assert "rank 0: ended because another rank could not go on" in done.stderr
+
+
+def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys; print(sys.stdout.isatty(), 'TF_CONFIG' in os.environ)")
+    master, slave = pty.openpty()
+    command = [*TFDML, "launch", "-n", "2", str(program)]
+    done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
+    os.close(slave)
+    said = os.read(master, 4096).decode().split("\r\n")
+    os.close(master)
+    assert done.returncode == 0
+    assert sorted(line for line in said if line) == ["True True", "[1] False True"]
 
 
 def test_restarts(tmp_path):

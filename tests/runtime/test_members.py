@@ -164,6 +164,26 @@ def test_ranks_that_wait_for_different_things():
     assert "waits in all_gather of stop, while rank 0 waits in the exchange" in result.why
 
 
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"all_reduce of a": "float32 (3,)", "all_reduce of b": "float32 (1,)"}, "b is float32"),
+        ({"all_reduce of a": "float32 (4,)"}, "a is float32 (4,) there, float32 (3,) on rank 0"),
+        ({}, "a is missing there"),
+    ],
+)
+def test_steps_that_exchange_different_things(own, said):
+    found = members(collectives=[("all_reduce of a", "float32 (3,)")])
+    found[1].collectives = own
+    for time in (LIMIT, 2 * LIMIT + 1):
+        for member in found:
+            member.hear({**member.beat, "collectives": []}, time)
+        result = verdict(found, LIMIT, time)
+        assert (result is None) == (time == LIMIT)
+    assert result.rank == 1
+    assert said in result.why
+
+
 @pytest.mark.parametrize("waits_for", [None, "the exchange"])
 def test_long_steps_are_no_mismatch(waits_for):
     """All wait for one thing, or one does not wait at all."""

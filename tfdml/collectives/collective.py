@@ -61,6 +61,18 @@ class Collective(abc.ABC):
         """
 
     @abc.abstractmethod
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i of the tensor to process i.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[size, ...]`, alike on all processes.
+            name: The operation's name.
+
+        Returns:
+            A tensor of the same shape, whose row i process i has sent.
+        """
+
+    @abc.abstractmethod
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of process `root`.
 
@@ -86,6 +98,10 @@ class LocalCollective(Collective):
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
+        return tensor
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
         return tensor
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:

@@ -74,6 +74,20 @@ class HorovodCollective(Collective):
         gathered = unpack(self._in_graph(operation, f"all_gather:{name}", [wire]))
         return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
+
+        def operation(wire: tf.Tensor) -> tf.Tensor:
+            splits = tf.ones([self.size], tf.int32)
+            received, _ = self._ops.MPI_LIB.horovod_alltoall(
+                wire, splits=splits, name=_as_operation_name(name), ignore_name_scope=True
+            )
+            return received
+
+        wire, unpack = _as_wire(tensor)
+        received = unpack(self._in_graph(operation, f"all_to_all:{name}", [wire]))
+        return tf.ensure_shape(received, tensor.shape)
+
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
 

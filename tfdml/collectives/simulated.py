@@ -51,6 +51,11 @@ class SimulatedCollective(Collective):
         """Concatenates the processes' tensors; see `Collective`."""
         return tf.concat(self._meeting.exchange(self.rank, name, tensor), axis=0)
 
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
+        parts = self._meeting.exchange(self.rank, name, tensor)
+        return tf.stack([part[self.rank] for part in parts])
+
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
         return self._meeting.exchange(self.rank, name, tensor)[root]

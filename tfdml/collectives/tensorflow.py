@@ -73,7 +73,7 @@ class TensorFlowCollective(Collective):
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
         with tf.device(self._device):
-            wire, unpack = _as_wire(tensor)
+            wire, unpack = _as_words(tensor)
             rows = tf.shape(wire)[:1]
             counts = self._gather(rows, f"{name}/rows")
             # Every process must send the same shape: fill up to the longest, and cut again.
@@ -92,6 +92,17 @@ class TensorFlowCollective(Collective):
             present = tf.sequence_mask(counts, tf.maximum(most, 1))
             gathered = tf.boolean_mask(gathered, tf.reshape(present, [-1]))
             return tf.ensure_shape(unpack(gathered), [None, *tensor.shape.as_list()[1:]])
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
+        with tf.device(self._device):
+            wire, unpack = _as_words(tensor)
+            received = tf.raw_ops.CollectiveAllToAllV2(
+                input=wire,
+                ordering_token=self._in_order(),
+                **self._arguments("all_to_all", wire, name),
+            )
+            return tf.ensure_shape(unpack(received), tensor.shape)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
@@ -142,3 +153,12 @@ def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Ten
     if dtype.size == 1:
         return tf.cast(tensor, carrier), lambda wire: tf.cast(wire, dtype)
     return tf.bitcast(tensor, carrier), lambda wire: tf.bitcast(wire, dtype)
+
+
+def _as_words(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns the rows of `tensor` in a dtype that is carried, with no byte added if possible."""
+    columns = tensor.shape[1] if tensor.shape.rank == 2 else None
+    if tensor.dtype != tf.uint8 or columns is None or columns % 4:
+        return _as_wire(tensor)
+    words = tf.bitcast(tf.reshape(tensor, [-1, columns // 4, 4]), tf.int32)
+    return words, lambda wire: tf.reshape(tf.bitcast(wire, tf.uint8), [-1, columns])

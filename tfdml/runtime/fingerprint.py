@@ -16,7 +16,7 @@ _OWN_AFFAIRS = frozenset({"self", "callbacks", "verbose"})
 
 
 def fingerprint(
-    model: keras.Model, call: str, arguments: Mapping[str, Any], replicas: int
+    model: keras.Model, call: str, arguments: Mapping[str, Any], strategy: Mapping[str, Any]
 ) -> dict[str, str]:
     """Returns what must be alike on all processes before a call's first step.
 
@@ -24,13 +24,13 @@ def fingerprint(
         model: The model.
         call: The name of the call.
         arguments: The call's arguments, by name.
-        replicas: This process's number of replicas.
+        strategy: The strategy's options, by name.
     """
     found = {
         "call": call,
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,
-        "replicas of a process": str(replicas),
+        **{f"strategy's `{name}`": _in_words(value) for name, value in strategy.items()},
         "model": type(model).__name__,
     }
     for name, value in arguments.items():

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
-from tfdml.runtime.guard_exit import EXIT_CODE
+from tfdml.runtime.guard_exit import end_now
 from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.place import Place, describe_error
 
@@ -69,6 +69,7 @@ class Guard:
         self._channels: dict[int, channel.Channel] = {}
         self._members = {self._rank: self._member(self._who)}
         self._meet(collective)
+        self._sent_collectives = 0
         self.threads: list[threading.Thread] = []
         self._start(self._run_hub if self._rank == 0 else self._run_spoke)
         previous = sys.excepthook
@@ -198,6 +199,9 @@ class Guard:
 
     def _own_beat(self) -> dict:
         place = self.place
+        # Graphs are made by the main thread meanwhile; what is new goes out once.
+        known = list(place.collectives.items())
+        new, self._sent_collectives = known[self._sent_collectives :], len(known)
         return {
             "kind": "beat",
             "place": place.describe(),
@@ -205,6 +209,7 @@ class Guard:
             "calls": place.calls,
             "waits_for": place.waits_for,
             "progress": place.progress,
+            "collectives": new,
         }
 
     def _run_hub(self) -> None:
@@ -291,26 +296,13 @@ class Guard:
             return
         # Time to hand the message on: rank 0 must not be taken for dead by those it ends.
         time.sleep(0.2 if self._rank == 0 else 0.0)
-        _end_now()
+        end_now()
 
 
 def _end_after(seconds: float) -> None:
-    timer = threading.Timer(seconds, _end_now)
+    timer = threading.Timer(seconds, end_now)
     timer.daemon = True
     timer.start()
-
-
-def _end_now() -> None:
-    """Ends this process and those it has started, whatever the main thread does."""
-    for stream in (sys.stdout, sys.stderr):
-        # Another thread may hold the stream for ever.
-        flusher = threading.Thread(target=stream.flush, daemon=True)
-        flusher.start()
-        flusher.join(0.5)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    os._exit(EXIT_CODE)
 
 
 def _machine() -> int:

@@ -45,6 +45,7 @@ class Member:
         bye: When it ended its program, None while it runs.
         lost: Whether its connection has broken.
         failure: Its last exception.
+        collectives: What its graphs exchange.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Member:
     bye: float | None = None
     lost: bool = False
     failure: Failure | None = None
+    collectives: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def hear(self, message: dict, now: float) -> None:
         """Takes in a message of this rank."""
@@ -65,6 +67,7 @@ class Member:
             if message.get("progress") != self.beat.get("progress"):
                 self.moved = now
             self.beat = message
+            self.collectives.update(message.get("collectives", ()))
             failed = self.failure.call if self.failure else None
             if failed is not None and message.get("calls", 0) > failed:
                 self.failure = None  # The program has caught it, and goes on.
@@ -225,10 +228,12 @@ def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) 
 def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
     """All ranks wait, for different things, for long."""
     waits = [m.waits_for for m in members]
-    if None in waits or len(set(waits)) == 1:
+    waiting = min(now - m.moved for m in members)
+    if None in waits or waiting < limit:
         return None
-    if min(now - m.moved for m in members) < limit:
-        return None
+    if len(set(waits)) == 1:
+        # The step may just be long: ranks whose graphs exchange the same things are left alone.
+        return _of_different_collectives(members) if waiting > 2 * limit else None
     odd = next(m for m in members if waits.count(m.waits_for) == min(map(waits.count, waits)))
     others = next(m for m in members if m.waits_for != odd.waits_for)
     why = (
@@ -236,3 +241,18 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
         f"({others.beat.get('place')})"
     )
     return Verdict(odd.rank, why, "", _LIKELY_MISMATCH)
+
+
+def _of_different_collectives(members: Sequence[Member]) -> Verdict | None:
+    """The ranks' graphs exchange different things."""
+    first = members[0]
+    for member in members[1:]:
+        for name in [*member.collectives, *first.collectives]:
+            own, other = member.collectives.get(name), first.collectives.get(name)
+            if own != other:
+                why = (
+                    f"exchanges something else than rank {first.rank} in one step: {name} is "
+                    f"{own or 'missing'} there, {other or 'missing'} on rank {first.rank}"
+                )
+                return Verdict(member.rank, why, "", _LIKELY_MISMATCH)
+    return None

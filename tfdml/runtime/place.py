@@ -31,6 +31,7 @@ class Place:
         waits_for: What it waits for together with the other processes, None while it does not.
         progress: Grows with everything that is done.
         failed: Whether an exception has left a call, or the program.
+        collectives: What its graphs exchange: the name of each operation, and of what.
     """
 
     call: str | None = None
@@ -40,6 +41,7 @@ class Place:
     waits_for: str | None = None
     progress: int = 0
     failed: bool = False
+    collectives: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def begin(self, call: str) -> None:
         """Enters a call."""

@@ -1,4 +1,4 @@
-"""A collective that says what it waits for: the guard shows it, and finds ranks that disagree."""
+"""A collective that says what it waits for, and what its graphs exchange: the guard compares."""
 
 import contextlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tfdml.runtime.place import Place
 
 
 class WatchedCollective(Collective):
-    """Passes every operation on; while one is executed eagerly, the process waits in it.
+    """Passes every operation on. In one that is executed eagerly the process waits meanwhile.
 
     Args:
         collective: What moves the tensors.
@@ -24,18 +24,32 @@ class WatchedCollective(Collective):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
-        with self._waiting(f"all_reduce of {name}"):
+        with self._watched("all_reduce", name, [_in_words(t, t.shape) for t in tensors]):
             return self._collective.all_reduce(tensors, name)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
-        with self._waiting(f"all_gather of {name}"):
+        with self._watched("all_gather", name, [_in_words(tensor, tensor.shape[1:])]):
             return self._collective.all_gather(tensor, name)
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
+        with self._watched("all_to_all", name, [_in_words(tensor, tensor.shape)]):
+            return self._collective.all_to_all(tensor, name)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
-        with self._waiting(f"broadcast of {name}"):
+        with self._watched("broadcast", name, [_in_words(tensor, tensor.shape)]):
             return self._collective.broadcast(tensor, name, root)
 
-    def _waiting(self, what: str) -> contextlib.AbstractContextManager:
-        return self._place.waiting(what) if tf.executing_eagerly() else contextlib.nullcontext()
+    def _watched(
+        self, kind: str, name: str, tensors: list[str]
+    ) -> contextlib.AbstractContextManager:
+        if tf.executing_eagerly():
+            return self._place.waiting(f"{kind} of {name}")
+        self._place.collectives[f"{kind} of {name}"] = ", ".join(tensors)
+        return contextlib.nullcontext()
+
+
+def _in_words(tensor: tf.Tensor, shape: tf.TensorShape) -> str:
+    return f"{tensor.dtype.name} {shape}"

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdml.runtime.meeting import bounded, wait_for_all
 from tfdml.topology import Topology
 
 
@@ -31,12 +32,14 @@ _members: dict[tuple, Member] = {}
 def join(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
     options: tf.distribute.experimental.CommunicationOptions,
+    start_limit: float,
 ) -> Member | None:
     """Starts this process's server and waits for the others, once.
 
     Args:
         resolver: What describes the cluster; `TF_CONFIG` by default.
         options: How to communicate.
+        start_limit: Seconds to wait for the others.
 
     Returns:
         The member, or None where the cluster is this process alone.
@@ -44,6 +47,8 @@ def join(
     Raises:
         ValueError: If the resolver names a task that does not train, or another cluster than the
             one that this process is in.
+        OSError: If this process's port is taken.
+        TimeoutError: If the others have not come in time.
     """
     resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()
@@ -60,16 +65,17 @@ def join(
     if key not in _members:
         # TensorFlow's own strategy starts the server and the coordination service; its
         # collectives are not used.
-        server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        addresses = [cluster[job][index] for job, index in _order(cluster)]
+        wait_for_all(addresses, place.rank, start_limit)
+        with bounded(start_limit):
+            server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         _members[key] = Member(place, server.extended.worker_devices, resolver, server)
     return _members[key]
 
 
 def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | None) -> Topology:
     """Returns the place of a task: the chief (or "master") first, then the workers."""
-    order = [
-        (job, index) for job in ("chief", "master", "worker") for index in _tasks(cluster.get(job))
-    ]
+    order = _order(cluster)
     if not order:
         return Topology()
     if len(order) == 1 and (task_type or order[0][0]) == order[0][0]:
@@ -83,6 +89,12 @@ def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | 
     return Topology(
         order.index((task_type, task_id)), len(order), launcher="TensorFlow's cluster resolver"
     )
+
+
+def _order(cluster: dict[str, list[str]]) -> list[tuple[str, int]]:
+    """Returns the tasks that train, by rank."""
+    jobs = ("chief", "master", "worker")
+    return [(job, index) for job in jobs for index in _tasks(cluster.get(job))]
 
 
 def _tasks(job: list[str] | dict[int, str] | None) -> list[int]:

@@ -21,6 +21,8 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
+from tfdml.compression import Compressor
+from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
@@ -40,6 +42,7 @@ class ReplicaExtended(MirroredExtended):
         strategy: The strategy that this extends.
         devices: This process's devices.
         collective: What exchanges tensors with the other processes.
+        compressor: What makes gradients smaller between processes.
         guard: What ends the job where a process cannot go on; None for a process alone.
         check_desync: Steps between two comparisons of all weights; 0 for none.
     """
@@ -49,12 +52,18 @@ class ReplicaExtended(MirroredExtended):
         strategy: tf.distribute.Strategy,
         devices: Sequence[str],
         collective: Collective,
+        compressor: Compressor | None = None,
         guard: Guard | None = None,
         check_desync: int = 0,
     ):
         self.collective = collective
         self.guard = guard
         self.check_desync = check_desync
+        self.compressor = compressor
+        # One process alone sends nothing.
+        self.aggregator: CompressedAggregator | None = None
+        if compressor is not None and collective.size > 1:
+            self.aggregator = CompressedAggregator(collective, compressor)
         # What a `StepMonitor` reads, where there is one.
         self.clock: StepClock | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
@@ -66,6 +75,16 @@ class ReplicaExtended(MirroredExtended):
         super().__init__(strategy, devices)
 
     # -- Who the replicas are ------------------------------------------------------------------
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What must be alike on all processes."""
+        return {
+            "strategy": type(self._container_strategy()).__name__,
+            "devices": self.num_local_replicas,
+            "check_desync": self.check_desync,
+            "compression": repr(self.compressor),
+        }
 
     @property
     def num_local_replicas(self) -> int:
@@ -202,13 +221,21 @@ class ReplicaExtended(MirroredExtended):
         value = tf.convert_to_tensor(value)
         return value * tf.cast(self.num_local_replicas, value.dtype)
 
-    def sum_gradients(self, label: str, gradients: Sequence) -> list:
+    def sum_gradients(
+        self,
+        label: str,
+        gradients: Sequence,
+        names: Sequence[str],
+        rates: Callable[[], tuple[tf.Tensor | None, tf.Tensor]],
+    ) -> list:
         """Sums gradients over all replicas; called in replica context, by every replica.
 
         Args:
             label: What the exchange is called.
             gradients: This replica's gradients, in the order of the layers; None where a variable
                 has none.
+            names: Their variables' paths.
+            rates: Returns the loss scale (None for 1) and the learning rate.
 
         Returns:
             The sums, None where there was none.
@@ -219,6 +246,11 @@ class ReplicaExtended(MirroredExtended):
             del strategy
             local = [self._local_sum(v) for v in per_replica]
             exchange = functools.partial(sum_gradients, self.collective, local, label)
+            if self.aggregator is not None:
+                paths = [names[i] for i in places]
+                exchange = functools.partial(
+                    self.aggregator.sum_gradients, local, paths, label, *rates()
+                )
             sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
             return [self._on_all_devices(total) for total in sums]
 

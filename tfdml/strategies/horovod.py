@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdml import topology
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
+from tfdml.compression import Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
@@ -38,7 +39,8 @@ class HorovodStrategy(ReplicaStrategy):
         devices: This process's devices, such as `["GPU:0", "GPU:1"]`; one replica on each. By
             default the GPU of this process's local rank, or the CPU where there is none. The
             default needs to be the first use of TensorFlow's GPUs in the process.
-        compression: How gradients are compressed on the wire. None is all there is so far.
+        compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
+            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
             and the job ends everywhere. A process that dies is noticed at once.
         check_desync: Steps after which all weights are compared between the processes, again and
@@ -56,15 +58,15 @@ class HorovodStrategy(ReplicaStrategy):
     def __init__(
         self,
         devices: Sequence[str] | None = None,
-        compression: None = None,
+        compression: Compressor | str | None = None,
         *,
         silence_limit: float = 60.0,
         check_desync: int = 0,
     ):
-        arguments.check(devices, compression, silence_limit, check_desync)
+        compressor = arguments.check(devices, compression, silence_limit, check_desync)
         collective = _collective()
         own = devices or [_own_device(collective.topology)]
-        super().__init__(collective, own, silence_limit, check_desync)
+        super().__init__(collective, own, compressor, silence_limit, check_desync)
 
 
 def _collective() -> Collective:

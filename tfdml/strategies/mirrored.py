@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import LocalCollective
+from tfdml.compression import Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
@@ -19,14 +20,16 @@ class MirroredStrategy(ReplicaStrategy):
     Args:
         devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
             there are none.
-        compression: How gradients are compressed on the wire. None is all there is so far, and
-            one process has no wire.
+        compression: How gradients are compressed between processes. There is one process here, so
+            nothing is.
 
     Raises:
         ValueError: If an argument is wrong.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, compression: None = None):
+    def __init__(
+        self, devices: Sequence[str] | None = None, compression: Compressor | str | None = None
+    ):
         arguments.check(devices, compression)
         super().__init__(LocalCollective(), devices or all_devices())
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.tensorflow import TensorFlowCollective
+from tfdml.compression import Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.cluster import join
 from tfdml.strategies.mirrored import all_devices
@@ -26,35 +27,41 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
     Args:
         cluster_resolver: What describes the cluster and this process's task; `TF_CONFIG` by
             default. The chief, or else worker 0, is rank 0.
-        compression: How gradients are compressed on the wire. None is all there is so far.
+        compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
+            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
         communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
             implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective.
         devices: This process's devices; all its GPUs by default, or a CPU where there are none.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
             and the job ends everywhere. A process that dies is noticed at once.
+        start_limit: Seconds to wait for the other processes to start.
         check_desync: Steps after which all weights are compared between the processes, again and
             again; 0 for never.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
+        OSError: If this process's port is taken.
+        TimeoutError: If another process has not come in time.
     """
 
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
-        compression: None = None,
+        compression: Compressor | str | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         devices: Sequence[str] | None = None,
         *,
         silence_limit: float = 60.0,
+        start_limit: float = 300.0,
         check_desync: int = 0,
     ):
-        arguments.check(devices, compression, silence_limit, check_desync)
+        compressor = arguments.check(devices, compression, silence_limit, check_desync)
+        arguments.check_seconds("start_limit", start_limit)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = (
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         )
-        member = join(cluster_resolver, options)
+        member = join(cluster_resolver, options, start_limit)
         if member is None:
             super().__init__(LocalCollective(), devices or all_devices())
             return
@@ -62,7 +69,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
         collective = TensorFlowCollective(member.topology, own[0], options)
-        super().__init__(collective, own, silence_limit, check_desync)
+        super().__init__(collective, own, compressor, silence_limit, check_desync)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

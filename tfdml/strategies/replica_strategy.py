@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.compression import Compressor
 from tfdml.runtime.guard import guard_of
 from tfdml.runtime.watched import WatchedCollective
 from tfdml.strategies import keras_seam
@@ -19,6 +20,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
     Args:
         collective: What exchanges tensors between the processes.
         devices: This process's devices.
+        compressor: What makes gradients smaller between processes.
         silence_limit: Seconds of silence after which another process is taken for lost.
         check_desync: Steps between two comparisons of all weights; 0 for none.
     """
@@ -30,6 +32,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
         self,
         collective: Collective,
         devices: Sequence[str],
+        compressor: Compressor | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
     ):
@@ -38,7 +41,9 @@ class ReplicaStrategy(tf.distribute.Strategy):
         if collective.size > 1:
             guard = guard_of(collective, silence_limit)
             collective = WatchedCollective(collective, guard.place)
-        super().__init__(ReplicaExtended(self, devices, collective, guard, check_desync))
+        super().__init__(
+            ReplicaExtended(self, devices, collective, compressor, guard, check_desync)
+        )
 
     @property
     def rank(self) -> int:

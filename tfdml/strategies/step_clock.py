@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.own_variable import own_variable
 
 
 class StepClock:
@@ -24,8 +24,7 @@ class StepClock:
     def __init__(self, collective: Collective):
         self.collective = collective
         with tf.init_scope(), tf.device("CPU:0"):
-            # Not the strategy's variables: these are this process's own.
-            zeros = lambda *shape: ResourceVariable(tf.zeros(shape, tf.float64))  # noqa: E731
+            zeros = lambda *shape: own_variable(tf.zeros(shape, tf.float64))  # noqa: E731
             self._began, self._ready, self._done = zeros(), zeros(), zeros()
             self._sums = zeros(5)  # Steps; seconds of step, compute, exchange, wait.
             self._caused = zeros(collective.size)

@@ -148,7 +148,7 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
     given = arguments.get("callbacks")
     # `fit` passes its own list on to `evaluate`.
     if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
-        own = fingerprint(model, call, arguments, extended.num_local_replicas)
+        own = fingerprint(model, call, arguments, extended.options)
         check_fingerprint(own, collective)
         arguments["callbacks"] = for_this_process(given, extended, trains=call == "fit")
 
@@ -271,7 +271,9 @@ def _apply(original: Callable) -> Callable:
             if not accumulator.updates:
                 return accumulator.keep(grads, variables)
             grads = accumulator.take(grads, variables)
-        grads = extended.sum_gradients(f"gradients/{self.name}", grads)
+        names = [v.path for v in (inner._trainable_variables if variables is None else variables)]
+        rates = functools.partial(_rates, self, inner)
+        grads = extended.sum_gradients(f"gradients/{self.name}", grads, names, rates)
         if inner is self:
             return original(self, grads, variables)
         before = tf.convert_to_tensor(inner._iterations)
@@ -284,6 +286,12 @@ def _apply(original: Callable) -> Callable:
             accumulator.restart(before)
 
     return apply
+
+
+def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | None, tf.Tensor]:
+    """Returns the loss scale, None without one, and the learning rate."""
+    scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
+    return scale, tf.convert_to_tensor(inner.learning_rate)
 
 
 def _backend_apply_gradients(original: Callable) -> Callable:

@@ -1,0 +1,47 @@
+"""The codecs again, in NumPy and from their papers' formulas: bytes, and what they stand for."""
+
+import numpy as np
+
+
+def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[bytes, np.ndarray]:
+    """QSGD with rounding to the nearest code; returns the bytes and the decoded numbers."""
+    levels = np.float32(2 ** (bits - 1) - 1)
+    payload, decoded = b"", np.empty_like(rows)
+    for i, row in enumerate(rows):
+        steps, codes = [], []
+        for begin in range(0, len(row), block):
+            part = row[begin : begin + block]
+            size = np.abs(part).max() if norm == "max" else np.sqrt((part**2).sum())
+            step = np.float32(size / levels)
+            code = np.rint(part / step) if step else np.zeros_like(part)
+            code = np.clip(code, -levels, levels)
+            steps.append(step)
+            codes += [int(c + levels) for c in code]
+            decoded[i, begin : begin + block] = code * step
+        packed = bytearray()
+        for begin in range(0, len(codes), 8 // bits):
+            byte = 0
+            for place, code in enumerate(codes[begin : begin + 8 // bits]):
+                byte |= code << (place * bits)
+            packed.append(byte)
+        payload += np.array(steps, np.float32).tobytes() + bytes(packed)
+    return payload, decoded
+
+
+def float16(rows: np.ndarray, block: int = 4096) -> np.ndarray:
+    """Half precision after a power of two for each block; returns the decoded numbers."""
+    decoded = np.empty_like(rows)
+    for i, row in enumerate(rows):
+        for begin in range(0, len(row), block):
+            part = row[begin : begin + block].astype(np.float64)
+            largest = np.abs(part).max()
+            scale = 2.0 ** np.floor(np.log2(2.0**14 / largest)) if largest else 1.0
+            decoded[i, begin : begin + block] = (part * scale).astype(np.float16) / scale
+    return decoded
+
+
+def power_sgd(matrices: list[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One step over all ranks' matrices; returns the sum's approximation and its right factor."""
+    left = np.linalg.qr(sum(m @ start for m in matrices))[0]
+    right = sum(m.T @ left for m in matrices)
+    return left @ right.T, right

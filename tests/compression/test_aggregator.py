@@ -1,0 +1,270 @@
+"""Sums of compressed gradients on simulated ranks: feedback, votes, the same bits everywhere."""
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression import numpy_codecs
+from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.simulated import run_ranks
+from tfdml.compression import QSGD, BFloat16, Float16, PowerSGD
+from tfdml.compression.aggregator import CompressedAggregator, chunk_length
+from tfdml.compression.compressor import SummableCompressor
+
+SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
+NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]
+COMPRESSORS = [
+    Float16(),
+    BFloat16(),
+    QSGD(8),
+    QSGD(4),
+    QSGD(2, bucket_size=64),
+    QSGD(8, stochastic=True),
+    PowerSGD(4),
+]
+
+
+class Identity(SummableCompressor):
+    """Compresses nothing: the seam must then change nothing."""
+
+    biased = False
+
+    def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+        """Nothing is kept."""
+        return {}
+
+    def reduce(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[dict]
+    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+        """Sums the gradients themselves."""
+        sums = yield list(gradients)
+        return sums, [{} for _ in gradients]
+
+
+def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:
+    """One rank's gradients of a step: half of them common to all ranks and steps."""
+    common, own = np.random.default_rng(5), np.random.default_rng([rank, step])
+    return [
+        tf.constant(((common.normal(size=s) + own.normal(size=s)) * scale).astype("float32"))
+        for s in SHAPES
+    ]
+
+
+def run(compressor, size: int, steps: int, **options) -> list:
+    """Sums `steps` gradients on simulated ranks; returns each rank's sums, and what it keeps."""
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, compressor, 4096, 4096)
+        sums = [
+            [t.numpy() for t in aggregator.sum_gradients(
+                gradients(collective.rank, step), NAMES, "g", **options)]
+            for step in range(steps)
+        ]  # fmt: skip
+        return sums, {name: v.numpy() for name, v in aggregator.state.items()}
+
+    return run_ranks(size, rank)
+
+
+def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
+    """The sums that compression approximates."""
+    return [
+        [np.sum([g[i] for g in ranks], axis=0) for i in range(len(SHAPES))]
+        for ranks in ([gradients(r, step) for r in range(size)] for step in range(steps))
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
+    first, *others = (sums for sums, _ in run(compressor, size, 3))
+    for other in others:
+        for a, b in zip(sum(first, []), sum(other, []), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_what_is_left_out_is_made_up_for(compressor):
+    """Of many steps together, as much is missing as of a few: nothing is lost for good."""
+    missing = []
+    for steps in (4, 24):
+        sums, _ = run(compressor, 2, steps)[0]
+        true = zip(*true_sums(2, steps), strict=True)
+        pairs = zip(true, zip(*sums, strict=True), strict=True)
+        gap = [np.sum(t, 0) - np.sum(s, 0) for t, s in pairs]
+        missing.append(np.sqrt(sum((g**2).sum() for g in gap)))
+    one = np.sqrt(sum((t**2).sum() for t in true_sums(2, 1)[0]))
+    if compressor.biased:
+        assert missing[1] < 3 * missing[0] + 0.01 * one
+    # Random rounding is right on average only: errors add up like a random walk's.
+    assert missing[1] < 8 * one * (1 if compressor.biased else 0.1)
+
+
+def test_feedback_is_the_formula():
+    """QSGD on one rank's worth of arithmetic, three steps, in NumPy."""
+    size, steps, codec = 2, 3, QSGD(4, bucket_size=64)
+    shape, block = (40, 50), 64
+    chunk = chunk_length(40 * 50, size, block)
+    own = [np.zeros(size * chunk, "float32") for _ in range(size)]
+    server = [np.zeros(chunk, "float32") for _ in range(size)]
+
+    def grad(rank, step):
+        return gradients(rank, step)[0].numpy()
+
+    expected = []
+    for step in range(steps):
+        sent = []
+        for rank in range(size):
+            flat = np.zeros(size * chunk, "float32")
+            flat[:2000] = grad(rank, step).reshape(-1) + own[rank][:2000]
+            _, decoded = numpy_codecs.qsgd(flat.reshape(size, chunk), 4, block)
+            own[rank][:2000] = (flat - decoded.reshape(-1))[:2000]
+            sent.append(decoded)
+        total = []
+        for owner in range(size):
+            summed = np.sum([s[owner] for s in sent], 0, dtype="float32") + server[owner]
+            _, decoded = numpy_codecs.qsgd(summed[None], 4, block)
+            server[owner] = summed - decoded[0]
+            total.append(decoded[0])
+        expected.append(np.concatenate(total)[:2000].reshape(shape))
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, codec)
+        return [
+            aggregator.sum_gradients(
+                [tf.constant(grad(collective.rank, s))], NAMES[:1], "g"
+            )[0].numpy()
+            for s in range(steps)
+        ]  # fmt: skip
+
+    for result in run_ranks(size, rank):
+        # A sum that rounds differently may fall on the other side of a code, rarely.
+        for a, b in zip(result, expected, strict=True):
+            assert np.mean(np.abs(a - b) > 1e-4) < 0.005
+
+
+def test_power_sgd_is_the_formula():
+    matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(3)]
+    start = PowerSGD(4).init(NAMES[0], (40, 50))["q"].numpy()
+    expected, right = numpy_codecs.power_sgd(matrices, start)
+    for sums, state in run(PowerSGD(4), 3, 1):
+        np.testing.assert_allclose(sums[0][0], expected, rtol=2e-3, atol=2e-3)
+        residual = state[f"residual/{NAMES[0]}"]
+        assert residual.shape == (40, 50)
+        np.testing.assert_allclose(
+            np.linalg.norm(state[f"q/{NAMES[0]}"], axis=0), np.ones(4), rtol=1e-5
+        )
+        # The same directions, up to their lengths.
+        unit = right / np.linalg.norm(right, axis=0)
+        angles = np.abs(np.sum(unit * state[f"q/{NAMES[0]}"], 0))
+        assert angles[0] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("value", ["zero", "rank 1", "tiny"])
+def test_power_sgd_bears_degenerate_gradients(value):
+    outer = np.outer(np.arange(1, 41), np.ones(50)).astype("float32")
+    first = {"zero": 0 * outer, "rank 1": outer, "tiny": outer * np.float32(1e-25)}[value]
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, PowerSGD(4))
+        sums = [
+            aggregator.sum_gradients([tf.constant(g)], NAMES[:1], "g")[0].numpy()
+            for g in (first, outer)
+        ]
+        return sums
+
+    for one, two in run_ranks(2, rank):
+        np.testing.assert_allclose(one, 2 * first, rtol=1e-4)
+        np.testing.assert_allclose(two, 2 * outer, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be.
+def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, compressor)
+        aggregator.sum_gradients(gradients(collective.rank, 0), NAMES, "g")
+        before = {name: v.numpy() for name, v in aggregator.state.items()}
+        bad = gradients(collective.rank, 1)
+        if collective.rank == 1:
+            array = bad[place].numpy()
+            array.flat[3] = np.inf
+            bad[place] = tf.constant(array)
+        sums = aggregator.sum_gradients(bad, NAMES, "g")
+        after = {name: v.numpy() for name, v in aggregator.state.items()}
+        return np.isfinite(sums[place]).all(), before, after
+
+    for finite, before, after in run_ranks(2, rank):
+        assert not finite
+        assert before.keys() == after.keys()
+        for name, value in before.items():
+            assert value.tobytes() == after[name].tobytes(), name
+
+
+def test_what_is_kept_does_not_know_the_loss_scale():
+    """The same gradients, scaled differently at each step, leave the same out."""
+
+    def rank(collective, scales):
+        aggregator = CompressedAggregator(collective, QSGD(4))
+        for step, scale in enumerate(scales):
+            sums = aggregator.sum_gradients(
+                gradients(collective.rank, step, scale), NAMES, "g", tf.constant(scale)
+            )
+        return [t.numpy() / scales[-1] for t in sums], aggregator.state["residual/" + NAMES[0]]
+
+    plain = run_ranks(2, lambda c: rank(c, [1.0, 1.0, 1.0]))
+    scaled = run_ranks(2, lambda c: rank(c, [1024.0, 512.0, 2.0]))
+    for (sums, kept), (other_sums, other_kept) in zip(plain, scaled, strict=True):
+        np.testing.assert_array_equal(kept, other_kept)
+        for a, b in zip(sums, other_sums, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_what_is_kept_follows_the_learning_rate():
+    """A residual of a step with rate 0.1 counts ten times as much in one with rate 0.01."""
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, QSGD(2))
+        aggregator.sum_gradients(gradients(0, 0), NAMES, "g", None, tf.constant(0.1))
+        kept = aggregator.state["residual/" + NAMES[0]].numpy()
+        zeros = [tf.zeros(s) for s in SHAPES]
+        sums = aggregator.sum_gradients(zeros, NAMES, "g", None, tf.constant(0.01))
+        return kept, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
+
+    for kept, _, after in run_ranks(2, rank):
+        # What has been sent of the residual, and what is left of it, are ten times the residual.
+        _, decoded = numpy_codecs.qsgd(np.zeros((1, 64), "float32"), 2, 64)
+        assert np.abs(after).max() <= 10 * np.abs(kept).max() * 1.01
+        assert np.abs(after).max() > 2 * np.abs(kept).max()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_compressing_nothing_changes_nothing(size):
+    def plain(collective):
+        return [t.numpy() for t in sum_gradients(collective, gradients(collective.rank, 0), "g")]
+
+    expected = run_ranks(size, plain)
+    for (sums, _), wanted in zip(run(Identity(), size, 1), expected, strict=True):
+        for a, b in zip(sums[0], wanted, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_small_and_one_dimensional_tensors_go_as_they_are():
+    sums, state = run(QSGD(2), 2, 1)[0]
+    for i, total in enumerate(true_sums(2, 1)[0]):
+        exact = np.allclose(sums[0][i], total, rtol=1e-6)
+        assert exact == (len(SHAPES[i]) == 1)
+        assert (f"residual/{NAMES[i]}" in state) == (len(SHAPES[i]) > 1)
+
+
+def test_sparse_gradients_stay_sparse():
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, QSGD(8))
+        slices = tf.IndexedSlices(tf.ones([2, 600]), tf.constant([0, collective.rank]), [9, 600])
+        (total,) = aggregator.sum_gradients([slices], ["e"], "g")
+        return total
+
+    for total in run_ranks(2, rank):
+        assert isinstance(total, tf.IndexedSlices)
+        assert total.indices.numpy().tolist() == [0, 0, 0, 1]

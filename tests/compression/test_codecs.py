@@ -1,0 +1,133 @@
+"""Each codec against NumPy, at its edges, and on average."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression import numpy_codecs
+from tfdml import compression
+from tfdml.compression import QSGD, BFloat16, Float16
+from tfdml.compression.packing import pack, unpack
+
+SEED = tf.constant([1, 2])
+CODECS = [
+    Float16(),
+    BFloat16(),
+    QSGD(8, 64),
+    QSGD(4, 64, "l2"),
+    QSGD(2, 64, "max", stochastic=True),
+]
+
+
+def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
+    """Normal numbers whose sizes differ by orders of magnitude along a row."""
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.uniform(-6, 2, (rows, length // 64))
+    return (rng.normal(size=(rows, length)) * np.repeat(sizes, 64, 1)).astype("float32")
+
+
+def there_and_back(codec, rows: np.ndarray, seed=SEED) -> np.ndarray:
+    """Encodes and decodes, both compiled, as in training."""
+    encode = tf.function(codec.encode, jit_compile=True)
+    decode = tf.function(codec.decode, jit_compile=True)
+    payload = encode(tf.constant(rows), seed)
+    assert payload.dtype == tf.uint8
+    return decode(payload, rows.shape[1]).numpy()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("length", [8, 24, 4096])
+def test_packing_keeps_every_code(bits, length):
+    codes = np.random.default_rng(0).integers(0, 2**bits, (3, length), np.uint8)
+    packed = pack(tf.constant(codes), bits)
+    assert packed.shape == (3, length * bits // 8)
+    np.testing.assert_array_equal(unpack(packed, bits), codes)
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_qsgd_is_the_formula(bits, norm):
+    rows = numbers(3, 256)
+    codec = QSGD(bits, bucket_size=64, norm=norm)
+    payload, decoded = numpy_codecs.qsgd(rows, bits, 64, norm)
+    if norm == "max":  # A sum of squares may round differently, and with it a code.
+        assert codec.encode(tf.constant(rows), SEED).numpy().tobytes() == payload
+    np.testing.assert_allclose(there_and_back(codec, rows), decoded, rtol=1e-5)
+
+
+def test_float16_is_the_formula_and_keeps_small_numbers():
+    rows = np.concatenate([numbers(2, 4096), numbers(2, 4096) * 1e-20], 1)
+    decoded = there_and_back(Float16(), rows)
+    np.testing.assert_allclose(decoded, numpy_codecs.float16(rows), rtol=1e-6)
+    tiny = np.full((1, 4096), 2e-8, "float32")
+    np.testing.assert_allclose(there_and_back(Float16(), tiny), tiny, rtol=1e-3)
+
+
+def test_bfloat16_rounds_to_eight_bits():
+    rows = numbers(2, 128)
+    np.testing.assert_allclose(there_and_back(BFloat16(), rows), rows, rtol=2**-8)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_zeros_denormals_and_huge_numbers(codec):
+    length = max(64, codec.block)
+    for value in (0.0, 1e-40, 1e-30, -3e38):
+        decoded = there_and_back(codec, np.full((2, length), value, "float32"))
+        assert np.isfinite(decoded).all()
+        bound = abs(value) * (1.1 if isinstance(codec, QSGD) else 0.01)
+        assert np.abs(decoded.astype("float64") - value).max() <= max(bound, 1e-37)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_what_is_not_finite_stays_so(codec, bad):
+    length = 2 * max(64, codec.block)
+    rows = numbers(2, length)
+    rows[1, length - 3] = bad
+    decoded = there_and_back(codec, rows)
+    assert np.isfinite(decoded[0]).all()
+    assert not np.isfinite(decoded[1]).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_stochastic_rounding_is_right_on_average(bits, norm):
+    rows = numbers(1, 64)
+    codec = QSGD(bits, bucket_size=64, norm=norm, stochastic=True)
+    trials = 4000
+    decoded = np.stack(
+        [codec.decode(codec.encode(tf.constant(np.tile(rows, (50, 1))), tf.constant([7, s])), 64)
+         for s in range(trials // 50)]
+    ).reshape(-1, 64)  # fmt: skip
+    step = (np.abs(rows).max() if norm == "max" else np.linalg.norm(rows)) / (2 ** (bits - 1) - 1)
+    # Rounding one number has at most half a step of standard deviation; 5 of those of the mean.
+    assert np.abs(decoded.mean(0) - rows[0]).max() < 5 * 0.5 * step / np.sqrt(trials)
+    assert len(np.unique(decoded[:, 0])) > 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: QSGD(bits=3), "`bits` must be 8, 4 or 2. Received: bits=3"),
+        (lambda: QSGD(bucket_size=100), "`bucket_size` must be a positive multiple of 8"),
+        (lambda: QSGD(norm="l1"), '`norm` must be "max" or "l2"'),
+        (lambda: compression.PowerSGD(0), "`rank` must be a positive integer"),
+        (lambda: compression.get("zip"), "`compression` must be a compressor such as"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("codec", [*CODECS, compression.PowerSGD(3)], ids=repr)
+def test_a_compressor_is_serialisable(codec):
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(codec))
+    assert repr(again) == repr(codec)
+
+
+def test_names_stand_for_compressors():
+    assert repr(compression.get("int4")) == repr(QSGD(bits=4))
+    assert isinstance(compression.get("fp16"), Float16)
+    assert compression.get(None) is None

@@ -1,0 +1,60 @@
+"""Training with compressed gradients on real ranks."""
+
+import numpy as np
+import pytest
+
+from tests.compression import training_cases as cases
+from tests.strategies.compare import assert_close, assert_same_bits
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "compressor"),
+    [
+        ("horovod", 2, "powersgd"),
+        ("horovod", 3, "int4"),
+        ("horovod", 3, "fp16"),
+        ("multi_worker", 2, "int8"),
+        ("multi_worker", 2, "powersgd"),
+    ],
+)
+def test_training_is_the_same_bits_everywhere_and_converges(ranks, kind, size, compressor):
+    (plain,) = ranks(1).run(cases.train, None)
+    results = ranks(size, kind).run(cases.train, compressor)
+    assert_same_bits(results)
+    loss, wanted = results[0]["history"]["loss"], plain["history"]["loss"]
+    assert loss[-1] < 0.9 * loss[0]
+    np.testing.assert_allclose(loss, wanted, rtol=0.05)
+    # It was compressed: otherwise the weights were those of one process.
+    with pytest.raises(AssertionError):
+        assert_close(plain["weights"], results[0]["weights"], rtol=1e-5, atol=1e-6, where="")
+
+
+def test_compressing_nothing_changes_nothing(ranks):
+    plain = ranks(2).run(cases.train, None)
+    for a, b in zip(plain, ranks(2).run(cases.train, "identity"), strict=True):
+        for one, other in zip(a["weights"], b["weights"], strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_one_process_compresses_nothing(ranks):
+    (plain,) = ranks(1).run(cases.train, None)
+    (compressed,) = ranks(1).run(cases.train, "powersgd")
+    assert_close(plain, compressed, rtol=0, atol=0, where="")
+
+
+@pytest.mark.parametrize("options", [{"devices": 2}, {"accumulate": 2}])
+def test_with_devices_and_with_accumulation(ranks, options):
+    (plain,) = ranks(1).run(cases.train, None, "float32", 1, options.get("accumulate"))
+    results = ranks(2).run(
+        cases.train, "int8", "float32", options.get("devices", 1), options.get("accumulate")
+    )
+    assert_same_bits(results)
+    np.testing.assert_allclose(results[0]["history"]["loss"], plain["history"]["loss"], rtol=0.05)
+
+
+@pytest.mark.parametrize("compressor", ["int4", "powersgd", "fp16"])
+def test_an_overflow_on_one_rank_is_seen_through_the_codec(ranks, compressor):
+    for result in ranks(2).run(cases.train, compressor, "mixed_float16", 1, None, 2):
+        assert result["iterations"] == 2
+        assert all(result["kept"])
+        assert all(result["weights_kept"])

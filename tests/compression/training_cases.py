@@ -1,0 +1,63 @@
+"""What the ranks run to train with compressed gradients."""
+
+import keras
+import numpy as np
+from keras import layers
+
+from tests.compression.test_aggregator import Identity
+from tests.harness import job
+from tests.strategies.cases import data, outcome, seed_ranks_apart
+from tfdml import compression
+
+
+def train(
+    compressor: str | None,
+    policy: str = "float32",
+    devices: int = 1,
+    accumulate: int | None = None,
+    overflow_at: int | None = None,
+) -> dict:
+    """Trains a model with one large layer, and small ones; rows 33, batches of 8."""
+    keras.config.set_dtype_policy(policy)
+    x, y = data(33)
+    made = Identity() if compressor == "identity" else compression.get(compressor)
+    strategy = job.strategy(devices, compression=made)
+    with strategy.scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(5, dtype="float32"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=accumulate),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    if overflow_at is not None:
+        return _with_overflow(strategy, model, x, y, overflow_at)
+    history = model.fit(x, y, batch_size=8, epochs=6, verbose=0)
+    return outcome(model, history)
+
+
+def _with_overflow(strategy, model, x, y, at: int) -> dict:
+    """Returns what is kept before and after a step in which the last row overflows."""
+    for step in range(at + 1):
+        weights = np.ones(8, "float32")
+        kept = {n: v.numpy() for n, v in strategy.extended.aggregator.state.items()}
+        before = [v.numpy() for v in model.trainable_weights]
+        if step == at:
+            weights[-1] = 1e6
+        model.train_on_batch(x[:8], y[:8], weights)
+    after = {n: v.numpy() for n, v in strategy.extended.aggregator.state.items()}
+    return {
+        "kept": [kept[n].tobytes() == after[n].tobytes() for n in kept],
+        "weights_kept": [
+            b.tobytes() == v.numpy().tobytes()
+            for b, v in zip(before, model.trainable_weights, strict=True)
+        ],
+        "iterations": int(model.optimizer.iterations.numpy()),
+    }

@@ -1,0 +1,40 @@
+"""How gradients shrink on the wire: `HorovodStrategy(compression=tfdml.compression.QSGD())`."""
+
+from collections.abc import Callable
+
+from tfdml.compression.compressor import Compressor
+from tfdml.compression.float16 import BFloat16, Float16
+from tfdml.compression.power_sgd import PowerSGD
+from tfdml.compression.qsgd import QSGD
+
+__all__ = ["BFloat16", "Compressor", "Float16", "PowerSGD", "QSGD", "get"]
+
+_BY_NAME: dict[str, Callable[[], Compressor]] = {
+    "fp16": Float16,
+    "float16": Float16,
+    "bf16": BFloat16,
+    "bfloat16": BFloat16,
+    "qsgd": QSGD,
+    "int8": QSGD,
+    "int4": lambda: QSGD(bits=4),
+    "powersgd": PowerSGD,
+}
+
+
+def get(identifier: "Compressor | str | None") -> Compressor | None:
+    """Returns a compressor for what a strategy was given.
+
+    Args:
+        identifier: A compressor, its name, or None for no compression.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if identifier is None or isinstance(identifier, Compressor):
+        return identifier
+    if isinstance(identifier, str) and identifier.lower() in _BY_NAME:
+        return _BY_NAME[identifier.lower()]()
+    raise ValueError(
+        f"`compression` must be a compressor such as tfdml.compression.PowerSGD(rank=4), one of "
+        f"{', '.join(map(repr, _BY_NAME))}, or None. Received: compression={identifier!r}."
+    )

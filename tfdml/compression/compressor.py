@@ -1,0 +1,108 @@
+"""What a compressor is: explicit state and pure functions; it never communicates.
+
+There are two kinds. A `ChunkCompressor` turns numbers into bytes that cannot be summed on the wire,
+so gradients go in two phases: chunks to their owners, their encoded sums to all. A
+`SummableCompressor` makes smaller tensors of numbers that are summed on the wire as they are.
+"""
+
+import abc
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Compressor:
+    """A way to send gradients in fewer bytes.
+
+    Attributes:
+        biased: Whether what is left out does not average to 0. Then what a step leaves out is kept
+            and added to the next step's gradient (error feedback).
+    """
+
+    biased = True
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Compressor":
+        """Makes a compressor from what `get_config` returned."""
+        return cls(**config)
+
+    def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
+        """Returns whether gradients of this shape and dtype are worth compressing."""
+        return dtype.is_floating and len(shape) > 1 and _size(shape) >= 1024
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+class ChunkCompressor(Compressor, abc.ABC):
+    """A compressor that turns rows of numbers into rows of bytes.
+
+    Numbers that are not finite must come out as numbers that are not finite: an overflow is found
+    in what is decoded.
+
+    Attributes:
+        block: Rows are encoded in blocks of this many numbers.
+    """
+
+    block: int = 1
+
+    @abc.abstractmethod
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers.
+
+        Args:
+            values: float32, shape `[rows, n]`, with `n` a multiple of `block`.
+            seed: What random numbers follow from: int32, shape `[2]`.
+
+        Returns:
+            uint8, shape `[rows, bytes]`.
+        """
+
+    @abc.abstractmethod
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for: float32, shape `[rows, length]`.
+
+        Args:
+            payload: What `encode` returned.
+            length: The numbers of a row.
+        """
+
+
+class SummableCompressor(Compressor, abc.ABC):
+    """A compressor whose payload is summed on the wire, in one round or more."""
+
+    @abc.abstractmethod
+    def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+        """Returns the state for one gradient at the start: the same on all processes.
+
+        Args:
+            name: The variable's path.
+            shape: Its shape.
+        """
+
+    @abc.abstractmethod
+    def reduce(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
+    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+        """Yields tensors to be summed over all processes, and is sent their sums.
+
+        Args:
+            gradients: float32.
+            states: Each one's state.
+
+        Returns:
+            What approximates the sums of the gradients; and the states after that.
+        """
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,55 @@
+"""Half precision on the wire, with a power of two that keeps small gradients from vanishing."""
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.packing import bytes_to_floats, finite_or_nan, floats_to_bytes
+
+# Where the largest number of a block is brought: well below float16's largest, 65504.
+_TOP = 2.0**14
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Float16(ChunkCompressor):
+    """Sends gradients as float16: half the bytes.
+
+    Each block of 4096 numbers is multiplied by a power of two, so gradients as small as 1e-30
+    arrive; sums are made in float32.
+    """
+
+    biased = False
+    block = 4096
+
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        blocks = tf.reshape(values, [values.shape[0], -1, self.block])
+        largest = tf.reduce_max(tf.abs(blocks), 2)
+        exponent = tf.math.floor(tf.math.log(_TOP / tf.maximum(largest, 1e-30)) / tf.math.log(2.0))
+        scale = finite_or_nan(blocks, tf.pow(2.0, tf.clip_by_value(exponent, -120.0, 120.0)))
+        halves = tf.cast(blocks * scale[:, :, None], tf.float16)
+        halves = tf.reshape(halves, [values.shape[0], -1])
+        return tf.concat([floats_to_bytes(scale), floats_to_bytes(halves)], 1)
+
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        header = length // self.block * 4
+        scale = bytes_to_floats(payload[:, :header], tf.float32)
+        halves = bytes_to_floats(payload[:, header:], tf.float16)
+        blocks = tf.reshape(tf.cast(halves, tf.float32), [payload.shape[0], -1, self.block])
+        return tf.reshape(blocks / scale[:, :, None], [payload.shape[0], length])
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class BFloat16(ChunkCompressor):
+    """Sends gradients as bfloat16: half the bytes, float32's range, 8 bits of precision."""
+
+    block = 4
+
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        return floats_to_bytes(tf.cast(values, tf.bfloat16))
+
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        return tf.cast(bytes_to_floats(payload, tf.bfloat16), tf.float32)

@@ -1,0 +1,107 @@
+"""PowerSGD: a gradient as the product of two thin matrices, by one step of power iteration."""
+
+import zlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import SummableCompressor
+
+# Which part of a column must be new for it to count.
+_REDUNDANT = 1e-4
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PowerSGD(SummableCompressor):
+    """Sends a gradient of `n × m` as two matrices, `n × rank` and `m × rank`.
+
+    A convolution's kernel of shape `[height, width, in, out]` is one of `height·width·in × out`.
+    What a step leaves out is fed back, and the right-hand matrix of a step starts the next one's.
+    Gradients for which that is no smaller, and vectors, go as they are.
+
+    Args:
+        rank: Columns of the two matrices: more send more and leave out less.
+
+    Raises:
+        ValueError: If `rank` is no positive integer.
+
+    Reference:
+        Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+        Optimization", arXiv:1905.13727.
+    """
+
+    def __init__(self, rank: int = 4):
+        if not isinstance(rank, int) or rank < 1:
+            raise ValueError(f"`rank` must be a positive integer. Received: rank={rank!r}.")
+        self.rank = rank
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"rank": self.rank}
+
+    def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
+        """Returns whether the two matrices are smaller than the gradient."""
+        if not super().takes(shape, dtype):
+            return False
+        rows, columns = _as_matrix(shape)
+        return self.rank * (rows + columns) < rows * columns
+
+    def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+        """Returns the right-hand matrix to start with: random, and the same on all processes."""
+        seed = [zlib.crc32(name.encode()) & 0x7FFFFFFF, 0]
+        return {"q": tf.random.stateless_normal([_as_matrix(shape)[1], self.rank], seed)}
+
+    def reduce(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
+    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+        """Sums the left-hand matrices, then the right-hand ones; see `SummableCompressor`."""
+        matrices = [tf.reshape(g, _as_matrix(g.shape)) for g in gradients]
+        lefts = yield [m @ state["q"] for m, state in zip(matrices, states, strict=True)]
+        lefts = [_orthogonal(left) for left in lefts]
+        rights = yield [
+            tf.matmul(m, left, transpose_a=True) for m, left in zip(matrices, lefts, strict=True)
+        ]
+        sums = [
+            tf.reshape(tf.matmul(left, right, transpose_b=True), gradient.shape)
+            for left, right, gradient in zip(lefts, rights, gradients, strict=True)
+        ]
+        starts = [_next_start(r, s["q"]) for r, s in zip(rights, states, strict=True)]
+        return sums, [{"q": start} for start in starts]
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    rows = 1
+    for length in shape[:-1]:
+        rows *= length
+    return rows, shape[-1]
+
+
+def _orthogonal(matrix: tf.Tensor) -> tf.Tensor:
+    """Returns orthonormal columns that span those of `matrix`, with zeros for what is redundant.
+
+    By Gram and Schmidt, column by column and twice each: the ranks are small, and it gives the same
+    bits on all processes, whose matrices are the same sums. What is left of a column that the
+    others span already is rounding, not a direction: it is dropped.
+    """
+    columns: list[tf.Tensor] = []
+    for column in tf.unstack(matrix, axis=1):
+        unit = _unit(column)
+        rest = unit
+        for other in [*columns, *columns]:
+            rest -= tf.reduce_sum(other * rest) * other
+        redundant = tf.reduce_sum(rest * rest) < _REDUNDANT**2
+        columns.append(tf.where(redundant, tf.zeros_like(rest), _unit(rest)))
+    return tf.stack(columns, 1)
+
+
+def _unit(column: tf.Tensor) -> tf.Tensor:
+    """Returns a column of length 1, or of zeros; squares of tiny numbers do not vanish."""
+    scaled = tf.math.divide_no_nan(column, tf.reduce_max(tf.abs(column), 0, keepdims=True))
+    return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0, keepdims=True))
+
+
+def _next_start(right: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns what the next step starts with: where a column has vanished, the one before."""
+    return tf.where(tf.reduce_any(right != 0, 0, keepdims=True), _unit(right), before)

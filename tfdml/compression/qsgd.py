@@ -1,0 +1,97 @@
+"""QSGD: a few bits for each number, and a scale for each block of them."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.packing import (
+    bytes_to_floats,
+    finite_or_nan,
+    floats_to_bytes,
+    pack,
+    unpack,
+)
+
+# Of float32.
+_LARGEST = 3.4e38
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class QSGD(ChunkCompressor):
+    """Sends gradients as signed whole numbers of 8, 4 or 2 bits, scaled block by block.
+
+    Args:
+        bits: Bits of a number: fewer send less and leave out more.
+        bucket_size: Numbers that share a scale: fewer are more exact, at 4 bytes each.
+        norm: What the scale is: "max" uses all codes for a block's own range; "l2" is the paper's,
+            for which the bound on the variance is proved.
+        stochastic: Whether rounding is random, and right on average (the paper), or to the nearest
+            code, which is faster; either way what is left out is fed back.
+
+    Raises:
+        ValueError: If an argument is wrong.
+
+    Reference:
+        Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
+        arXiv:1610.02132.
+    """
+
+    def __init__(
+        self, bits: int = 8, bucket_size: int = 512, norm: str = "max", stochastic: bool = False
+    ):
+        if bits not in (8, 4, 2):
+            raise ValueError(f"`bits` must be 8, 4 or 2. Received: bits={bits!r}.")
+        if not isinstance(bucket_size, int) or bucket_size < 8 or bucket_size % 8:
+            raise ValueError(
+                f"`bucket_size` must be a positive multiple of 8. Received: "
+                f"bucket_size={bucket_size!r}."
+            )
+        if norm not in ("max", "l2"):
+            raise ValueError(f'`norm` must be "max" or "l2". Received: norm={norm!r}.')
+        self.bits, self.block, self.norm, self.stochastic = bits, bucket_size, norm, stochastic
+        # Codes from -levels to levels.
+        self._levels = float(2 ** (bits - 1) - 1)
+
+    @property
+    def biased(self) -> bool:
+        """Whether rounding is not random."""
+        return not self.stochastic
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "bits": self.bits,
+            "bucket_size": self.block,
+            "norm": self.norm,
+            "stochastic": self.stochastic,
+        }
+
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        rows = values.shape[0]
+        blocks = tf.reshape(values, [rows, -1, self.block])
+        largest = tf.reduce_max(tf.abs(blocks), 2)
+        if self.norm == "l2":
+            # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
+            units = tf.math.divide_no_nan(blocks, largest[:, :, None])
+            largest *= tf.minimum(tf.norm(units, axis=2), _LARGEST / tf.maximum(largest, 1.0))
+        step = finite_or_nan(blocks, largest / self._levels)
+        codes = tf.math.divide_no_nan(blocks, step[:, :, None])
+        if self.stochastic:
+            codes = tf.floor(codes + tf.random.stateless_uniform(codes.shape, seed))
+        else:
+            codes = tf.round(codes)
+        codes = tf.clip_by_value(codes, -self._levels, self._levels) + self._levels
+        codes = tf.where(tf.math.is_finite(codes), codes, tf.zeros_like(codes))
+        codes = tf.reshape(tf.cast(codes, tf.uint8), [rows, -1])
+        return tf.concat([floats_to_bytes(step), pack(codes, self.bits)], 1)
+
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        header = length // self.block * 4
+        step = bytes_to_floats(payload[:, :header], tf.float32)
+        codes = tf.cast(unpack(payload[:, header:], self.bits), tf.float32) - self._levels
+        blocks = tf.reshape(codes, [payload.shape[0], -1, self.block]) * step[:, :, None]
+        return tf.reshape(blocks, [payload.shape[0], length])
