@@ -12,9 +12,9 @@ from tests.strategies.compare import assert_close, assert_same_bits
     [
         ("horovod", 2, "powersgd"),
         ("horovod", 3, "int4"),
-        ("horovod", 3, "fp16"),
         ("multi_worker", 2, "int8"),
-        ("multi_worker", 2, "powersgd"),
+        pytest.param("horovod", 3, "fp16", marks=pytest.mark.slow),
+        pytest.param("multi_worker", 2, "powersgd", marks=pytest.mark.slow),
     ],
 )
 def test_training_is_the_same_bits_everywhere_and_converges(ranks, kind, size, compressor):

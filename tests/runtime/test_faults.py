@@ -42,7 +42,7 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
         ("horovod", "SIGKILL", "epoch_end", 0),
         ("horovod", "SIGSTOP", "validation", 1),
         ("multi_worker", "raise", "data", 0),
-        ("multi_worker", "SIGSTOP", "predict", 0),
+        ("multi_worker", "SIGKILL", "predict", 0),
         ("multi_worker", "exit", "exchange", 1),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):
         *[("raise", w) for w in ("batch_end", "data", "train_step", "before_the_model")],
         *[("SIGKILL", w) for w in ("train_begin", "validation", "predict", "exchange")],
         *[("SIGTERM", w) for w in ("batch_end", "epoch_end")],
-        *[("SIGSTOP", w) for w in ("train_begin", "epoch_end", "exchange")],
+        *[("SIGSTOP", w) for w in ("train_begin", "epoch_end", "exchange", "predict")],
         *[("exit", w) for w in ("batch_end", "exchange", "before_the_model")],
     ],
 )
@@ -80,7 +80,7 @@ def test_a_death_inside_a_large_exchange(tmp_path, kind):
     check(tmp_path, kind, 2, "exit", "exchange", 1, 500_000)
 
 
-@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
 def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
     job = run_job(tmp_path, kind, 2, "none", "evaluate_alone", 0)
     assert job.code not in (0, 124), job.output[-6000:]

@@ -7,7 +7,7 @@ from tests.strategies import cases
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 
 # Numbers of replicas. Those of a mirrored job are devices of one process, else processes.
-SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 3), "multi_worker": (1, 2)}
+SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 2), "multi_worker": (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,10 @@ def test_datasets(ranks, kind, dataset):
     ],
     ids=lambda options: "+".join(options),
 )
-def test_fit_options(ranks, kind, fit_options):
+def test_fit_options(ranks, feature_kind, fit_options):
     case = (101, 16, 3, "dense", 1, None, fit_options)
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, *case, kind=kind))
+    sizes = SIZES[feature_kind]
+    assert_invariant(ranks.run_sizes(sizes, cases.fit_arrays, *case, kind=feature_kind))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,9 @@ def test_fit_options(ranks, kind, fit_options):
     [{"steps_per_execution": 3}, {"run_eagerly": True}],
     ids=lambda options: "+".join(options),
 )
-def test_compile_options(ranks, kind, compile_options):
+def test_compile_options(ranks, feature_kind, compile_options):
     case = (33, 8, 2, "dense", 1, compile_options)
-    assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case, kind=kind))
+    assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case, kind=feature_kind))
 
 
 def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks):
@@ -94,7 +95,9 @@ def test_on_batch_methods(ranks, kind):
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
 def test_masks_and_reductions(ranks, kind, reduction):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.masked_loss, reduction, kind=kind))
+    # Three devices: replicas' threads take turns in the middle of a loss.
+    sizes = (1, 3) if kind == "mirrored" else SIZES[kind]
+    assert_invariant(ranks.run_sizes(sizes, cases.masked_loss, reduction, kind=kind))
 
 
 def test_a_scalar_loss_is_a_mean(ranks, kind):
