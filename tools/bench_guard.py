@@ -39,6 +39,7 @@ def run() -> None:
     with strategy.scope():
         epoch = fitting(compiled("CNN"), x, y)
     seconds: dict[str, list[float]] = {"with": [], "without": []}
+    epoch()  # Makes the optimizer's variables, with the guard.
     process = psutil.Process()
     used, lasted = 0.0, 0.0
     for number in range(EPOCHS + 2):
