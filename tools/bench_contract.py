@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/bench_contract.py
 
-Two processes train the CNN of `bench_strategies.py` on the same images, read in different ways, epochs
-in turn; each way is compared with reading whole batches without comparing them.
+Two processes train the CNN of `bench_strategies.py` on the same images, read in different ways,
+epochs in turn; each way is compared with reading whole batches without comparing them.
 """
 
 import json

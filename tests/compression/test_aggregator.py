@@ -9,7 +9,17 @@ import tensorflow as tf
 from tests.compression import numpy_codecs
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.simulated import run_ranks
-from tfdml.compression import QSGD, BFloat16, Float16, PowerSGD
+from tfdml.compression import (
+    QSGD,
+    BFloat16,
+    Float16,
+    NaturalCompression,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    TernGrad,
+    TopK,
+)
 from tfdml.compression.aggregator import CompressedAggregator, chunk_length
 from tfdml.compression.compressor import SummableCompressor
 
@@ -22,6 +32,11 @@ COMPRESSORS = [
     QSGD(4),
     QSGD(2, bucket_size=64),
     QSGD(8, stochastic=True),
+    NaturalCompression(),
+    TernGrad(),
+    OneBit(),
+    TopK(0.1),
+    RandomK(0.1),
     PowerSGD(4),
 ]
 
@@ -75,7 +90,7 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
     first, *others = (sums for sums, _ in run(compressor, size, 3))
@@ -84,21 +99,26 @@ def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
             assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-def test_what_is_left_out_is_made_up_for(compressor):
-    """Of many steps together, as much is missing as of a few: nothing is lost for good."""
-    missing = []
-    for steps in (4, 24):
-        sums, _ = run(compressor, 2, steps)[0]
-        true = zip(*true_sums(2, steps), strict=True)
-        pairs = zip(true, zip(*sums, strict=True), strict=True)
-        gap = [np.sum(t, 0) - np.sum(s, 0) for t, s in pairs]
-        missing.append(np.sqrt(sum((g**2).sum() for g in gap)))
-    one = np.sqrt(sum((t**2).sum() for t in true_sums(2, 1)[0]))
-    if compressor.biased:
-        assert missing[1] < 3 * missing[0] + 0.01 * one
-    # Random rounding is right on average only: errors add up like a random walk's.
-    assert missing[1] < 8 * one * (1 if compressor.biased else 0.1)
+def missing(compressor, steps: int) -> float:
+    """Returns the size of what has not arrived after some steps, summed over them."""
+    sums, _ = run(compressor, 2, steps)[0]
+    true = zip(*true_sums(2, steps), strict=True)
+    pairs = zip(true, zip(*sums, strict=True), strict=True)
+    return np.sqrt(sum(((np.sum(t, 0) - np.sum(s, 0)) ** 2).sum() for t, s in pairs))
+
+
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if c.biased], ids=repr)
+def test_what_is_left_out_is_sent_later(compressor):
+    class Forgetful(type(compressor)):
+        biased = False
+
+    forgetful = Forgetful(**compressor.get_config())
+    assert missing(compressor, 24) < 0.6 * missing(forgetful, 24)
+
+
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not c.biased], ids=repr)
+def test_what_is_right_on_average_adds_up_like_a_random_walk(compressor):
+    assert missing(compressor, 24) < 3 * np.sqrt(24) * missing(compressor, 1)
 
 
 def test_feedback_is_the_formula():

@@ -7,7 +7,16 @@ import tensorflow as tf
 
 from tests.compression import numpy_codecs
 from tfdml import compression
-from tfdml.compression import QSGD, BFloat16, Float16
+from tfdml.compression import (
+    QSGD,
+    BFloat16,
+    Float16,
+    NaturalCompression,
+    OneBit,
+    RandomK,
+    TernGrad,
+    TopK,
+)
 from tfdml.compression.packing import pack, unpack
 
 SEED = tf.constant([1, 2])
@@ -17,6 +26,10 @@ CODECS = [
     QSGD(8, 64),
     QSGD(4, 64, "l2"),
     QSGD(2, 64, "max", stochastic=True),
+    NaturalCompression(),
+    TernGrad(),
+    OneBit(),
+    TopK(0.1),
 ]
 
 
@@ -69,13 +82,91 @@ def test_bfloat16_rounds_to_eight_bits():
     np.testing.assert_allclose(there_and_back(BFloat16(), rows), rows, rtol=2**-8)
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_natural_compression_rounds_to_the_powers_around():
+    rows = numbers(2, 1024)
+    blocks = rows.reshape(2, 2, 512).astype("float64")
+    largest = np.abs(blocks).max(2, keepdims=True)
+    below = 2.0 ** np.floor(np.log2(np.abs(blocks) / largest)) * largest
+    decoded = there_and_back(NaturalCompression(), rows).reshape(2, 2, 512)
+    assert (np.sign(decoded) == np.sign(blocks)).all()
+    sizes = np.abs(decoded)
+    near = np.isclose(sizes, below, rtol=1e-5) | np.isclose(sizes, 2 * below, rtol=1e-5)
+    assert near.all()
+    assert 0.2 < np.isclose(sizes, 2 * below, rtol=1e-5).mean() < 0.8
+
+
+def test_natural_compression_is_right_on_average():
+    rows = np.tile(numbers(1, 512), (400, 1))
+    codec = NaturalCompression()
+    decoded = np.concatenate(
+        [codec.decode(codec.encode(tf.constant(rows), tf.constant([3, s])), 512) for s in range(10)]
+    )
+    # The variance of a number's code is 1/8 of its square at most.
+    bound = 5 * np.sqrt(1 / 8 / len(decoded)) * np.abs(rows[0])
+    assert (np.abs(decoded.mean(0) - rows[0]) < bound + 1e-12).all()
+
+
+def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
+    rows = np.random.default_rng(0).normal(size=(1, 4096)).astype("float32")
+    rows[0, 7] = 100.0
+    bound = 2.5 * np.sqrt((rows**2).mean())
+    codec = TernGrad()
+    decoded = np.concatenate(
+        [codec.decode(codec.encode(tf.constant(rows), tf.constant([3, s])), 4096)
+         for s in range(600)]
+    )  # fmt: skip
+    np.testing.assert_allclose(np.unique(decoded), [-bound, 0, bound], rtol=1e-5)
+    assert decoded[:, 7].mean() == pytest.approx(bound, rel=1e-5)
+    inside = np.abs(rows[0]) < bound
+    error = np.abs(decoded.mean(0) - rows[0])[inside]
+    assert error.max() < 5 * 0.5 * bound / np.sqrt(600)
+
+
+def test_one_bit_is_the_formula():
+    rows = numbers(2, 1024)
+    decoded = there_and_back(OneBit(), rows).reshape(4, 512)
+    for block, sent in zip(rows.reshape(4, 512), decoded, strict=True):
+        positive = block > 0
+        wanted = np.where(positive, block[positive].mean(), block[~positive].mean())
+        np.testing.assert_allclose(sent, wanted, rtol=1e-4)
+    payload = OneBit().encode(tf.constant(rows), SEED)
+    assert payload.shape == (2, 1024 // 8 + 2 * 2 * 4)
+
+
+def test_top_k_is_the_formula():
+    rows = numbers(3, 256)
+    decoded = there_and_back(TopK(0.1), rows)
+    for row, sent in zip(rows, decoded, strict=True):
+        largest = np.argsort(-np.abs(row))[:26]
+        wanted = np.zeros_like(row)
+        wanted[largest] = row[largest]
+        np.testing.assert_array_equal(sent, wanted)
+
+
+def test_random_k_draws_other_places_each_time_and_each_equally_often():
+    codec = RandomK(0.1)
+    state, counts = codec.init("kernel", (20, 50)), np.zeros((20, 50))
+    for _ in range(300):
+        rounds = codec.reduce([tf.ones((20, 50))], [state])
+        (payload,) = next(rounds)
+        assert payload.shape == (100,)
+        with pytest.raises(StopIteration) as end:
+            rounds.send([payload])
+        (spread,), (state,) = end.value.value
+        assert spread.numpy().sum() == 100, "Distinct places."
+        counts += spread.numpy()
+    # Binomial: 300 draws with 1 in 10.
+    assert np.abs(counts - 30).max() < 6 * np.sqrt(300 * 0.1 * 0.9)
+
+
+@pytest.mark.parametrize("codec", [c for c in CODECS if not isinstance(c, TopK)], ids=repr)
 def test_zeros_denormals_and_huge_numbers(codec):
     length = max(64, codec.block)
     for value in (0.0, 1e-40, 1e-30, -3e38):
         decoded = there_and_back(codec, np.full((2, length), value, "float32"))
         assert np.isfinite(decoded).all()
-        bound = abs(value) * (1.1 if isinstance(codec, QSGD) else 0.01)
+        coarse = isinstance(codec, QSGD | TernGrad)
+        bound = abs(value) * (1.1 if coarse else 0.01)
         assert np.abs(decoded.astype("float64") - value).max() <= max(bound, 1e-37)
 
 
@@ -113,6 +204,9 @@ def test_stochastic_rounding_is_right_on_average(bits, norm):
         (lambda: QSGD(bucket_size=100), "`bucket_size` must be a positive multiple of 8"),
         (lambda: QSGD(norm="l1"), '`norm` must be "max" or "l2"'),
         (lambda: compression.PowerSGD(0), "`rank` must be a positive integer"),
+        (lambda: TopK(0.0), "`ratio` must be the part that is sent"),
+        (lambda: RandomK(2), "`ratio` must be the part that is sent"),
+        (lambda: TernGrad(clip=0), "`clip` must be positive"),
         (lambda: compression.get("zip"), "`compression` must be a compressor such as"),
     ],
 )
@@ -121,7 +215,7 @@ def test_wrong_arguments(make, message):
         make()
 
 
-@pytest.mark.parametrize("codec", [*CODECS, compression.PowerSGD(3)], ids=repr)
+@pytest.mark.parametrize("codec", [*CODECS, compression.PowerSGD(3), RandomK(0.2)], ids=repr)
 def test_a_compressor_is_serialisable(codec):
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(codec))
     assert repr(again) == repr(codec)

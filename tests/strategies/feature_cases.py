@@ -114,6 +114,59 @@ def sparse_gradients() -> dict:
     return _fit(model, tokens, rng.integers(0, CLASSES, 40), rows=12)
 
 
+def recurrent_and_attention() -> dict:
+    """Masked sequences of different lengths through an LSTM and an attention layer."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 20, (33, 7))
+    tokens[np.arange(7)[None, :] >= rng.integers(2, 8, (33, 1))] = 0
+    y = rng.integers(0, 3, 33)
+    with job.strategy().scope():
+        seed_ranks_apart()
+        inputs = layers.Input((7,), dtype="int64")
+        embedded = layers.Embedding(20, 8, mask_zero=True)(inputs)
+        hidden = layers.LSTM(8, return_sequences=True)(embedded)
+        attended = layers.MultiHeadAttention(2, 4)(hidden, hidden)
+        outputs = layers.Dense(3)(layers.GlobalAveragePooling1D()(attended))
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+    return _fit(model, tokens, y)
+
+
+class WithSpareWeights(keras.Model):
+    """A model with a frozen layer, and with one that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = layers.Dense(8, trainable=False)
+        self.spare = layers.Dense(4)
+        self.out = layers.Dense(5)
+
+    def build(self, shape):
+        """Builds all layers, the spare one too."""
+        self.frozen.build(shape)
+        self.spare.build(shape)
+        self.out.build((None, 8))
+
+    def call(self, inputs):
+        """Leaves the spare layer out."""
+        return self.out(self.frozen(inputs))
+
+
+def variables_without_gradient() -> dict:
+    """Frozen weights, and weights that no gradient reaches, stay as they are."""
+    x, y = data(33)
+    with job.strategy().scope():
+        seed_ranks_apart()
+        model = WithSpareWeights()
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return _fit(model, x, y)
+
+
 def policy(name: str) -> dict:
     """A mixed-precision policy."""
     keras.config.set_dtype_policy(name)

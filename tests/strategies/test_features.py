@@ -41,6 +41,8 @@ def test_optimizers(ranks, feature_kind, name, options):
         cases.sparse_gradients,
         cases.several_optimizers,
         cases.added_loss,
+        cases.recurrent_and_attention,
+        cases.variables_without_gradient,
     ],
     ids=lambda case: case.__name__,
 )
@@ -83,8 +85,8 @@ def test_data_that_do_not_go_together_are_an_error_on_every_rank(ranks, what, me
         assert message in failure.value.errors[rank]
 
 
-def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, kind):
-    size = SIZE[kind]
+def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, feature_kind):
+    kind, size = feature_kind, SIZE[feature_kind]
     masks, again = (
         np.concatenate([np.concatenate(m) for m in ranks(size, kind).run(cases.dropout_masks)])
         for _ in range(2)
@@ -121,8 +123,6 @@ def test_a_saved_model_needs_no_tfdml(ranks, tmp_path):
     np.testing.assert_array_equal(cases.loaded_elsewhere(path), expected)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_the_tutorial_that_everyone_has(ranks, kind, replicas):
+def test_the_tutorial_that_everyone_has(ranks, kind):
     """Dense 128, Dense 10, Adam, batches of 256."""
-    if replicas <= SIZE[kind]:
-        assert_invariant(ranks.run_sizes((1, replicas), cases.tutorial, kind=kind))
+    _compare(ranks, kind, cases.tutorial)

@@ -10,21 +10,29 @@ from tests.strategies.compare import assert_close, assert_invariant, assert_same
 SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 2), "multi_worker": (1, 2)}
 
 
+def _compare(ranks, kind, case, *args, **tolerance):
+    assert_invariant(ranks.run_sizes(SIZES[kind], case, *args, kind=kind), **tolerance)
+
+
 @pytest.mark.parametrize(
     ("rows", "batch"),
     [
         (96, 12),  # Every batch divides by 2 and 3.
         (101, 16),  # None does, and the last one has 5 rows.
-        (33, 16),  # The last batch has 1 row: all ranks but one have none.
     ],
 )
-def test_arrays_with_ranks_seeded_differently(ranks, kind, rows, batch):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, rows, batch, kind=kind))
+def test_arrays_with_ranks_seeded_differently(ranks, feature_kind, rows, batch):
+    _compare(ranks, feature_kind, cases.fit_arrays, rows, batch)
+
+
+def test_arrays_whose_last_batch_has_one_row(ranks, kind):
+    """All ranks but one have none of it."""
+    _compare(ranks, kind, cases.fit_arrays, 33, 16)
 
 
 @pytest.mark.parametrize("model", ["convolutional", "subclassed"])
-def test_models(ranks, kind, model):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_arrays, 33, 16, 3, model, kind=kind))
+def test_models(ranks, feature_kind, model):
+    _compare(ranks, feature_kind, cases.fit_arrays, 33, 16, 3, model)
 
 
 def test_one_process_is_plain_keras(ranks):
@@ -41,8 +49,9 @@ def test_two_processes_with_two_devices_each(ranks, kind):
     assert_invariant({1: one, 2: ranks(2, kind).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
 
 
-def test_four_replicas(ranks, kind):
-    assert_invariant(ranks.run_sizes((1, 4), cases.fit_arrays, 33, 16, kind=kind, timeout=90))
+def test_four_replicas(ranks, feature_kind):
+    case = (cases.fit_arrays, 33, 16)
+    assert_invariant(ranks.run_sizes((1, 4), *case, kind=feature_kind, timeout=90))
 
 
 def test_one_process_with_two_devices(ranks):
@@ -51,11 +60,13 @@ def test_one_process_with_two_devices(ranks):
     assert_close(one, two)
 
 
-@pytest.mark.parametrize(
-    "dataset", ["shuffled", "unknown_cardinality", "repeated", "generator", "weighted"]
-)
-def test_datasets(ranks, kind, dataset):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.fit_dataset, dataset, kind=kind))
+@pytest.mark.parametrize("dataset", ["shuffled", "repeated", "generator", "weighted"])
+def test_datasets(ranks, feature_kind, dataset):
+    _compare(ranks, feature_kind, cases.fit_dataset, dataset)
+
+
+def test_a_dataset_of_unknown_length(ranks, kind):
+    _compare(ranks, kind, cases.fit_dataset, "unknown_cardinality")
 
 
 @pytest.mark.parametrize(
@@ -68,9 +79,7 @@ def test_datasets(ranks, kind, dataset):
     ids=lambda options: "+".join(options),
 )
 def test_fit_options(ranks, feature_kind, fit_options):
-    case = (101, 16, 3, "dense", 1, None, fit_options)
-    sizes = SIZES[feature_kind]
-    assert_invariant(ranks.run_sizes(sizes, cases.fit_arrays, *case, kind=feature_kind))
+    _compare(ranks, feature_kind, cases.fit_arrays, 101, 16, 3, "dense", 1, None, fit_options)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +98,8 @@ def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks
     assert all(np.isfinite(w).all() for w in results[0]["weights"])
 
 
-def test_on_batch_methods(ranks, kind):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.train_on_batches, kind=kind))
+def test_on_batch_methods(ranks, feature_kind):
+    _compare(ranks, feature_kind, cases.train_on_batches)
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
@@ -100,19 +109,20 @@ def test_masks_and_reductions(ranks, kind, reduction):
     assert_invariant(ranks.run_sizes(sizes, cases.masked_loss, reduction, kind=kind))
 
 
-def test_a_scalar_loss_is_a_mean(ranks, kind):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.scalar_loss, kind=kind))
+def test_a_scalar_loss_is_a_mean(ranks, feature_kind):
+    _compare(ranks, feature_kind, cases.scalar_loss)
 
 
-@pytest.mark.parametrize("model", ["dense", "convolutional"])
-def test_float64(ranks, kind, model):
-    assert_invariant(
-        ranks.run_sizes(SIZES[kind], cases.fit_float64, model, kind=kind), rtol=1e-10, atol=1e-12
-    )
+def test_float64(ranks, kind):
+    _compare(ranks, kind, cases.fit_float64, "dense", rtol=1e-10, atol=1e-12)
+
+
+def test_float64_of_a_convolutional_model(ranks, feature_kind):
+    _compare(ranks, feature_kind, cases.fit_float64, "convolutional", rtol=1e-10, atol=1e-12)
 
 
 def test_a_custom_loop(ranks, kind):
-    assert_invariant(ranks.run_sizes(SIZES[kind], cases.custom_loop, kind=kind))
+    _compare(ranks, kind, cases.custom_loop)
 
 
 def _validation() -> dict:

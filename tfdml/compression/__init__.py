@@ -4,10 +4,27 @@ from collections.abc import Callable
 
 from tfdml.compression.compressor import Compressor
 from tfdml.compression.float16 import BFloat16, Float16
+from tfdml.compression.natural import NaturalCompression
+from tfdml.compression.one_bit import OneBit
 from tfdml.compression.power_sgd import PowerSGD
 from tfdml.compression.qsgd import QSGD
+from tfdml.compression.random_k import RandomK
+from tfdml.compression.tern_grad import TernGrad
+from tfdml.compression.top_k import TopK
 
-__all__ = ["BFloat16", "Compressor", "Float16", "PowerSGD", "QSGD", "get"]
+__all__ = [
+    "BFloat16",
+    "Compressor",
+    "Float16",
+    "NaturalCompression",
+    "OneBit",
+    "PowerSGD",
+    "QSGD",
+    "RandomK",
+    "TernGrad",
+    "TopK",
+    "get",
+]
 
 _BY_NAME: dict[str, Callable[[], Compressor]] = {
     "fp16": Float16,
@@ -17,6 +34,11 @@ _BY_NAME: dict[str, Callable[[], Compressor]] = {
     "qsgd": QSGD,
     "int8": QSGD,
     "int4": lambda: QSGD(bits=4),
+    "natural": NaturalCompression,
+    "terngrad": TernGrad,
+    "onebit": OneBit,
+    "topk": TopK,
+    "randomk": RandomK,
     "powersgd": PowerSGD,
 }
 

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
+from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard_exit import end_now
 from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.place import Place, describe_error
@@ -36,6 +37,7 @@ _PAYLOAD_BYTES = 4096
 
 # Errors that a rank gets when another one has gone.
 _CONSEQUENCES = (
+    OtherRankError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.runtime.errors import OtherRankError
 from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows
 
 # What a process announces before each step: the size of its batch, or one of these.
@@ -60,7 +61,8 @@ class Feed(abc.ABC):
         """Yields this process's portions of the global batches.
 
         Raises:
-            RuntimeError: If another process's data raised, or ended too early.
+            OtherRankError: If another process's data raised.
+            RuntimeError: If another process's data ended too early.
             Exception: What this process's own data raised.
         """
         batches = self._open()
@@ -95,7 +97,7 @@ class Feed(abc.ABC):
     def _check(self, rows: Sequence[int], number: int) -> None:
         """Raises where the processes' announcements do not go together."""
         if _FAILED in rows:
-            raise RuntimeError(
+            raise OtherRankError(
                 f"The data must not fail on any rank. Received: an error on rank "
                 f"{rows.index(_FAILED)} instead of batch {number}, so rank "
                 f"{self._collective.rank} ends too. Rank {rows.index(_FAILED)} says what it was."

@@ -1,0 +1,61 @@
+"""Numbers at random places, the same places on all processes: so they are summed on the wire."""
+
+import math
+import zlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import SummableCompressor
+from tfdml.compression.top_k import check_ratio
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class RandomK(SummableCompressor):
+    """Sends a random part of each gradient, without the places: all processes draw the same.
+
+    Args:
+        ratio: The part that is sent.
+
+    Raises:
+        ValueError: If `ratio` is not above 0 and at most 1.
+
+    Reference:
+        Stich et al., "Sparsified SGD with Memory", arXiv:1809.07599.
+    """
+
+    def __init__(self, ratio: float = 0.01):
+        self.ratio = check_ratio(ratio)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"ratio": self.ratio}
+
+    def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+        """Returns the seed of the places, and how often they have been drawn."""
+        return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0, 1], tf.int32)}
+
+    def reduce(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
+    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+        """Sums the numbers at the places; see `SummableCompressor`."""
+        places = [
+            _draw(state["drawn"], g.shape.num_elements(), self.ratio)
+            for g, state in zip(gradients, states, strict=True)
+        ]
+        sums = yield [
+            tf.gather(tf.reshape(g, [-1]), p) for g, p in zip(gradients, places, strict=True)
+        ]
+        spread = [
+            tf.reshape(tf.scatter_nd(p[:, None], s, [g.shape.num_elements()]), g.shape)
+            for g, p, s in zip(gradients, places, sums, strict=True)
+        ]
+        return spread, [{"drawn": s["drawn"] + tf.constant([0, 1, 0])} for s in states]
+
+
+def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
+    """Returns distinct places below `length`: int32, shape `[part of them]`."""
+    count = max(1, math.ceil(ratio * length))
+    return tf.random.experimental.index_shuffle(tf.range(count), seed, length - 1)

@@ -1,0 +1,68 @@
+"""The largest numbers only, with their places."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
+
+
+def check_ratio(ratio: float) -> float:
+    """Returns the ratio, if it is a part that can be sent.
+
+    Raises:
+        ValueError: If it is not above 0 and at most 1.
+    """
+    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise ValueError(
+            f"`ratio` must be the part that is sent, above 0 and at most 1. Received: "
+            f"ratio={ratio!r}."
+        )
+    return float(ratio)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class TopK(ChunkCompressor):
+    """Sends the largest numbers of each chunk, 8 bytes each; the others are kept for later.
+
+    Args:
+        ratio: The part of all numbers that is sent.
+
+    Raises:
+        ValueError: If `ratio` is not above 0 and at most 1.
+
+    Reference:
+        Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", arXiv:1704.05021.
+    """
+
+    block = 8
+
+    def __init__(self, ratio: float = 0.01):
+        self.ratio = check_ratio(ratio)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"ratio": self.ratio}
+
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        sizes = tf.abs(values)
+        # What is not finite is sent first.
+        sizes = tf.where(tf.math.is_finite(sizes), sizes, tf.fill(sizes.shape, float("inf")))
+        places = tf.math.top_k(sizes, self._count(values.shape[1]), sorted=False).indices
+        chosen = tf.gather(values, places, batch_dims=1)
+        return tf.concat([floats_to_bytes(chosen), floats_to_bytes(places)], 1)
+
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        rows, count = payload.shape[0], self._count(length)
+        chosen = bytes_to_floats(payload[:, : 4 * count], tf.float32)
+        places = bytes_to_floats(payload[:, 4 * count :], tf.int32)
+        row = tf.repeat(tf.range(rows)[:, None], count, 1)
+        return tf.scatter_nd(tf.stack([row, places], 2), chosen, [rows, length])
+
+    def _count(self, length: int) -> int:
+        return max(1, math.ceil(self.ratio * length))
