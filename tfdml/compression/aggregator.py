@@ -117,7 +117,13 @@ class CompressedAggregator:
     ) -> tuple[list, list, list]:
         states = [self._states(compressor, n, g.shape) for n, g in zip(names, own, strict=True)]
         rounds = compressor.reduce(own, [{k: v.value() for k, v in s.items()} for s in states])
-        payload, number = next(rounds), 0
+        # A number that is not finite must be seen by all, also where it would not be sent.
+        finite = [tf.reduce_all(tf.math.is_finite(g)) for g in own]
+        payload = [
+            tf.where(good, part, float("nan"))
+            for good, part in zip(finite, next(rounds), strict=True)
+        ]
+        number = 0
         while True:
             total = self._collective.all_reduce(payload, f"{label}/round_{number}")
             try:

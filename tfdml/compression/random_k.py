@@ -35,7 +35,7 @@ class RandomK(SummableCompressor):
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the seed of the places, and how often they have been drawn."""
-        return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0, 1], tf.int32)}
+        return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0], tf.int32)}
 
     def reduce(
         self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
@@ -52,7 +52,7 @@ class RandomK(SummableCompressor):
             tf.reshape(tf.scatter_nd(p[:, None], s, [g.shape.num_elements()]), g.shape)
             for g, p, s in zip(gradients, places, sums, strict=True)
         ]
-        return spread, [{"drawn": s["drawn"] + tf.constant([0, 1, 0])} for s in states]
+        return spread, [{"drawn": s["drawn"] + tf.constant([0, 1])} for s in states]
 
 
 def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
