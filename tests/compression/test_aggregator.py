@@ -90,7 +90,7 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
     first, *others = (sums for sums, _ in run(compressor, size, 3))

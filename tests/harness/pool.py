@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.runtime.processes import end_processes, tree_of
+from tfdml.runtime.supervisor import free_ports
 
 START_SECONDS = 90.0  # TensorFlow's import, on a loaded machine.
 # Between SIGTERM and SIGKILL.
@@ -145,7 +145,7 @@ class RankPool:
         """Returns what is to be started: commands with variables of their own."""
         command = [sys.executable, "-m", "tests.harness.rank", address]
         if self._kind == "multi_worker":
-            workers = [f"127.0.0.1:{port}" for port in _free_ports(self.size)]
+            workers = [f"127.0.0.1:{port}" for port in free_ports(self.size)]
             return [
                 (command, {"TF_CONFIG": json.dumps(config), "TFDML_TEST_RANK": str(rank)})
                 for rank in range(self.size)
@@ -177,15 +177,6 @@ class RankPool:
                 if rank in gone or not answers[rank][0]:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return answers
-
-
-def _free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for open_socket in sockets:
-        open_socket.close()
-    return ports
 
 
 class RankPools:

@@ -67,8 +67,6 @@ class StepMonitor(keras.callbacks.Callback):
             )
         self._threshold = threshold
         self._clock: StepClock | None = None
-        self._step_seconds: list[float] = []
-        self._last = 0.0
         self.epochs: list[list[RankTimes]] = []
 
     def set_model(self, model: keras.Model) -> None:
