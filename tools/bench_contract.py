@@ -6,10 +6,7 @@ Two processes train the CNN of `bench_strategies.py` on the same images, read in
 epochs in turn; each way is compared with reading whole batches without comparing them.
 """
 
-import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -17,10 +14,11 @@ from unittest import mock
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_strategies import GLOBAL_BATCH, compiled, conditions
+from bench_job import conditions, in_words, ratios, report, run_job
+from bench_strategies import GLOBAL_BATCH, compiled
 
-EPOCHS = 30
-STEPS = 20
+EPOCHS = 16
+STEPS = 60
 
 
 def run() -> None:
@@ -66,34 +64,26 @@ def run() -> None:
                 on_epoch_begin=lambda epoch, logs, t=times: t.append(time.perf_counter()),
                 on_epoch_end=lambda epoch, logs, t=times: t.append(time.perf_counter()),
             )
-            digest = (lambda batch: tf.zeros([2])) if blind else share.digest_of
+            digest = (lambda batch: tf.zeros([share.DIGEST_SIZE])) if blind else share.digest_of
             with mock.patch.object(share, "digest_of", digest):
                 models[name].fit(*data, verbose=0, callbacks=[clock], **more)
             seconds[name].append(times[1] - times[0])
     if strategy.is_chief:
-        print("RESULT " + json.dumps({n: s[2:] for n, s in seconds.items()}), flush=True)
+        report({n: s[2:] for n, s in seconds.items()})
 
 
 def main(rank: bool = typer.Option(False, help="What a job starts.")) -> None:
     """Prints the table."""
     if rank:
         return run()
-    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-    command = [sys.executable, horovodrun, "-np", "2", sys.executable, __file__, "--rank"]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, check=True, timeout=900, capture_output=True, text=True
-    )
-    result = json.loads(done.stdout.split("RESULT ", 1)[1].splitlines()[0])
+    result = run_job(__file__, "--rank")
     print(f"Measured with {conditions()}.\n")
     print("| data | ms a step | ratio (quartiles) |\n|---|---|---|")
     base = next(iter(result.values()))
     for name, times in result.items():
-        ratios = sorted(a / b for a, b in zip(times, base, strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(
             f"| {name} | {statistics.median(times) / STEPS * 1000:.2f} | "
-            f"{statistics.median(ratios):.3f} ({low:.3f}–{high:.3f}) |"
+            f"{in_words(ratios(times, base))} |"
         )
 
 

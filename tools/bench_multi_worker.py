@@ -19,7 +19,8 @@ from pathlib import Path
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_strategies import GLOBAL_BATCH, conditions
+from bench_job import conditions
+from bench_strategies import GLOBAL_BATCH
 
 STEPS = 40
 EPOCHS = 6

@@ -8,21 +8,19 @@ and the same global batch. A ratio is ours by the peer's, epoch by epoch; below 
 What a call of `fit` does before and after its epoch is timed apart.
 """
 
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import typer
 
-EPOCHS = 40
-STEPS = 20
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_job import conditions, in_words, ratios, report, run_job
+
+EPOCHS = 16
+STEPS = 60
 STEPS_PER_EXECUTION = (1, 10)
 GLOBAL_BATCH = 128
 
@@ -152,35 +150,21 @@ def run(name: str, steps_per_execution: int) -> None:
             seconds[who].append(epoch())
     if strategy.is_chief:
         # The first two epochs trace and warm up.
-        print("SECONDS " + json.dumps({who: s[2:] for who, s in seconds.items()}), flush=True)
+        report({who: s[2:] for who, s in seconds.items()})
 
 
 def measure(name: str, processes: int, steps_per_execution: int) -> dict:
     """Starts a job; returns the median step times in milliseconds and the ratio."""
-    command = [
-        sys.executable,
+    seconds = run_job(
         __file__,
         "--run",
         name,
         "--steps-per-execution",
         str(steps_per_execution),
-    ]
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    if processes > 1:
-        horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-        command = [sys.executable, horovodrun, "-np", str(processes), *command]
-    environment = {
-        **os.environ,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-    }
-    done = subprocess.run(
-        command, env=environment, check=True, timeout=900, capture_output=True, text=True
+        processes=processes,
+        timeout=1800,
     )
-    seconds = json.loads(done.stdout.split("SECONDS ", 1)[1].splitlines()[0])
     epochs = {who: [epoch for epoch, _ in s] for who, s in seconds.items()}
-    ratios = sorted(a / b for a, b in zip(epochs["ours"], epochs["peer"], strict=True))
     around = {who: [call - epoch for epoch, call in s] for who, s in seconds.items()}
     return {
         "model": name,
@@ -188,9 +172,8 @@ def measure(name: str, processes: int, steps_per_execution: int) -> dict:
         "steps_per_execution": steps_per_execution,
         "ours": statistics.median(epochs["ours"]) / STEPS * 1000,
         "peer": statistics.median(epochs["peer"]) / STEPS * 1000,
-        "ratio": statistics.median(ratios),
+        "ratio": ratios(epochs["ours"], epochs["peer"]),
         "around": {who: statistics.median(s) for who, s in around.items()},
-        "quartiles": (ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]),
     }
 
 
@@ -208,7 +191,6 @@ def table(rows: list[dict]) -> str:
     ]
     lines = [columns, ["---"] * len(columns)]
     for r in rows:
-        low, high = r["quartiles"]
         lines.append(
             [
                 str(r["processes"]),
@@ -217,20 +199,11 @@ def table(rows: list[dict]) -> str:
                 "plain Keras `fit`" if r["processes"] == 1 else "hand-written loop",
                 f"{r['ours']:.2f}",
                 f"{r['peer']:.2f}",
-                f"{r['ratio']:.3f} ({low:.3f}–{high:.3f})",
+                in_words(r["ratio"]),
                 f"{r['around']['ours']:.2f} s, {r['around']['peer']:.2f} s",
             ]
         )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def conditions() -> str:
-    """Returns the versions, the machine and the date."""
-    from importlib.metadata import version
-
-    versions = ", ".join(f"{p} {version(p)}" for p in ("tensorflow-cpu", "keras", "horovod"))
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
-    return f"{versions}, Python {platform.python_version()}; {machine}; {date.today()}"
 
 
 def main(

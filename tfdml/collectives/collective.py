@@ -1,6 +1,7 @@
 """The interface to what moves tensors between processes: four operations, each with a name."""
 
 import abc
+import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -34,6 +35,16 @@ class Collective(abc.ABC):
     def size(self) -> int:
         """The number of processes."""
         return self.topology.size
+
+    @property
+    def beside_steps(self) -> "Collective":
+        """What a second thread may use while a step runs: it needs no order among the two."""
+        return self
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager:
+        """While this is entered, this process waits for the others; a guard may watch."""
+        del what
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:

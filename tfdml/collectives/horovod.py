@@ -111,7 +111,8 @@ class HorovodCollective(Collective):
         dtypes = tuple(t.dtype for t in tensors)
         if (key, dtypes) not in self._graphs:
             signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-            self._graphs[key, dtypes] = tf.function(operation, input_signature=signature)
+            function = tf.function(operation, input_signature=signature)
+            self._graphs[key, dtypes] = function.get_concrete_function()
         return self._graphs[key, dtypes](*tensors)
 
 

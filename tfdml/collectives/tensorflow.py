@@ -8,7 +8,8 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.topology import Topology
 
-# All processes of the cluster are one group; TensorFlow's strategies count theirs from 1.
+# All processes of the cluster are one group, of each kind of device; TensorFlow's strategies count
+# theirs from 1.
 _GROUP_KEY = 0x7FD31
 
 # Keys of operations are int32: a prime number of them, and how far apart sizes put them.
@@ -41,15 +42,27 @@ class TensorFlowCollective(Collective):
         self._names: dict[int, str] = {}
         self._common = {
             "group_size": self.size,
-            "group_key": _GROUP_KEY,
+            "group_key": _GROUP_KEY + ("GPU" in device),
             "communication_hint": options.implementation.value.lower(),
             "timeout_seconds": float(options.timeout_seconds or 0),
         }
         # NCCL hangs when two processes launch kernels in different orders; the ring may.
         self._order = None
+        self._beside_steps: Collective = self
         if "GPU" in device:
+            host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+            ring = tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=options.timeout_seconds,
+                implementation=tf.distribute.experimental.CommunicationImplementation.RING,
+            )
+            self._beside_steps = TensorFlowCollective(topology, host.to_string(), ring)
             with tf.init_scope(), tf.device(device):
                 self._order = tf.Variable(0.0, trainable=False)
+
+    @property
+    def beside_steps(self) -> Collective:
+        """The ring between the hosts' memories, where steps use NCCL."""
+        return self._beside_steps
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""

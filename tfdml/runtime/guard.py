@@ -35,9 +35,8 @@ _EXIT_SECONDS = 5.0
 _CONNECT_SECONDS = 30.0
 _PAYLOAD_BYTES = 4096
 
-# Errors that a rank gets when another one has gone.
-_CONSEQUENCES = (
-    OtherRankError,
+# Errors that a rank may get because another one has gone: they do not say which.
+_BROKEN = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
@@ -45,6 +44,7 @@ _CONSEQUENCES = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
+_CONSEQUENCES = (OtherRankError, *_BROKEN)
 
 
 class Guard:
@@ -98,7 +98,7 @@ class Guard:
             yield
         except Exception as error:
             self._tell_failure(error, number)
-            if isinstance(error, _CONSEQUENCES):
+            if isinstance(error, _BROKEN):
                 # Another rank's end may be behind it: then this one is told who, and ends.
                 self._told.wait(LEFT_GRACE + 2 * self._beat)
             raise

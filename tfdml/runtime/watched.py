@@ -22,6 +22,15 @@ class WatchedCollective(Collective):
         self._collective = collective
         self._place = place
 
+    @property
+    def beside_steps(self) -> Collective:
+        """Not watched: where the process is, its main thread says."""
+        return self._collective.beside_steps
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager:
+        """While this is entered, this process waits for the others in `what`."""
+        return self._place.waiting(what)
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
         with self._watched("all_reduce", name, [_in_words(t, t.shape) for t in tensors]):

@@ -89,11 +89,11 @@ def digest_slots(digest: tf.Tensor, collective: Collective) -> tf.Tensor:
     """Returns a process's digest in its own row of a table; the tables' sum has everybody's.
 
     Args:
-        digest: Of this process's batch: float32, shape `[2]`.
+        digest: Of this process's batch: float32, shape `[DIGEST_SIZE]`.
         collective: Who the processes are.
 
     Returns:
-        float32, shape `[size, 2]`.
+        float32, shape `[size, DIGEST_SIZE]`.
     """
     return tf.one_hot(collective.rank, collective.size)[:, None] * digest[None, :]
 
@@ -102,7 +102,7 @@ def check_digests(digests: tf.Tensor) -> None:
     """Stops a step, in its graph, where the processes read different batches.
 
     Args:
-        digests: Everybody's: float32, shape `[size, 2]`.
+        digests: Everybody's: float32, shape `[size, DIGEST_SIZE]`.
 
     Raises:
         tf.errors.InvalidArgumentError: If they differ; it names the ranks.

@@ -4,7 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+# The bytes of a batch's digest.
+DIGEST_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Portion(NamedTuple):
         global_rows: The global batch's number of rows: int64, shape `[]`.
         working_replicas: The number of replicas, of all processes, that have rows: int64, `[]`.
         digest: What all processes must find alike where each has read the whole batch, see
-            `digest_of`; zeros where there is nothing to compare: float32, shape `[2]`.
+            `digest_of`; zeros where there is nothing to compare: float32, shape
+            `[DIGEST_SIZE]`.
     """
 
     parts: tuple
@@ -87,29 +92,42 @@ class Splitter:
     local_replicas: int
     num_replicas: int
 
-    def bounds(self, replica: int, global_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the first row of a replica's share and the one behind its last."""
-        begin, end = (-(-(i * global_rows) // self.num_replicas) for i in (replica, replica + 1))
-        return begin, end
+    def bounds(self, global_rows: tf.Tensor | int) -> tf.Tensor | np.ndarray:
+        """Returns where the shares of this process's replicas begin, and where the last one ends.
+
+        Args:
+            global_rows: The batch's rows: int64, shape `[]`. A Python number costs no operation.
+
+        Returns:
+            int64, shape `[local replicas + 1]`.
+        """
+        edges = np.arange(self.local_replicas + 1, dtype=np.int64) + self.first_replica
+        return (edges * global_rows + (self.num_replicas - 1)) // self.num_replicas
 
     def portion(
-        self, global_rows: tf.Tensor, take: Callable[[tf.Tensor, tf.Tensor], Any]
+        self, global_rows: tf.Tensor | int, take: Callable[[tf.Tensor | int, tf.Tensor | int], Any]
     ) -> Portion:
         """Returns this process's portion of a batch.
 
         Args:
-            global_rows: The batch's rows: int64, shape `[]`.
+            global_rows: The batch's rows, as in `bounds`.
             take: `take(begin, end)` returns the rows of the batch from `begin` to before `end`.
         """
-        parts, rows = [], []
-        for replica in range(self.first_replica, self.first_replica + self.local_replicas):
-            begin, end = self.bounds(replica, global_rows)
-            rows.append(end - begin)
+        # NumPy's numbers become constants of a graph, where TensorFlow's would be computed there.
+        least, most = (tf.minimum, tf.maximum) if tf.is_tensor(global_rows) else (min, max)
+        edges = self.bounds(global_rows)
+        parts = []
+        for i in range(self.local_replicas):
             # A padded share computes on the last row of the batch.
-            begin = tf.minimum(begin, global_rows - 1)
-            parts.append(take(begin, tf.maximum(end, begin + 1)))
-        working = tf.minimum(global_rows, self.num_replicas)
-        return Portion(tuple(parts), tf.stack(rows), global_rows, working, tf.zeros([2]))
+            begin = least(edges[i], global_rows - 1)
+            parts.append(take(begin, most(edges[i + 1], begin + 1)))
+        return Portion(
+            tuple(parts),
+            rows=tf.convert_to_tensor(edges[1:] - edges[:-1]),
+            global_rows=tf.convert_to_tensor(global_rows, tf.int64),
+            working_replicas=tf.convert_to_tensor(least(global_rows, self.num_replicas), tf.int64),
+            digest=tf.zeros([DIGEST_SIZE]),
+        )
 
     def split(self, batch: Any) -> Portion:
         """Returns this process's portion of a global batch, a structure of `[rows, ...]`."""
@@ -118,10 +136,8 @@ class Splitter:
 
     def own_rows(self, batch: Any) -> Any:
         """Returns the rows of a global batch that this process's replicas share, unpadded."""
-        rows = count_rows(batch)
-        begin, _ = self.bounds(self.first_replica, rows)
-        _, end = self.bounds(self.first_replica + self.local_replicas - 1, rows)
-        return take_rows(batch, begin, end)
+        edges = self.bounds(count_rows(batch))
+        return take_rows(batch, edges[0], edges[-1])
 
 
 def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
@@ -146,8 +162,8 @@ def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.nest.map_structure(rows, batch)
 
 
-def count_rows(batch: Any) -> tf.Tensor:
-    """Returns the number of rows of a batch: int64, shape `[]`.
+def count_rows(batch: Any) -> tf.Tensor | int:
+    """Returns the number of rows of a batch: int64, shape `[]`, or a Python number if it is known.
 
     Raises:
         ValueError: If no tensor of the batch has an axis 0.
@@ -155,7 +171,7 @@ def count_rows(batch: Any) -> tf.Tensor:
     for tensor in filter(_has_rows, tf.nest.flatten(batch)):
         if isinstance(tensor, tf.RaggedTensor):
             return tf.cast(tensor.nrows(), tf.int64)
-        return tf.shape(tensor, tf.int64)[0]
+        return tensor.shape[0] or tf.shape(tensor, tf.int64)[0]
     raise ValueError(
         f"A batch must hold a tensor whose axis 0 is the batch's rows, because the rows are "
         f"split over the replicas. Received: {batch}. Use `Dataset.batch` to make batches."
@@ -163,22 +179,19 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def digest_of(batch: Any) -> tf.Tensor:
-    """Returns 48 bits that follow from all bytes of a batch: float32, shape `[2]`.
+    """Returns 64 bits that follow from all bytes of a batch: float32, shape `[DIGEST_SIZE]`.
 
-    As two whole numbers below 2**24, which float32 holds exactly: so they travel with the metrics.
+    As whole numbers below 256, which float32 holds exactly: so they travel with the metrics.
     """
-    digest = tf.constant([0, 0, 0], tf.int64)
-    for tensor in tf.nest.flatten(batch, expand_composites=True):
-        if tensor is None or tensor.dtype in (tf.variant, tf.resource):
-            continue
-        # An axis more, because a fingerprint is made of each row; one element more for empty ones.
-        flat = tf.reshape(tensor, [1, -1])
-        if tensor.dtype != tf.string:
-            flat = tf.concat([flat, tf.zeros([1, 1], tensor.dtype)], 1)
-        own = tf.cast(tf.reshape(tf.fingerprint(flat), [-1]), tf.int64)[:6]
-        digest = (digest * 31 + own[::2] * 256 + own[1::2]) % 65536
-    high, middle, low = digest[0], digest[1], digest[2]
-    return tf.cast(tf.stack([high * 256 + middle // 256, middle % 256 * 65536 + low]), tf.float32)
+    # A fingerprint is made of each row: an axis more makes one row of all.
+    fingerprints = [
+        tf.fingerprint(tf.reshape(tensor, [1, -1]))
+        for tensor in tf.nest.flatten(batch, expand_composites=True)
+        if tensor is not None and tensor.dtype not in (tf.variant, tf.resource)
+    ]
+    if not fingerprints:
+        return tf.zeros([DIGEST_SIZE])
+    return tf.cast(tf.fingerprint(tf.concat(fingerprints, 1))[0], tf.float32)
 
 
 def _has_rows(tensor: Any) -> bool:

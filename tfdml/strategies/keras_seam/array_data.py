@@ -1,6 +1,7 @@
 """Arrays given to `fit`: one permutation for all processes, a new one each epoch."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.share import Splitter
+from tfdml.strategies.share import Portion, Splitter
 
 
 def agreed_seed(collective: Collective) -> int:
@@ -57,42 +58,46 @@ def array_batches(
         return tree.traverse(gather, arrays)
 
     @tf.autograph.experimental.do_not_convert
-    def portion(indices: tf.Tensor) -> Any:
-        count = tf.shape(indices, tf.int64)[0]
-        return splitter.portion(count, lambda begin, end: rows(indices[begin:end]))
+    def portion(indices: Portion) -> Portion:
+        return indices._replace(parts=tuple(rows(part) for part in indices.parts))
 
     return (
-        _index_batches(adapter, seed)
+        _index_batches(adapter, seed, splitter)
         .map(rows if splitter is None else portion, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
     )
 
 
-def _index_batches(adapter: ArrayDataAdapter, seed: int | None) -> tf.data.Dataset:
-    """Returns a dataset of the indices of each global batch: int64, shape `[rows]`."""
+def _index_batches(
+    adapter: ArrayDataAdapter, seed: int | None, splitter: Splitter | None
+) -> tf.data.Dataset:
+    """Returns a dataset of the indices of each global batch: int64, shape `[rows]`.
+
+    If there is a `splitter`, it is one of portions: their parts are the indices of own rows.
+    """
     samples, size = adapter._num_samples, adapter._batch_size
     whole = samples // size * size
 
-    def batches(indices: tf.Tensor) -> tf.data.Dataset:
+    def batches(indices: tf.Tensor, pass_number: tf.Tensor | None = None) -> tf.data.Dataset:
         # Cut in one go: to batch single indices costs more than the rest of the pipeline.
-        dataset = tf.data.Dataset.from_tensor_slices(tf.reshape(indices[:whole], [-1, size]))
+        equal = [tf.reshape(indices[:whole], [whole // size, size])]
         if whole < samples:
-            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(indices[whole:]))
-        return dataset
+            equal.append(indices[None, whole:])
+        if pass_number is not None:
+            equal = [_shuffled_rows(batch, [seed, pass_number]) for batch in equal]
+        first, *rest = [_slices(batch, splitter) for batch in equal]
+        return first.concatenate(rest[0]) if rest else first
 
     if seed is None:
         return batches(tf.range(samples, dtype=tf.int64))
 
-    def shuffled(indices: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        return tf.random.experimental.stateless_shuffle(indices, seed=[seed, number])
-
     @tf.autograph.experimental.do_not_convert
     def order(pass_number: tf.Tensor) -> tf.data.Dataset:
         indices = tf.range(samples, dtype=tf.int64)
-        if adapter._shuffle != "batch":
-            return batches(shuffled(indices, pass_number))
-        first = pass_number * adapter.num_batches
-        return batches(indices).enumerate(first).map(lambda number, b: shuffled(b, number))
+        if adapter._shuffle == "batch":
+            return batches(indices, pass_number)
+        shuffle = tf.random.experimental.stateless_shuffle
+        return batches(shuffle(indices, seed=[seed, pass_number]))
 
     # Counted, not drawn: `Dataset.random` mixes in the global seed, which may differ by process.
     passes = tf.Variable(0, trainable=False, dtype=tf.int64)
@@ -107,3 +112,19 @@ def _index_batches(adapter: ArrayDataAdapter, seed: int | None) -> tf.data.Datas
         .flat_map(order)
         .apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
     )
+
+
+def _shuffled_rows(batches: tf.Tensor, seed: Sequence) -> tf.Tensor:
+    """Returns `batches` (`[batches, rows]`) with each batch in an order of its own."""
+    keys = tf.random.stateless_uniform(tf.shape(batches), seed)
+    return tf.gather(batches, tf.argsort(keys), batch_dims=1)
+
+
+def _slices(batches: tf.Tensor, splitter: Splitter | None) -> tf.data.Dataset:
+    """Returns the rows of `batches` (`[batches, rows]`) one by one, or the portions of them."""
+    if splitter is None:
+        return tf.data.Dataset.from_tensor_slices(batches)
+    portion = splitter.portion(batches.shape[1], lambda begin, end: batches[:, begin:end])
+    # What is alike for all these batches is repeated here: no step has to compute it.
+    rest = [tf.repeat(part[None], tf.shape(batches)[0], 0) for part in portion[1:]]
+    return tf.data.Dataset.from_tensor_slices(Portion(portion.parts, *rest))

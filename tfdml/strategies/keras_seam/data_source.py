@@ -12,8 +12,8 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.feed import (
-    Feed,
+from tfdml.strategies.feed import Feed
+from tfdml.strategies.feed_modes import (
     ReplicatedFeed,
     ScatterFeed,
     ShardedFeed,

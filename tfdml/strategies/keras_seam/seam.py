@@ -9,7 +9,7 @@ that calls, belongs to one of our strategies.
 | Keras's function | what is different under our strategies |
 |---|---|
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only; the guard |
-| `TFEpochIterator` | data come as portions of global batches; see `feed` for the modes |
+| `TFEpochIterator` | data come as portions of global batches; see `feed_modes` |
 | `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |
 | `_make_function` | a step is a `MetricStep` on a global batch |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |

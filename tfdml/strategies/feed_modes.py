@@ -1,0 +1,168 @@
+"""How data are read follows from what they are.
+
+| data | mode | who reads |
+|---|---|---|
+| arrays, `tf.data` of known length | replicated, without a feed | all ranks; each keeps its rows |
+| `tf.data` of unknown length | replicated | all ranks; each keeps its rows |
+| `tf.data` with `AutoShardPolicy.OFF` | sharded | each rank its own part of every batch |
+| generators, `PyDataset`, data loaders, | scatter | rank 0 alone; it sends the batches |
+| `tf.data` shuffled without a seed | | |
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.feed import ENDED, Feed
+from tfdml.strategies.share import Portion, Splitter, take_rows
+
+
+class ReplicatedFeed(Feed):
+    """All processes read the same batches; their pipelines yield portions of them."""
+
+    def _count(self, batch: Portion) -> int:
+        return int(batch.global_rows)
+
+    def _problem(self, rows: Sequence[int], number: int) -> RuntimeError | None:
+        ended = [rank for rank, r in enumerate(rows) if r == ENDED]
+        if ended and len(ended) < len(rows):
+            return super()._problem(rows, number) or RuntimeError(
+                f"The data must have equally many batches on all {len(rows)} ranks, because every "
+                f"rank reads all of them. Received: the end of the data on rank "
+                f"{', '.join(map(str, ended))} after {number} batches, and another batch on the "
+                f"other ranks (this is rank {self._collective.rank})."
+            )
+        return super()._problem(rows, number)
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return None if min(known) < 0 else max(known)
+
+    def _portions(
+        self, batches: Sequence[Portion], rows: Sequence[Sequence[int]], name: str
+    ) -> list[Portion]:
+        return list(batches)
+
+
+class ShardedFeed(Feed):
+    """Each process reads its own part of every global batch; its pipeline yields its shares.
+
+    A process whose data has ended before the others' takes part with padded shares.
+    """
+
+    _padding: Any = None
+
+    def _problem(self, rows: Sequence[int], number: int) -> RuntimeError | None:
+        if number == 0 and ENDED in rows:
+            return super()._problem(rows, number) or RuntimeError(
+                f"The data must have rows on every rank, because each reads its own part. "
+                f"Received: no batch on rank {rows.index(ENDED)}. Use at most as many ranks as "
+                f"there are parts (files), or drop AutoShardPolicy.OFF: then every rank reads all."
+            )
+        return super()._problem(rows, number)
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return None if min(known) < 0 else max(known)
+
+    def _portions(
+        self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
+    ) -> list[Portion]:
+        return [self._portion(*pair) for pair in zip(batches, rows, strict=True)]
+
+    def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
+        if batch is None:
+            batch = self._padding
+        elif self._padding is None:
+            self._padding = take_rows(batch, 0, 1)
+        own = rows[self._collective.rank]
+        local = self._splitter.local_replicas
+        parts = Splitter(0, local, local).portion(
+            max(own, 1), lambda begin, end: take_rows(batch, begin, end)
+        )
+        present = parts.rows if own else tf.zeros_like(parts.rows)
+        return parts._replace(
+            rows=present,
+            global_rows=tf.constant(sum(rows), tf.int64),
+            working_replicas=tf.constant(sum(min(r, local) for r in rows), tf.int64),
+        )
+
+
+def own_share(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
+    """Returns a process's part of the data in batches of its share of a global batch.
+
+    Args:
+        dataset: The process's part, batched by the global batch size.
+        splitter: What splits global batches over the replicas.
+
+    Raises:
+        ValueError: If the batch size is not known, or smaller than the number of processes.
+    """
+    batch_size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    edges = splitter.bounds(batch_size)
+    own = int(edges[-1] - edges[0])
+    if batch_size < 0 or not own:
+        processes = splitter.num_replicas // splitter.local_replicas
+        raise ValueError(
+            f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
+            f"size and at least the number of processes, {processes}. Received: "
+            f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
+        )
+    return dataset.rebatch(own)
+
+
+class ScatterFeed(Feed):
+    """Rank 0 reads; the others are sent its batches, and do not look at their own data."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._packed: list[bytes] = []
+
+    def _open(self) -> Iterator:
+        return super()._open() if self._collective.topology.is_chief else iter(())
+
+    def _count(self, batch: Any) -> int:
+        self._packed.append(_pack(without_optionals(batch)))
+        return len(self._packed[-1])
+
+    def _agree_on_length(self, known: Sequence[int]) -> int | None:
+        return known[0] if known[0] >= 0 else None
+
+    def _portions(
+        self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
+    ) -> list[Portion]:
+        if not rows:
+            return []
+        ends = np.cumsum([announced[0] for announced in rows])
+        own = b"".join(self._packed[: len(rows)]) or bytes(ends[-1])
+        self._packed.clear()
+        # Eight bytes at a time: that is what every transport carries as it is.
+        words = tf.constant(np.frombuffer(own + bytes(-len(own) % 8), np.int64))
+        sent = self._collective.beside_steps.broadcast(words, f"{name}/data").numpy().tobytes()
+        spec = without_optionals(self.element_spec)
+        pieces = zip([0, *ends[:-1]], ends, strict=True)
+        return [self._splitter.split(_unpack(sent[begin:end], spec)) for begin, end in pieces]
+
+
+def _pack(batch: Any) -> bytes:
+    """Returns the bytes of a structure of tensors."""
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    tensors = [tf.io.serialize_tensor(t) for t in flat if t is not None]
+    return tf.io.serialize_tensor(tf.stack(tensors)).numpy()
+
+
+def _unpack(data: bytes, spec: Any) -> Any:
+    """Returns the structure of tensors that `_pack` was given; `spec` is its description."""
+    flat = tf.nest.flatten(spec, expand_composites=True)
+    parts = iter(tf.unstack(tf.io.parse_tensor(data, tf.string)))
+    tensors = [None if s is None else tf.io.parse_tensor(next(parts), s.dtype) for s in flat]
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+
+def without_optionals(structure: Any) -> Any:
+    """Returns a structure with None for the empty optionals that stand for it in a pipeline."""
+
+    def leaf(value):
+        return None if isinstance(value, tf.experimental.Optional | tf.OptionalSpec) else value
+
+    return tf.nest.map_structure(leaf, structure)
