@@ -26,7 +26,7 @@ from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
-from tfdml.strategies.share import Portion, Share, Splitter
+from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 from tfdml.strategies.step_clock import StepClock
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
@@ -335,7 +335,7 @@ class ReplicaExtended(MirroredExtended):
 
     def split_element(self, *element) -> Portion:
         """Returns this process's portion of a dataset's element, a global batch."""
-        return self.splitter.split(_unpacked(element))
+        return self.splitter.split(unpacked(element))
 
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:
@@ -353,7 +353,7 @@ class ReplicaExtended(MirroredExtended):
         check_pipeline(dataset, self.collective)
         if self.collective.size > 1:
             dataset = dataset.map(
-                lambda *batch: self.splitter.own_rows(_unpacked(batch)),
+                lambda *batch: self.splitter.own_rows(unpacked(batch)),
                 num_parallel_calls=tf.data.AUTOTUNE,
             )
         return input_util.get_distributed_dataset(
@@ -385,11 +385,6 @@ class ReplicaExtended(MirroredExtended):
             for i in range(self.num_local_replicas)
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
-
-
-def _unpacked(batch: tuple) -> Any:
-    # `Dataset.map` passes a tuple's elements as arguments, and anything else as the only one.
-    return batch if len(batch) > 1 else batch[0]
 
 
 def _divide(total, count: int):

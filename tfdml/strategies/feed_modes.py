@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.feed import ENDED, Feed
-from tfdml.strategies.share import Portion, Splitter, take_rows
+from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows, unpacked
 
 
 class ReplicatedFeed(Feed):
@@ -46,7 +46,7 @@ class ReplicatedFeed(Feed):
 
 
 class ShardedFeed(Feed):
-    """Each process reads its own part of every global batch; its pipeline yields its shares.
+    """Each process reads its own part of every global batch; see `own_shares` for its pipeline.
 
     A process whose data has ended before the others' takes part with padded shares.
     """
@@ -65,31 +65,31 @@ class ShardedFeed(Feed):
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
         return None if min(known) < 0 else max(known)
 
+    def _count(self, batch: Portion) -> int:
+        return int(batch.global_rows)
+
     def _portions(
-        self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
+        self, batches: Sequence[Portion | None], rows: Sequence[Sequence[int]], name: str
     ) -> list[Portion]:
         return [self._portion(*pair) for pair in zip(batches, rows, strict=True)]
 
-    def _portion(self, batch: Any, rows: Sequence[int]) -> Portion:
-        if batch is None:
-            batch = self._padding
+    def _portion(self, own: Portion | None, rows: Sequence[int]) -> Portion:
+        if own is None:
+            own = self._padding
         elif self._padding is None:
-            self._padding = take_rows(batch, 0, 1)
-        own = rows[self._collective.rank]
-        local = self._splitter.local_replicas
-        parts = Splitter(0, local, local).portion(
-            max(own, 1), lambda begin, end: take_rows(batch, begin, end)
-        )
-        present = parts.rows if own else tf.zeros_like(parts.rows)
-        return parts._replace(
-            rows=present,
+            parts = tuple(take_rows(part, 0, 1) for part in own.parts)
+            self._padding = own._replace(parts=parts, rows=tf.zeros_like(own.rows))
+        working = sum(min(r, self._splitter.local_replicas) for r in rows)
+        return own._replace(
             global_rows=tf.constant(sum(rows), tf.int64),
-            working_replicas=tf.constant(sum(min(r, local) for r in rows), tf.int64),
+            working_replicas=tf.constant(working, tf.int64),
         )
 
 
-def own_share(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
-    """Returns a process's part of the data in batches of its share of a global batch.
+def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
+    """Returns a process's part of the data as portions of the size of its share of a global batch.
+
+    They know their own rows only: `ShardedFeed` adds up the processes'.
 
     Args:
         dataset: The process's part, batched by the global batch size.
@@ -108,7 +108,13 @@ def own_share(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
             f"size and at least the number of processes, {processes}. Received: "
             f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
         )
-    return dataset.rebatch(own)
+    local = Splitter(0, splitter.local_replicas, splitter.local_replicas)
+
+    def shares(*element) -> Portion:
+        batch = unpacked(element)
+        return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
+
+    return dataset.rebatch(own).map(shares, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 class ScatterFeed(Feed):

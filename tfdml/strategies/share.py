@@ -194,6 +194,14 @@ def digest_of(batch: Any) -> tf.Tensor:
     return tf.cast(tf.fingerprint(tf.concat(fingerprints, 1))[0], tf.float32)
 
 
+def unpacked(element: tuple) -> Any:
+    """Returns an element as the dataset yields it.
+
+    `Dataset.map` passes a tuple's parts as arguments, and anything else as the only one.
+    """
+    return element if len(element) > 1 else element[0]
+
+
 def _has_rows(tensor: Any) -> bool:
     if tensor is None or isinstance(tensor, tf.experimental.Optional):
         return False

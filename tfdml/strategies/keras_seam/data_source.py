@@ -17,7 +17,7 @@ from tfdml.strategies.feed_modes import (
     ReplicatedFeed,
     ScatterFeed,
     ShardedFeed,
-    own_share,
+    own_shares,
     without_optionals,
 )
 from tfdml.strategies.share import Portion
@@ -109,9 +109,9 @@ def portions(
         feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
-        share = own_share(dataset, extended.splitter)
-        length = int(share.cardinality())
-        feed = ShardedFeed(share, num_batches=length if length >= 0 else None, **common)
+        shares = own_shares(dataset, extended.splitter)
+        length = int(shares.cardinality())
+        feed = ShardedFeed(shares, num_batches=length if length >= 0 else None, **common)
     else:
         check_pipeline(dataset, collective)
         if not unknown:
