@@ -18,7 +18,7 @@ from tests.strategies.compare import assert_close, assert_same_bits
     ],
 )
 def test_training_is_the_same_bits_everywhere_and_converges(ranks, kind, size, compressor):
-    (plain,) = ranks(1).run(cases.train, None)
+    (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     results = ranks(size, kind).run(cases.train, compressor)
     assert_same_bits(results)
     loss, wanted = results[0]["history"]["loss"], plain["history"]["loss"]
@@ -37,7 +37,7 @@ def test_compressing_nothing_changes_nothing(ranks):
 
 
 def test_one_process_compresses_nothing(ranks):
-    (plain,) = ranks(1).run(cases.train, None)
+    (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     (compressed,) = ranks(1).run(cases.train, "powersgd")
     assert_close(plain, compressed, rtol=0, atol=0, where="")
 

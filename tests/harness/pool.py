@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import secrets
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +11,13 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tfdml.runtime.processes import end_processes, tree_of
+from tests.harness.nursery import NURSERIES, nursery
+from tfdml.runtime.processes import alive, end_processes, tree_of
 from tfdml.runtime.supervisor import free_ports
 
-START_SECONDS = 90.0  # TensorFlow's import, on a loaded machine.
+START_SECONDS = 180.0  # TensorFlow's import, on a loaded machine.
+# A limit for what hangs. A case takes seconds; on a machine with much else to do, a minute.
+CASE_SECONDS = 180.0
 # Between SIGTERM and SIGKILL.
 TERM_SECONDS = 3.0
 GRACE_SECONDS = 10.0  # How long ranks may lag behind one that failed: the guard ends them.
@@ -39,8 +40,8 @@ class RankPool:
 
     Args:
         size: The number of replicas.
-        kind: What they are: "horovod" (1 is a plain process, more are started by `horovodrun`),
-            "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
+        kind: What they are: "horovod" (1 is a plain process, more meet as those of `horovodrun`
+            do), "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
             process, which is then the only rank).
     """
 
@@ -50,11 +51,11 @@ class RankPool:
         self._environment = {"TFDML_TEST_KIND": kind, "TFDML_TEST_SIZE": str(size)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
-        self._launched: list[subprocess.Popen] = []
+        self._rendezvous: Any = None
         self._directory = tempfile.TemporaryDirectory(prefix="tfdml-ranks-")
         self._log = Path(self._directory.name, "output")
 
-    def run(self, case: Callable, *args: Any, timeout: float = 60.0) -> list:
+    def run(self, case: Callable, *args: Any, timeout: float = CASE_SECONDS) -> list:
         """Runs `case(*args)` on every rank at once.
 
         Args:
@@ -69,7 +70,7 @@ class RankPool:
             RankFailure: If a rank raised, died, or did not answer in time. The ranks are ended
                 unless all of them raised; the next case starts new ones.
         """
-        if not self._launched:
+        if not self._connections:
             self._start()
         printed = self._log.stat().st_size
         for connection in self._connections.values():
@@ -92,44 +93,28 @@ class RankPool:
 
     def close(self, keep_output: bool = False) -> None:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
-        if self._launched:
-            pids = [*(pid for p in self._launched for pid in tree_of(p.pid)), *self.pids]
-            end_processes(pids, TERM_SECONDS)
-            for process in self._launched:
-                process.wait()
+        end_processes([pid for own in self.pids for pid in tree_of(own)], TERM_SECONDS)
         for connection in self._connections.values():
             connection.close()
-        self._connections, self._launched, self.pids = {}, [], []
+        if self._rendezvous is not None:
+            self._rendezvous.stop()
+        self._connections, self._rendezvous, self.pids = {}, None, []
         if not keep_output:
             self._directory.cleanup()
 
     def _start(self) -> None:
-        address, key = (
-            str(Path(self._directory.name, f"socket-{secrets.token_hex(4)}")),
-            (secrets.token_bytes(16)),
-        )
-        root = Path(__file__).resolve().parents[2]
-        environment = {**os.environ, "PYTHONPATH": str(root), "TFDML_TEST_KEY": key.hex()}
-        environment |= self._environment
-        with Listener(address, "AF_UNIX", authkey=key) as listener, self._log.open("ab") as log:
-            for command, own in self._commands(address):
-                self._launched.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=root,
-                        env={**environment, **own},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
+        address = str(Path(self._directory.name, f"socket-{secrets.token_hex(4)}"))
+        key = secrets.token_bytes(16)
+        common = {**os.environ, **self._environment, "TFDML_TEST_KEY": key.hex()}
+        with Listener(address, "AF_UNIX", authkey=key) as listener:
+            for rank, own in enumerate(self._environments()):
+                place = nursery(rank % NURSERIES)
+                self.pids.append(place.fork(address, {**common, **own}, self._log))
             # A rank that never comes must not be waited for by `accept`.
             listener._listener._socket.settimeout(1.0)
             deadline = time.monotonic() + START_SECONDS
             while len(self._connections) < self.size:
-                ended = any(process.poll() is not None for process in self._launched)
-                if ended or time.monotonic() > deadline:
+                if len(alive(self.pids)) < self.size or time.monotonic() > deadline:
                     output = self._log.read_text(errors="replace")[-8000:]
                     self.close(keep_output=True)
                     raise RankFailure(f"{self.size} ranks did not start.\n{output}", {})
@@ -137,26 +122,38 @@ class RankPool:
                     connection = listener.accept()
                 except TimeoutError:
                     continue
-                rank, pid = connection.recv()
-                self._connections[rank] = connection
-                self.pids.append(pid)
+                self._connections[connection.recv()] = connection
 
-    def _commands(self, address: str) -> list[tuple[list[str], dict[str, str]]]:
-        """Returns what is to be started: commands with variables of their own."""
-        command = [sys.executable, "-m", "tests.harness.rank", address]
+    def _environments(self) -> list[dict[str, str]]:
+        """Returns what a launcher would tell each rank."""
         if self._kind == "multi_worker":
             workers = [f"127.0.0.1:{port}" for port in free_ports(self.size)]
             return [
-                (command, {"TF_CONFIG": json.dumps(config), "TFDML_TEST_RANK": str(rank)})
+                {"TF_CONFIG": json.dumps(config), "TFDML_TEST_RANK": str(rank)}
                 for rank in range(self.size)
                 for config in [
                     {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
                 ]
             ]
-        if self.size > 1:
-            horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-            command = [sys.executable, horovodrun, "-np", str(self.size), *command]
-        return [(command, {})]
+        if self.size == 1:
+            return [{}]
+        return self._horovod_environments()
+
+    def _horovod_environments(self) -> list[dict[str, str]]:
+        """Does what `horovodrun` does on one host: that itself cannot be told to fork."""
+        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+        from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+        from horovod.runner.http.http_server import RendezvousServer
+
+        self._rendezvous = RendezvousServer()
+        port = self._rendezvous.start()
+        slots = get_host_assignments([HostInfo("localhost", self.size)], self.size)
+        self._rendezvous.init(slots)
+        # A rank that waits for cases looks for exchanges all the time. Every millisecond, as by
+        # default, is a tenth of a processor.
+        job = {**create_run_env_vars("127.0.0.1", ["lo"], port), "HOROVOD_CYCLE_TIME": 5}
+        variables = [{**job, **create_slot_env_vars(slot)} for slot in slots]
+        return [{name: str(value) for name, value in own.items()} for own in variables]
 
     def _answers(self, timeout: float) -> dict[int, tuple[bool, Any]]:
         """Collects the ranks' answers until all came, or the time is over."""
@@ -182,10 +179,10 @@ class RankPool:
 class RankPools:
     """The pools of a test session, by size and kind.
 
-    At most `limit` run at once, because waiting ranks keep their memory.
+    At most `limit` run at once, because waiting ranks keep memory and some of the processor.
     """
 
-    def __init__(self, limit: int = 7) -> None:
+    def __init__(self, limit: int = 4) -> None:
         self._limit = limit
         self._pools: dict[tuple[int, str], RankPool] = {}
         self._remembered: dict[tuple, list] = {}
@@ -205,17 +202,16 @@ class RankPools:
     ) -> dict:
         """Runs a case on jobs of several sizes; returns the lists of results by size.
 
-        What one replica gives is remembered: it is the same for every kind of strategy.
+        What a job gave is remembered: tests that compare with the same run do not pay for it again.
         """
         results = {}
         for size in sizes:
-            key = (size, case.__qualname__, pickle.dumps((args, kwargs)))
-            if size > 1 or key not in self._remembered:
-                results[size] = self(size, kind).run(case, *args, **kwargs)
-                if size == 1:
-                    self._remembered[key] = results[size]
-            else:
-                results[size] = self._remembered[key]
+            # One replica is the same for every kind of strategy.
+            kind_of_size = kind if size > 1 else None
+            key = (size, kind_of_size, pickle.dumps((case, args, kwargs)))
+            if key not in self._remembered:
+                self._remembered[key] = self(size, kind).run(case, *args, **kwargs)
+            results[size] = self._remembered[key]
         return results
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""One rank of a pool: `python -m tests.harness.rank SOCKET` waits for cases and answers them."""
+"""One rank of a pool: waits for cases and answers them."""
 
 import importlib
 import os
 import random
-import sys
 import traceback
 from multiprocessing.connection import Client
 
@@ -11,7 +10,7 @@ LOGICAL_CPUS = 2  # Of each process; a mirrored job has as many as replicas.
 
 
 def main(address: str) -> None:
-    """Serves cases until the pool hangs up."""
+    """Serves the cases that come from a pool's socket, until the pool hangs up."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -28,7 +27,7 @@ def main(address: str) -> None:
         job.strategy()  # TensorFlow starts its server before its first operation.
     key = bytes.fromhex(os.environ["TFDML_TEST_KEY"])
     with Client(address, "AF_UNIX", authkey=key) as pool:
-        pool.send((job.rank(), os.getpid()))
+        pool.send(job.rank())
         while True:
             try:
                 module, function, args = pool.recv()
@@ -49,7 +48,3 @@ def _answer(module: str, function: str, args: tuple) -> tuple[bool, object]:
         return True, getattr(importlib.import_module(module), function)(*args)
     except Exception:  # noqa: BLE001 (whatever a case raises is its answer)
         return False, traceback.format_exc()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

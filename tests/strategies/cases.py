@@ -108,6 +108,12 @@ def outcome(model: keras.Model, history: keras.callbacks.History | None = None) 
     return result
 
 
+def fitted(model: keras.Model, x, y, rows: int = 16, epochs: int = 3, **options) -> dict:
+    """Fits a model on batches of `rows`; returns what must be the same for any number of ranks."""
+    history = model.fit(x, y, batch_size=rows, epochs=epochs, verbose=0, **options)
+    return outcome(model, history)
+
+
 def seed_ranks_apart() -> None:
     """Seeds each rank differently; rank 0, and one process, always alike."""
     keras.utils.set_random_seed(11 + 100 * job.rank())
@@ -244,33 +250,3 @@ def fit_float64(model: str) -> dict:
     built = compiled(strategy, model, metrics=[])
     history = built.fit(x.astype("float64"), y, batch_size=16, epochs=3, shuffle=False, verbose=0)
     return outcome(built, history)
-
-
-def custom_loop() -> dict:
-    """A loop of the user's own: `run`, `reduce`, `gather` and a distributed dataset."""
-    x, y = data(48)
-    strategy = job.strategy()
-    with strategy.scope():
-        seed_ranks_apart()
-        model = dense_model()
-        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.5)
-        optimizer.build(model.trainable_variables)
-    batches = strategy.experimental_distribute_dataset(
-        tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
-    )
-    function = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-
-    def replica_step(x, y):
-        with tf.GradientTape() as tape:
-            loss = function(y, model(x, training=True)) / 12
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss, x
-
-    @tf.function
-    def step(batch):
-        loss, x = strategy.run(replica_step, args=batch)
-        return strategy.reduce("SUM", loss, axis=None), strategy.gather(x, axis=0)
-
-    losses, rows = zip(*[step(batch) for batch in batches], strict=True)
-    return {**outcome(model), "losses": np.array(losses), "rows": np.concatenate(rows)}

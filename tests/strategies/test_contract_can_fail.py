@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from tests.strategies import cases, training_cases
+from tests.strategies import cases, custom_cases, training_cases
 from tests.strategies.compare import assert_invariant
 from tfdml.strategies import extended, share
 from tfdml.strategies.keras_seam import array_data, seam
@@ -45,18 +45,18 @@ def broken(part: str, case: Callable, *args):
 @pytest.mark.parametrize(
     ("part", "case"),
     [
-        ("exchange", cases.fit_arrays),
-        ("weighting", cases.fit_arrays),
-        ("shuffle_agreement", cases.fit_arrays),
-        ("initial_broadcast", cases.custom_loop),
+        ("exchange", (cases.fit_arrays, 33, 16)),
+        ("weighting", (cases.fit_arrays, 33, 16)),
+        ("shuffle_agreement", (cases.fit_arrays, 33, 16)),
+        ("initial_broadcast", (custom_cases.custom_loop,)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_contract_goes_red(ranks, part, case):
-    one = ranks(1).run(case)
-    assert_invariant({1: one, 2: ranks(2).run(case)})
+    whole = ranks.run_sizes((1, 2), *case)
+    assert_invariant(whole)
     with pytest.raises(AssertionError, match=r"size 2|differs between ranks"):
-        assert_invariant({1: one, 2: ranks(2).run(broken, part, case)})
+        assert_invariant(whole | {2: ranks(2).run(broken, part, *case)})
 
 
 def test_exactly_once_goes_red_without_the_shuffle_agreement(ranks):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness.pool import RankFailure
-from tests.strategies import feature_cases as cases
+from tests.strategies import custom_cases, data_cases, fit_cases, model_cases, training_cases
 from tests.strategies.compare import assert_invariant, assert_same_bits
 
 # Replicas; three, so that shares differ, where that is not slow.
@@ -22,27 +22,34 @@ def _compare(ranks, kind, case, *args, **tolerance):
         ("SGD", {"clipnorm": 0.05}),
         ("AdamW", {"weight_decay": 0.1, "global_clipnorm": 0.1}),
         ("SGD", {"use_ema": True, "ema_momentum": 0.5}),
-        ("SGD", {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3}),
+        # Its like is in `test_each_part_is_needed`, on 2 ranks.
+        pytest.param(
+            "SGD",
+            {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+            marks=pytest.mark.slow,
+        ),
         ("Adam", {"gradient_accumulation_steps": 3}),
         ("schedule", {}),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else value,
 )
 def test_optimizers(ranks, feature_kind, name, options):
-    _compare(ranks, feature_kind, cases.optimizer_with, name, options)
+    _compare(ranks, feature_kind, fit_cases.optimizer, name, options)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        cases.several_outputs,
-        cases.many_metrics,
-        cases.synchronized_batch_norm,
-        cases.sparse_gradients,
-        cases.several_optimizers,
-        cases.added_loss,
-        cases.recurrent_and_attention,
-        cases.variables_without_gradient,
+        model_cases.many_metrics,
+        model_cases.synchronized_batch_norm,
+        model_cases.sparse_gradients,
+        model_cases.added_loss,
+        model_cases.variables_without_gradient,
+        custom_cases.several_optimizers,
+        # `test_each_part_is_needed` has it on 2 ranks.
+        pytest.param(model_cases.several_outputs, marks=pytest.mark.slow),
+        # Masks, attention and a recurrent layer are in `sparse_gradients` too.
+        pytest.param(model_cases.recurrent_and_attention, marks=pytest.mark.slow),
     ],
     ids=lambda case: case.__name__,
 )
@@ -53,20 +60,26 @@ def test_models_and_losses(ranks, feature_kind, case):
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(ranks, feature_kind, policy):
     """The replicas' sums round differently in half precision, but alike on all ranks."""
-    results = ranks.run_sizes((1, SIZE[feature_kind]), cases.policy, policy, kind=feature_kind)
+    results = ranks.run_sizes((1, SIZE[feature_kind]), fit_cases.policy, policy, kind=feature_kind)
     assert_same_bits(results[SIZE[feature_kind]])
     assert_invariant(results, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("source", ["PyDataset", "PyDataset with workers", "generator"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("PyDataset", marks=pytest.mark.slow),
+        "PyDataset with workers",
+        "generator",
+    ],
+)
 def test_python_data_is_read_by_rank_0(ranks, feature_kind, source):
-    _compare(ranks, feature_kind, cases.python_data, source)
+    _compare(ranks, feature_kind, data_cases.python_data, source)
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
 def test_ranks_read_parts_of_their_own(ranks, strategy):
-    one = ranks(1).run(cases.own_parts)
-    assert_invariant({1: one, 2: ranks(2, strategy).run(cases.own_parts)})
+    assert_invariant(ranks.run_sizes((1, 2), data_cases.own_parts, kind=strategy))
 
 
 @pytest.mark.parametrize(
@@ -75,22 +88,37 @@ def test_ranks_read_parts_of_their_own(ranks, strategy):
         ("other bits", ["Received another batch on ranks:] [1]"] * 2),
         ("fewer batches", ["the end of the data on rank 1 after 3 batches"] * 2),
         ("no part", ["no batch on rank 1"] * 2),
-        ("an error", ["the file is gone", "an error on rank 0 instead of batch 3"]),
     ],
 )
 def test_data_that_do_not_go_together_are_an_error_on_every_rank(ranks, what, messages):
     with pytest.raises(RankFailure) as failure:
-        ranks(2).run(cases.wrong_data, what)
+        ranks(2).run(data_cases.wrong_data, what)
     for rank, message in enumerate(messages):
         assert message in failure.value.errors[rank]
 
 
+@pytest.mark.slow
+def test_data_that_fail_on_one_rank_end_all(ranks):
+    """That rank raises its own error; the other names it, or is ended by the guard, which does.
+
+    Which of the two depends on whether the guard's grace or the other's wait for it is over first.
+    By default `test_feed` has what the other says, and `test_faults` a job that ends.
+    """
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(data_cases.wrong_data, "an error")
+    assert "the file is gone" in failure.value.errors[0]
+    raised = "an error on rank 0 instead of batch 3" in failure.value.errors.get(1, "")
+    assert raised or "because rank 0 raised an exception" in str(failure.value)
+
+
 def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, feature_kind):
-    kind, size = feature_kind, SIZE[feature_kind]
-    masks, again = (
-        np.concatenate([np.concatenate(m) for m in ranks(size, kind).run(cases.dropout_masks)])
-        for _ in range(2)
-    )
+    size = SIZE[feature_kind]
+
+    def draw() -> np.ndarray:
+        drawn = ranks(size, feature_kind).run(training_cases.dropout_masks)
+        return np.concatenate([np.concatenate(masks) for masks in drawn])
+
+    masks, again = draw(), draw()
     assert len({mask.tobytes() for mask in masks}) == len(masks) == 2 * size
     assert sorted(m.tobytes() for m in masks) == sorted(m.tobytes() for m in again)
 
@@ -100,29 +128,29 @@ def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, featur
     [("nan", 1, 0.01), ("early", 2, 0.01), ("plateau", 6, 1e-7), ("one rank", 2, 0.01)],
 )
 def test_callbacks_decide_alike(ranks, why, epochs, rate):
-    for result in ranks(3).run(cases.stops, why):
+    for result in ranks(3).run(fit_cases.stops, why):
         assert result == {"epochs": epochs, "rate": pytest.approx(rate, rel=1e-4)}
 
 
 def test_rank_0_writes_alone(ranks, tmp_path):
-    chief, other = ranks(2).run(cases.files, str(tmp_path))
+    chief, other = ranks(2).run(fit_cases.files, str(tmp_path))
     assert chief == ["backup", "board", "log.csv", "model.keras"]
     assert other == []
 
 
 def test_jit_compile_is_refused(ranks):
     with pytest.raises(RankFailure) as failure:
-        ranks(2).run(cases.jit_compiled)
+        ranks(2).run(fit_cases.jit_compiled)
     assert sorted(failure.value.errors) == [0, 1]
     assert "`jit_compile` must not be True" in failure.value.errors[1]
 
 
 def test_a_saved_model_needs_no_tfdml(ranks, tmp_path):
     path = str(tmp_path / "model.keras")
-    expected, *_ = ranks(2).run(cases.saved, path)
-    np.testing.assert_array_equal(cases.loaded_elsewhere(path), expected)
+    expected, *_ = ranks(2).run(fit_cases.saved, path)
+    np.testing.assert_array_equal(fit_cases.loaded_elsewhere(path), expected)
 
 
 def test_the_tutorial_that_everyone_has(ranks, kind):
     """Dense 128, Dense 10, Adam, batches of 256."""
-    _compare(ranks, kind, cases.tutorial)
+    _compare(ranks, kind, model_cases.tutorial)

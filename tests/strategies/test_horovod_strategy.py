@@ -1,11 +1,12 @@
-"""Making a `HorovodStrategy`: wrong arguments, and what is missing, are said at once."""
+"""Making a strategy: wrong arguments, and what is missing, are said at once."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tfdml.strategies import HorovodStrategy
+from tfdml.compression import QSGD
+from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
 from tfdml.topology import child_environment
 
 LAUNCHED = {
@@ -22,9 +23,15 @@ def test_devices_must_be_a_list(devices):
         HorovodStrategy(devices=devices)
 
 
-def test_compression_must_be_none_so_far():
-    with pytest.raises(ValueError, match="`compression` must be None.*Received: 'fp16'"):
-        HorovodStrategy(compression="fp16")
+@pytest.mark.parametrize("cls", [HorovodStrategy, MultiWorkerMirroredStrategy, MirroredStrategy])
+@pytest.mark.parametrize("compression", ["zip", 4, QSGD])
+def test_compression_must_be_a_compressor_or_a_name(cls, compression):
+    rule = (
+        r"`compression` must be a compressor such as .*PowerSGD\(rank=4\), one of 'fp16', .* None"
+    )
+    with pytest.raises(ValueError, match=rule) as error:
+        cls(compression=compression)
+    assert f"Received: compression={compression!r}" in str(error.value)
 
 
 def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
@@ -37,7 +44,7 @@ def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
         env=child_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.strategies import cases
+from tests.strategies import cases, custom_cases
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 
 # Numbers of replicas. Those of a mirrored job are devices of one process, else processes.
@@ -11,18 +11,25 @@ SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 2), "multi_worker": (1, 2)}
 
 
 def _compare(ranks, kind, case, *args, **tolerance):
+    """On all sizes: for what is at the heart of the contract."""
     assert_invariant(ranks.run_sizes(SIZES[kind], case, *args, kind=kind), **tolerance)
+
+
+def _compare_largest(ranks, kind, case, *args):
+    """On one replica and on as many as there are, whose shares differ."""
+    assert_invariant(ranks.run_sizes((1, SIZES[kind][-1]), case, *args, kind=kind))
 
 
 @pytest.mark.parametrize(
     ("rows", "batch"),
     [
-        (96, 12),  # Every batch divides by 2 and 3.
+        # Every batch divides by 2 and 3, as in `test_mixed_precision`.
+        pytest.param(96, 12, marks=pytest.mark.slow),
         (101, 16),  # None does, and the last one has 5 rows.
     ],
 )
 def test_arrays_with_ranks_seeded_differently(ranks, feature_kind, rows, batch):
-    _compare(ranks, feature_kind, cases.fit_arrays, rows, batch)
+    _compare_largest(ranks, feature_kind, cases.fit_arrays, rows, batch)
 
 
 def test_arrays_whose_last_batch_has_one_row(ranks, kind):
@@ -32,7 +39,7 @@ def test_arrays_whose_last_batch_has_one_row(ranks, kind):
 
 @pytest.mark.parametrize("model", ["convolutional", "subclassed"])
 def test_models(ranks, feature_kind, model):
-    _compare(ranks, feature_kind, cases.fit_arrays, 33, 16, 3, model)
+    _compare_largest(ranks, feature_kind, cases.fit_arrays, 33, 16, 3, model)
 
 
 def test_one_process_is_plain_keras(ranks):
@@ -43,26 +50,37 @@ def test_one_process_is_plain_keras(ranks):
     assert_close(plain, ours, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
 def test_two_processes_with_two_devices_each(ranks, kind):
-    one = ranks(1).run(cases.fit_arrays, 33, 16)
-    assert_invariant({1: one, 2: ranks(2, kind).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
+    one = ranks.run_sizes((1,), cases.fit_arrays, 33, 16)
+    assert_invariant(one | {2: ranks(2, kind).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
 
 
 def test_four_replicas(ranks, feature_kind):
     case = (cases.fit_arrays, 33, 16)
-    assert_invariant(ranks.run_sizes((1, 4), *case, kind=feature_kind, timeout=90))
+    assert_invariant(ranks.run_sizes((1, 4), *case, kind=feature_kind))
 
 
+@pytest.mark.slow  # A mirrored job is that, and has it by default.
 def test_one_process_with_two_devices(ranks):
     (one,) = ranks(1).run(cases.fit_arrays, 33, 16)
     (two,) = ranks(1).run(cases.fit_arrays, 33, 16, 3, "dense", 2)
     assert_close(one, two)
 
 
-@pytest.mark.parametrize("dataset", ["shuffled", "repeated", "generator", "weighted"])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "shuffled",
+        "repeated",
+        # Of unknown length, which is below under all strategies.
+        pytest.param("generator", marks=pytest.mark.slow),
+        # `test_each_part_is_needed` has it on 2 ranks.
+        pytest.param("weighted", marks=pytest.mark.slow),
+    ],
+)
 def test_datasets(ranks, feature_kind, dataset):
-    _compare(ranks, feature_kind, cases.fit_dataset, dataset)
+    _compare_largest(ranks, feature_kind, cases.fit_dataset, dataset)
 
 
 def test_a_dataset_of_unknown_length(ranks, kind):
@@ -74,12 +92,14 @@ def test_a_dataset_of_unknown_length(ranks, kind):
     [
         {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
         {"validation_split": 0.3, "shuffle": "batch"},
-        {"sample_weight": np.linspace(0, 2, 101)},
+        # `test_masks_and_reductions` has sample weights too.
+        pytest.param({"sample_weight": np.linspace(0, 2, 101)}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "+".join(options),
 )
 def test_fit_options(ranks, feature_kind, fit_options):
-    _compare(ranks, feature_kind, cases.fit_arrays, 101, 16, 3, "dense", 1, None, fit_options)
+    case = (101, 16, 3, "dense", 1, None, fit_options)
+    _compare_largest(ranks, feature_kind, cases.fit_arrays, *case)
 
 
 @pytest.mark.parametrize(
@@ -99,30 +119,37 @@ def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks
 
 
 def test_on_batch_methods(ranks, feature_kind):
-    _compare(ranks, feature_kind, cases.train_on_batches)
+    _compare_largest(ranks, feature_kind, cases.train_on_batches)
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_masks_and_reductions(ranks, kind, reduction):
+def test_masks_and_reductions(ranks, feature_kind, reduction):
+    _compare_largest(ranks, feature_kind, cases.masked_loss, reduction)
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+def test_a_masked_loss_under_the_other_strategies(ranks, kind):
     # Three devices: replicas' threads take turns in the middle of a loss.
-    sizes = (1, 3) if kind == "mirrored" else SIZES[kind]
-    assert_invariant(ranks.run_sizes(sizes, cases.masked_loss, reduction, kind=kind))
+    sizes = (1, 3) if kind == "mirrored" else (1, 2)
+    case = (cases.masked_loss, "mean_with_sample_weight")
+    assert_invariant(ranks.run_sizes(sizes, *case, kind=kind))
 
 
 def test_a_scalar_loss_is_a_mean(ranks, feature_kind):
-    _compare(ranks, feature_kind, cases.scalar_loss)
+    _compare_largest(ranks, feature_kind, cases.scalar_loss)
 
 
 def test_float64(ranks, kind):
     _compare(ranks, kind, cases.fit_float64, "dense", rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow  # In float32 it is in `test_models`.
 def test_float64_of_a_convolutional_model(ranks, feature_kind):
     _compare(ranks, feature_kind, cases.fit_float64, "convolutional", rtol=1e-10, atol=1e-12)
 
 
 def test_a_custom_loop(ranks, kind):
-    _compare(ranks, kind, cases.custom_loop)
+    _compare(ranks, kind, custom_cases.custom_loop)
 
 
 def _validation() -> dict:

@@ -25,9 +25,7 @@ def test_rank_0_restores_for_all(ranks, tmp_path):
 
 
 def test_tensorflows_tutorial_for_several_workers(ranks, tmp_path):
-    results = ranks(2, "multi_worker").run(
-        cases.tutorial_of_several_workers, str(tmp_path), timeout=120
-    )
+    results = ranks(2, "multi_worker").run(cases.tutorial_of_several_workers, str(tmp_path))
     assert_same_bits(results)
     first, second, third = results[0]["accuracy"]
     assert first[-1] > 0.75

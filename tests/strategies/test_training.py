@@ -9,10 +9,10 @@ from tests.strategies.cases import data
 
 
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_sample_once_an_epoch(ranks, size, shuffle):
     """Though every rank has another seed."""
-    by_rank = ranks(size).run(cases.samples_by_epoch, shuffle)
+    by_rank = ranks.run_sizes((size,), cases.samples_by_epoch, shuffle)[size]
     epochs = [sum(parts, []) for parts in zip(*by_rank, strict=True)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(96))
@@ -21,8 +21,8 @@ def test_every_sample_once_an_epoch(ranks, size, shuffle):
 
 
 def test_the_order_does_not_depend_on_the_number_of_ranks(ranks):
-    (one,) = ranks(1).run(cases.samples_by_epoch, True)
-    by_rank = ranks(3).run(cases.samples_by_epoch, True)
+    results = ranks.run_sizes((1, 3), cases.samples_by_epoch, True)
+    (one,), by_rank = results[1], results[3]
     for epoch, parts in zip(one, zip(*by_rank, strict=True), strict=True):
         batches = [sum((list(p[i : i + 4]) for p in parts), []) for i in range(0, 32, 4)]
         assert sum(batches, []) == epoch
@@ -34,7 +34,15 @@ def test_gradients_are_clipped_after_the_exchange(ranks):
             assert norm == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize(("size", "devices"), [(2, 1), (3, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("size", "devices"),
+    [
+        (3, 1),
+        (2, 2),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_an_overflow_on_one_replica_skips_the_step_on_all(ranks, size, devices):
     replicas = size * devices
     for replica in range(replicas):
@@ -63,7 +71,7 @@ def test_logs_of_every_batch_are_those_of_the_whole_data(ranks):
 
 
 def test_the_chief_may_read_a_metric_alone(ranks):
-    first, second = ranks(2).run(cases.metric_read_by_the_chief_alone, timeout=30)
+    first, second = ranks(2).run(cases.metric_read_by_the_chief_alone)
     assert first > 0
     assert second is None
 

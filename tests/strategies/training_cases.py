@@ -196,3 +196,35 @@ def overflow_counts(row: int) -> dict:
     """The loss scale and the steps taken after each step of `overflow_on`."""
     steps = overflow_on(row)["steps"]
     return {"weights": [np.array([step["scale"], step["iterations"]]) for step in steps]}
+
+
+def dropout_masks() -> list[np.ndarray]:
+    """The masks that this process's replicas drew in two steps."""
+    seed_ranks_apart()
+    strategy = job.strategy()
+    masks = []
+
+    def remember(outputs):
+        masks.append(outputs != 0)
+
+    class Spy(layers.Layer):
+        def call(self, inputs):
+            tf.numpy_function(remember, [inputs], [])
+            return inputs
+
+    with strategy.scope():
+        model = keras.Sequential([layers.Input((64,)), layers.Dropout(0.5), Spy(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    rows = strategy.num_replicas_in_sync
+    x = np.ones((2 * rows, 64), "float32")
+    model.fit(x, x[:, :1], batch_size=rows, epochs=1, shuffle=False, verbose=0)
+    return masks
+
+
+def distinct_masks() -> dict:
+    """Whether all masks that the replicas drew differ."""
+    masks = np.concatenate(dropout_masks())
+    gathered = job.strategy().extended.collective.all_gather(
+        tf.constant(np.packbits(masks, 1)), "masks"
+    )
+    return {"weights": [], "distinct": len(np.unique(gathered, axis=0)) == len(gathered)}

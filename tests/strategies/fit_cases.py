@@ -1,0 +1,129 @@
+"""What `compile` and `fit` are given besides data: optimizers, policies, callbacks; and saving."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.harness import job
+from tests.strategies.cases import InScope, compiled, data, fitted
+
+
+def optimizer(name: str, options: dict) -> dict:
+    """An optimizer with options, on batches of which the last has 1 row."""
+    x, y = data(49)
+    if name == "schedule":
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
+        made = InScope(keras.optimizers.SGD, schedule)
+    else:
+        made = InScope(getattr(keras.optimizers, name), **{"learning_rate": 0.01, **options})
+    model = compiled(job.strategy(), optimizer=made)
+    result = fitted(model, x, y)
+    result["iterations"] = np.array(model.optimizer.iterations)
+    return result
+
+
+def policy(name: str) -> dict:
+    """A mixed-precision policy."""
+    keras.config.set_dtype_policy(name)
+    x, y = data(48)
+    model = compiled(job.strategy(), optimizer=InScope(keras.optimizers.SGD, 0.05))
+    return fitted(model, x, y, rows=12)
+
+
+def jit_compiled() -> None:
+    """`jit_compile=True`, which must be refused before the first step."""
+    x, y = data(12)
+    compiled(job.strategy(), jit_compile=True).fit(x, y, verbose=0)
+
+
+def jit_compiled_is_refused(method: str) -> dict:
+    """Whether a method refuses `jit_compile=True` where there are several processes."""
+    strategy = job.strategy()
+    x, y = data(12)
+    model = compiled(strategy)
+    model.train_on_batch(x, y)
+    model.jit_compile = strategy.size > 1
+    model.train_function = model.test_function = model.predict_function = None
+    try:
+        getattr(model, method)(x, **({} if method == "predict" else {"y": y}), verbose=0)
+        refused = strategy.size == 1  # There it need not be.
+    except ValueError as error:
+        refused = "`jit_compile` must not be True" in str(error)
+    except tf.errors.OpError:
+        refused = False
+    return {"weights": [], "refused": np.array(refused)}
+
+
+def stops(kind: str) -> dict:
+    """Callbacks that decide by the logs, or by themselves at the end of an epoch."""
+    strategy = job.strategy()
+    x, y = data(48)
+    model = compiled(strategy)
+    epochs = []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+    callbacks = [count]
+    if kind == "nan":
+        x = x.copy()
+        x[47] = np.nan  # The last row: the last replica's.
+        callbacks.append(keras.callbacks.TerminateOnNaN())
+    elif kind == "early":
+        callbacks.append(keras.callbacks.EarlyStopping("loss", min_delta=1e3, patience=1))
+    elif kind == "plateau":
+        callbacks.append(keras.callbacks.ReduceLROnPlateau("loss", min_delta=1e3, patience=1))
+    elif kind == "one rank":
+
+        def stop(epoch, logs):
+            if strategy.rank == strategy.size - 1 and epoch == 1:
+                model.stop_training = True
+
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=stop))
+    model.fit(x, y, batch_size=12, epochs=6, shuffle=False, verbose=0, callbacks=callbacks)
+    return {"epochs": len(epochs), "rate": float(np.asarray(model.optimizer.learning_rate))}
+
+
+def files(directory: str) -> list[str]:
+    """Callbacks that write: only rank 0's files may be there."""
+    strategy = job.strategy()
+    x, y = data(48)
+    own = Path(directory, f"rank{strategy.rank}")
+    own.mkdir()
+    os.chdir(own)
+    model = compiled(strategy)
+    callbacks = [
+        keras.callbacks.ModelCheckpoint("model.keras"),
+        keras.callbacks.CSVLogger("log.csv"),
+        keras.callbacks.TensorBoard("board"),
+        keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False),
+    ]
+    model.fit(x, y, batch_size=12, epochs=2, verbose=0, callbacks=callbacks)
+    return sorted(p.name for p in own.iterdir())
+
+
+def saved(path: str) -> np.ndarray:
+    """Rank 0 saves what was trained in a scope; returns what the model predicts."""
+    strategy = job.strategy()
+    x, y = data(24)
+    model = compiled(strategy)
+    model.fit(x, y, batch_size=12, verbose=0)
+    if strategy.is_chief:
+        model.save(path)
+    return model.predict(x, verbose=0)
+
+
+def loaded_elsewhere(path: str) -> np.ndarray:
+    """A process in which tfdml cannot be imported loads the model; returns what it predicts."""
+    code = (
+        "import sys; sys.modules['tfdml'] = None\n"
+        "import keras, numpy as np\n"
+        f"model = keras.models.load_model({path!r})\n"
+        f"x = np.load({path + '.x.npy'!r})\n"
+        f"np.save({path + '.y.npy'!r}, model.predict(x, verbose=0, batch_size=32))\n"
+    )
+    np.save(path + ".x.npy", data(24)[0])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180, capture_output=True)
+    return np.load(path + ".y.npy")

@@ -1,0 +1,100 @@
+"""What the ranks run to show that gradients are exchanged while others are still computed."""
+
+import contextlib
+import threading
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tests.harness import job
+from tfdml.collectives.buckets import FIRST_BUCKET_BYTES
+from tfdml.strategies import extended
+
+
+class Held(layers.Layer):
+    """A layer whose backward pass stops until an event is set, or for some seconds."""
+
+    def __init__(self, event: threading.Event, seconds: float):
+        super().__init__()
+        self.came: list[bool] = []
+        self._event, self._seconds = event, seconds
+
+    def call(self, inputs):
+        """Returns `inputs`."""
+
+        def wait(gradient: np.ndarray) -> np.ndarray:
+            self.came.append(self._event.wait(self._seconds))
+            return gradient
+
+        @tf.custom_gradient
+        def hold(x):
+            def backward(gradient):
+                held = tf.numpy_function(wait, [gradient], gradient.dtype, stateful=False)
+                return tf.ensure_shape(held, gradient.shape)
+
+            return tf.identity(x), backward
+
+        return hold(inputs)
+
+
+def _tells(collective, event: threading.Event) -> contextlib.AbstractContextManager:
+    """Sets an event when the first bucket of gradients has been summed over the ranks."""
+    sum_over_ranks = collective.all_reduce
+
+    def all_reduce(tensors, name):
+        sums = sum_over_ranks(tensors, name)
+        if not name.endswith("/bucket_0"):
+            return sums
+
+        def tell(total: np.ndarray) -> np.ndarray:
+            event.set()
+            return total
+
+        told = tf.numpy_function(tell, [sums[0]], sums[0].dtype, stateful=False)
+        return [tf.ensure_shape(told, sums[0].shape), *sums[1:]]
+
+    return mock.patch.object(collective, "all_reduce", all_reduce)
+
+
+def _awaiting_all() -> contextlib.AbstractContextManager:
+    """Takes the overlap away: no gradient is exchanged before all have been computed."""
+    start_at_once = extended.sum_gradients
+
+    def sum_gradients(collective, gradients, name):
+        with tf.control_dependencies(list(gradients)):
+            return start_at_once(collective, [tf.identity(g) for g in gradients], name)
+
+    return mock.patch.object(extended, "sum_gradients", sum_gradients)
+
+
+def exchanged_while_the_first_layer_waits(seconds: float, awaiting_all: bool = False) -> list[bool]:
+    """Holds the backward pass before the first layer until the last layer's sums have arrived.
+
+    Args:
+        seconds: How long it is held at most.
+        awaiting_all: Whether the exchange is made to wait for all gradients.
+
+    Returns:
+        For each step, whether the sums came while the backward pass was held.
+    """
+    event = threading.Event()
+    held = Held(event, seconds)
+    strategy = job.strategy()
+    width = int((FIRST_BUCKET_BYTES / 4) ** 0.5)  # The last kernel fills the first bucket.
+    with strategy.scope():
+        model = keras.Sequential(
+            [layers.Input((6,)), layers.Dense(width), held, layers.Dense(width)]
+        )
+        model.compile("sgd", "mse")
+    x = np.ones((4, 6), "float32")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_tells(strategy.extended.collective, event))
+        if awaiting_all:
+            stack.enter_context(_awaiting_all())
+        for _ in range(2):
+            event.clear()
+            model.train_on_batch(x, np.ones((4, width), "float32"))
+    return list(held.came)  # Keras has made a list of its own of it.
