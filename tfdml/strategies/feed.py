@@ -19,9 +19,9 @@ ENDED, FAILED = 0, -1
 # Batches that are agreed on at once, at most. The first is agreed on alone, then 2, then 4, ...
 _AT_ONCE = 8
 
-# Iterations are counted, by rank: alike on all processes, so what one has on its way when the next
-# one begins is not taken for the next one's. Names come round again, because each is remembered.
-_iterations: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+# A job's iterations are counted, alike on all processes: what one has on its way when the next one
+# begins must not be taken for the next one's. Names come round again, because each is remembered.
+_iterations: dict[tuple[int, int], Iterator[int]] = collections.defaultdict(itertools.count)
 _NAMES = 32
 
 
@@ -68,7 +68,8 @@ class Feed(abc.ABC):
             DataError: If this process's own data raised.
         """
         batches = self._open()
-        name = f"feed_{next(_iterations[self._collective.rank]) % _NAMES}"
+        place = self._collective.rank, self._collective.size
+        name = f"feed_{next(_iterations[place]) % _NAMES}"
         number, count = 0, 1
         # Its end waits for what is on its way: the other processes wait for this one's part in it.
         with ThreadPoolExecutor(1, "tfdml-feed") as reader:
