@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "strategies": {"topology", "collectives", "compression", "runtime"},
     "horovod_build": {"topology", "runtime"},
     "callbacks": {"strategies"},
+    "mixed_precision": set(),
     "cli": {"topology", "horovod_build", "runtime"},
 }
 

@@ -1,0 +1,69 @@
+"""What the ranks run: steps of which some overflow on one replica."""
+
+import keras
+import numpy as np
+from keras import layers
+
+from tests.harness import job
+from tests.strategies.cases import data
+from tfdml.mixed_precision import LossScaleOptimizer
+
+ROWS = 12
+
+
+def overflowing(
+    row: int, compressor: str | None, ema: bool, devices: int = 1, limit: int | None = None
+) -> dict:
+    """Trains two steps, one that overflows on the replica of a row, and one more.
+
+    Args:
+        row: The row of the batch whose gradients overflow.
+        compressor: How gradients are compressed.
+        ema: Whether the optimizer keeps moving averages.
+        devices: Replicas of each process.
+        limit: If given, all further steps overflow, until there is an error.
+    """
+    keras.config.set_dtype_policy("mixed_float16")
+    x, y = data(ROWS)
+    strategy = job.strategy(devices, compression=compressor)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        hidden = [layers.Dense(64, activation="relu") for _ in range(2)]
+        model = keras.Sequential([layers.Input((6,)), *hidden, layers.Dense(5, dtype="float32")])
+        inner = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=ema)
+        scaled = LossScaleOptimizer(
+            inner, initial_scale=2.0**10, minimum_scale=2.0**8, max_skipped_steps=limit
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(scaled, loss)
+    good, bad = np.ones(ROWS, "float32"), np.ones(ROWS, "float32")
+    bad[row] = np.inf
+
+    def state() -> list[bytes]:
+        exchanged = strategy.extended.aggregator
+        kept = list(exchanged.state.values()) if exchanged is not None else []
+        return [v.numpy().tobytes() for v in [*model.variables, *inner.variables, *kept]]
+
+    for _ in range(2):
+        model.train_on_batch(x, y, good)
+    before = state()
+    model.train_on_batch(x, y, bad)
+    after, scale = state(), float(scaled.dynamic_scale.numpy())
+    error = None
+    if limit is not None:
+        try:
+            for _ in range(limit + 1):
+                model.train_on_batch(x, y, bad)
+        except Exception as raised:  # noqa: BLE001 (what it says is the case's result)
+            error = str(raised)
+    else:
+        model.train_on_batch(x, y, good)
+    return {
+        "kept": [a == b for a, b in zip(before, after, strict=True)],
+        "scale": scale,
+        "last_scale": float(scaled.dynamic_scale.numpy()),
+        "iterations": int(inner.iterations.numpy()),
+        "wrapped_once": model.optimizer is scaled,
+        "weights": [v.numpy() for v in model.trainable_variables],
+        "error": error,
+    }
