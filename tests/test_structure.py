@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "strategies": {"topology", "collectives", "compression", "runtime"},
     "horovod_build": {"topology", "runtime"},
     "callbacks": {"strategies"},
-    "cli": {"topology", "horovod_build", "runtime"},
+    "data": set(),
+    "cli": {"topology", "horovod_build", "runtime", "data"},
 }
 
 
