@@ -8,6 +8,8 @@ from tests.data.conftest import records
 from tfdml.data import write_tfrecords
 from tfdml.data.ledger import Account
 
+# Seconds; a loaded machine takes long to trace a first step.
+LIMIT = 180.0
 STEPS = -(-cases.SAMPLES // cases.BATCH)
 
 
@@ -26,14 +28,17 @@ def same(one: dict, other: dict) -> None:
 
 @pytest.mark.parametrize("end", ["exact", "pad", "drop"])
 def test_training_is_the_same_on_one_and_two_ranks(ranks, directory, end):
-    (one,), two = (ranks(size).run(fit_with_end, directory, end) for size in (1, 2))
+    (one,), two = (ranks(size).run(fit_with_end, directory, end, timeout=LIMIT) for size in (1, 2))
     assert len(one["losses"]) == 2 * (STEPS - (end == "drop"))
     for result in two:
         same(one, result)
 
 
 def test_outside_of_the_scope_every_rank_reads_all(ranks, directory):
-    (one,), two = (ranks(size).run(fit_with_end, directory, "exact", size == 1) for size in (1, 2))
+    (one,), two = (
+        ranks(size).run(fit_with_end, directory, "exact", size == 1, timeout=LIMIT)
+        for size in (1, 2)
+    )
     for result in two:
         same(one, result)
 
@@ -47,7 +52,7 @@ def fit_with_ledger(directory: str, ledger: str, *arguments) -> dict:
 
 
 def test_each_rank_reads_its_own_rows_only(ranks, directory):
-    (alone,), parts = (ranks(size).run(cases.own_ids, directory) for size in (1, 2))
+    (alone,), parts = (ranks(size).run(cases.own_ids, directory, timeout=LIMIT) for size in (1, 2))
     assert [len(step) for step in parts[0]] == [6] * (STEPS - 1) + [2]
     for whole, *own in zip(alone, *parts, strict=True):
         np.testing.assert_array_equal(np.concatenate(own), whole)
@@ -55,16 +60,20 @@ def test_each_rank_reads_its_own_rows_only(ranks, directory):
 
 
 def test_resume_within_an_epoch_at_another_number_of_ranks(ranks, directory, tmp_path):
-    whole = ranks(1).run(fit_with_ledger, directory, str(tmp_path / "whole"))[0]
+    whole = ranks(1).run(fit_with_ledger, directory, str(tmp_path / "whole"), timeout=LIMIT)[0]
     ledger = str(tmp_path / "parts")
     # Ended in the second epoch, after 4 of its batches, on 2 ranks; gone on with on 1, then on 2.
-    first = ranks(2).run(fit_with_ledger, directory, ledger, None, None, STEPS + 4)[0]
+    first = ranks(2).run(fit_with_ledger, directory, ledger, None, None, STEPS + 4, timeout=LIMIT)[
+        0
+    ]
     assert (first["state"]["epoch"], first["state"]["sample"]) == (1, 4 * cases.BATCH)
     second = ranks(1).run(fit_with_ledger, directory, ledger, first["state"], first["weights"], 2)[
         0
     ]
     assert second["state"]["sample"] == 6 * cases.BATCH
-    third = ranks(2).run(fit_with_ledger, directory, ledger, second["state"], second["weights"])[0]
+    third = ranks(2).run(
+        fit_with_ledger, directory, ledger, second["state"], second["weights"], timeout=LIMIT
+    )[0]
     for a, b in zip(whole["weights"], third["weights"], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     for notes in (str(tmp_path / "whole"), ledger):
@@ -74,7 +83,9 @@ def test_resume_within_an_epoch_at_another_number_of_ranks(ranks, directory, tmp
 
 
 def test_evaluate_and_predict(ranks, directory):
-    (one,), two = (ranks(size).run(cases.evaluate_and_predict, directory) for size in (1, 2))
+    (one,), two = (
+        ranks(size).run(cases.evaluate_and_predict, directory, timeout=LIMIT) for size in (1, 2)
+    )
     for loss, predicted in two:
         assert loss == pytest.approx(one[0], rel=1e-5)
         np.testing.assert_allclose(predicted, one[1], rtol=1e-5, atol=1e-6)

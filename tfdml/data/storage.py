@@ -1,6 +1,7 @@
 """Files, here or in a store (`gs://`, `s3://`, `hdfs://`, ...): reading parts, writing whole."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,13 +104,15 @@ def remove(path: str) -> None:
 def writing(path: str) -> Iterator[BinaryIO]:
     """Opens a file that appears whole under its name, or not at all.
 
-    Locally it is written beside its place, flushed to the disk and renamed. Stores show an object
-    when it has been sent whole.
+    Locally it is written beside its place, flushed to the disk and renamed. A store gets it
+    in one piece, once it is all there.
     """
     if not is_local(path):
         fs, place = _store(path)
-        with fs.transaction, fs.open(place, "wb") as file:
+        with tempfile.NamedTemporaryFile() as file:
             yield file
+            file.flush()
+            fs.put_file(file.name, place)
         return
     # A process that was killed may still be writing: the next one must not share its file.
     partial = f"{path}.{os.getpid()}{PARTIAL}"

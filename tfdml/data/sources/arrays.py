@@ -138,7 +138,7 @@ def open_array(path: str, name: str) -> Any:
             return h5py.File(path)[name]
         return read_idx(path)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, KeyError) as error:
-        if "pickle" in str(error):
+        if "pickle" in str(error) or "Python objects" in str(error):
             raise ValueError(
                 f"An array must hold numbers or strings. Received: {path}, of Python objects, "
                 f"which are pickled: reading them could run code. Save it with a plain dtype."
