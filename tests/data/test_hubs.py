@@ -43,7 +43,7 @@ def test_a_tfds_data_set_round_trips(tmp_path):
         name="mine",
         version="1.0.0",
         features=features,
-        split_datasets={"train": rows},
+        split_datasets={"train": list(enumerate(rows))},
         data_dir=tmp_path / "tfds",
     )
     theirs = list(tfds.as_numpy(builder.as_dataset(split="train")))
