@@ -235,8 +235,10 @@ def test_the_plan_reads_each_row_once(tmp_path):
     assert rows == list(range(1000))
 
 
-def test_memory_store(tmp_path):
+def test_memory_store(tmp_path, monkeypatch):
     """A store that is not a disk: written and read through fsspec."""
+    # What is noted on the way is then in the user's cache.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = open_source([table(tmp_path / "a.csv", 500)])
     output = f"memory://{tmp_path.name}/set"
     convert(source, output, Options(shards=2))
