@@ -24,7 +24,10 @@ HOROVOD = [
     "wheel",
 ]
 RECIPES = ["matplotlib", "scikit-learn"]
-TEST = ["pytest>=8", "ruff>=0.12", "tensorboard"]
+# `tfdml records convert` reads what these have prepared.
+# tensorflow-datasets 4.9.10 imports importlib_resources without asking for it.
+HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
+TEST = [*HUBS, "hypothesis>=6", "pytest>=8", "ruff>=0.12", "tensorboard"]
 
 setup(
     name="tfdml",
@@ -36,11 +39,16 @@ setup(
     python_requires=">=3.10,<3.14",
     install_requires=[
         "filelock>=3.12",
+        "fsspec>=2023.6",
+        "google-crc32c>=1.5",
+        "h5py",
         "keras>=3.15,<3.16",
         "numpy",
         "packaging",
+        "pillow>=10",
         "platformdirs>=3",
         "psutil",
+        "pyarrow>=14",
         "rich>=13",
         "typer>=0.15",
     ],
@@ -48,6 +56,7 @@ setup(
         "cpu": ["tensorflow-cpu==2.21.*"],
         "gpu": ["tensorflow[and-cuda]==2.21.*"],
         "horovod": HOROVOD,
+        "hubs": HUBS,
         "recipes": RECIPES,
         "test": TEST,
     },

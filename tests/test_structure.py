@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "horovod_build": {"topology", "runtime"},
     "callbacks": {"strategies"},
     "mixed_precision": set(),
-    "cli": {"topology", "horovod_build", "runtime"},
+    "data": set(),
+    "cli": {"topology", "horovod_build", "runtime", "data"},
 }
 
 

@@ -1,0 +1,305 @@
+"""`tfdml records`: converts to sharded TFRecords, shows what is in them, and checks them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+app = typer.Typer(no_args_is_help=True, help="Convert to sharded TFRecords, look, and verify.")
+
+
+@app.command()
+def convert(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(help="Files of one kind, or one directory; arrays also as NAME=PATH."),
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="An empty directory.")],
+    name: Annotated[str, typer.Option(help="The data set's name.")] = "data",
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="images, csv, jsonl, parquet, numpy, hdf5, idx, tfrecord, tfds or huggingface; "
+            "found by the names."
+        ),
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help='JSON such as {"label": "int64"}; found from the input.')
+    ] = None,
+    image_column: Annotated[
+        str | None, typer.Option(help="Of a table, the column with paths of images.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Of such a table, the column with names of classes.")
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Of CSV.")] = None,
+    input_split: Annotated[
+        str | None, typer.Option(help="Of an input with splits, the one to read.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="The splits and their parts, such as train=0.9,test=0.1.")
+    ] = "train",
+    split_key: Annotated[
+        str | None, typer.Option(help="The feature whose value says which split it goes to.")
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle all records by this seed.")
+    ] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="How many, over all splits.")] = None,
+    shard_mb: Annotated[int, typer.Option(min=1, help="About how large a shard is, in MB.")] = 150,
+    gzip: Annotated[bool, typer.Option("--gzip", help="Compress.")] = False,
+    resize: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Resize images.")
+    ] = None,
+    image_format: Annotated[
+        str | None, typer.Option(help="Encode images anew: jpeg or png. Else bytes are kept.")
+    ] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEG.")] = 95,
+    fix_images: Annotated[
+        bool,
+        typer.Option(
+            "--fix-images",
+            help="Make images that TensorFlow would read wrongly upright 8-bit RGB.",
+        ),
+    ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="strict ends at a bad row; skip writes it into a rejects file.")
+    ] = "strict",
+    max_errors: Annotated[
+        int | None, typer.Option(min=0, help="How many rows may be skipped.")
+    ] = None,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="NaN and infinity are values.")
+    ] = False,
+    processes: Annotated[
+        int | None, typer.Option("--processes", "-p", min=1, help="All cores by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a conversion that was ended.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove a data set of this name first.")
+    ] = False,
+) -> None:
+    """Convert files to sharded TFRecords, with a manifest and an index.
+
+    `tfdml records convert photos/ -o data/photos --split train=0.9,test=0.1 --shuffle 1`
+
+    `tfdml records convert image=train-images.gz label=train-labels.gz --kind idx -o data/mnist`
+
+    The bytes written are the same for any number of processes. Interrupted, it goes on by
+    `--resume`. TensorFlow Datasets opens what is written by `tfds.builder_from_directory`.
+    """
+    from tfdml.data.convert import convert as run
+    from tfdml.data.images import ImageOptions
+    from tfdml.data.plan import Options
+    from tfdml.data.schema import Schema
+    from tfdml.data.sources.opening import open_source
+
+    try:
+        images = ImageOptions(_size(resize), image_format, quality, fix_images)
+        options = Options(
+            name,
+            shards,
+            shard_mb << 20,
+            gzip,
+            _splits(split),
+            split_key,
+            shuffle,
+            on_error,
+            max_errors,
+            allow_nonfinite,
+        )
+        source = open_source(
+            inputs,
+            kind=kind,
+            schema=Schema.from_json(json.loads(schema.read_bytes())) if schema else None,
+            images=images,
+            image_column=image_column,
+            label_column=label_column,
+            split=input_split,
+            delimiter=delimiter,
+        )
+        with _bar() as bar:
+            task = bar.add_task("Converting", total=None)
+            manifest = run(
+                source,
+                output,
+                options,
+                processes=processes or os.cpu_count() or 1,
+                resume=resume,
+                overwrite=overwrite,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except KeyboardInterrupt:
+        typer.echo("tfdml records convert: interrupted. Go on with it by --resume.", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, OSError) as error:
+        typer.echo(f"tfdml records convert: {error}", err=True)
+        raise typer.Exit(1) from error
+    counts = manifest.counts
+    typer.echo(
+        f"{counts['in']} in = {counts['written']} written + {counts['rejected']} rejected, in "
+        f"{sum(map(len, manifest.splits.values()))} shards: {manifest.path}"
+    )
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"`resize` must be HEIGHTxWIDTH, such as 224x224. Received: {text!r}.")
+    return int(parts[0]), int(parts[1])
+
+
+def _splits(text: str) -> tuple[tuple[str, float], ...]:
+    if "=" not in text and "," not in text:
+        return ((text, 1.0),)
+    try:
+        return tuple((n, float(r)) for n, r in (part.split("=") for part in text.split(",")))
+    except ValueError as error:
+        raise ValueError(
+            f"`split` must be a name, or such as train=0.9,test=0.1. Received: {text!r}."
+        ) from error
+
+
+class _Rate(ProgressColumn):
+    """Rows a second."""
+
+    def render(self, task: Task) -> Text:
+        """Returns the rate, once there is one."""
+        return Text(f"{task.speed:,.0f} rows/s" if task.speed else "")
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+@app.command()
+def verify(
+    path: Annotated[str, typer.Argument(help="A manifest, or its directory.")],
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Write damaged shards anew, without bad records.")
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Notes of `read_tfrecords(ledger=...)`: prove each epoch exact."),
+    ] = None,
+) -> None:
+    """Check every digest, every record's checksum, and all counts against the manifest.
+
+    The exit code is 0 if all is sound, and 1 if not, also where it has been repaired.
+    """
+    from tfdml.data.verification import verify as check
+
+    try:
+        with _bar() as bar:
+            task = bar.add_task("Verifying", total=None)
+            report = check(path, repair, lambda shard: bar.update(task, advance=shard.records))
+        for problem in report.problems:
+            typer.echo(str(problem))
+        typer.echo(f"{report.records} records are sound.")
+        if repair and report.problems:
+            typer.echo(f"Repaired: {report.dropped} records dropped.")
+        sound = report.sound and (ledger is None or _prove(str(ledger)))
+    except (ValueError, OSError) as error:
+        typer.echo(f"tfdml records verify: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not sound:
+        raise typer.Exit(1)
+
+
+def _prove(ledger: str) -> bool:
+    from tfdml.data.ledger import Account
+
+    account = Account(ledger)
+    for epoch, samples in account.epochs.items():
+        state = "not used to its end" if epoch in account.unfinished else "whole"
+        typer.echo(f"epoch {epoch}: {samples} samples used, {state}")
+    for problem in account.problems:
+        typer.echo(problem)
+    if not account.problems:
+        typer.echo("No sample was used twice or lost.")
+    return not account.problems
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(help="A manifest, or its directory.")],
+    split: Annotated[str | None, typer.Option(help="The split; the first one by default.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many to show.")] = 3,
+    label: Annotated[str | None, typer.Option(help="The feature to count classes of.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Draw the first images of this data set into a PNG.")
+    ] = None,
+) -> None:
+    """Show the schema, counts, a few records, and how many there are of each class."""
+    from tfdml.data import inspection
+    from tfdml.data import manifest as manifests
+
+    try:
+        manifest = manifests.load(path)
+        split = split or sorted(manifest.splits)[0]
+        console = Console(highlight=False)
+        console.print(_shards(manifest))
+        console.print(_features(manifest))
+        for i, record in enumerate(inspection.examples(manifest, split, examples)):
+            console.print(f"{split} {i}:", markup=False)
+            for name, value in record.items():
+                console.print(f"  {name}: {inspection.shown(value)}", markup=False, soft_wrap=True)
+        if balance := inspection.balance(manifest, split, label):
+            console.print(_balance(balance))
+        if sheet is not None:
+            count = inspection.contact_sheet(manifest, split, sheet)
+            console.print(f"{count} images: {sheet}", markup=False)
+    except (ValueError, OSError) as error:
+        typer.echo(f"tfdml records inspect: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _shards(manifest) -> Table:
+    table = Table("Split", "Records", "Shards", "MB", title=f"{manifest.name}")
+    for split, shards in sorted(manifest.splits.items()):
+        megabytes = sum(s.bytes for s in shards) / 1e6
+        records = str(sum(s.records for s in shards))
+        table.add_row(split, records, str(len(shards)), f"{megabytes:.1f}")
+    return table
+
+
+def _features(manifest) -> Table:
+    table = Table("Feature", "Kind", "Shape", "Classes")
+    for name, feature in sorted(manifest.schema.items()):
+        kind = f"{feature.kind} {feature.dtype}".strip()
+        table.add_row(escape(name), kind, str(list(feature.shape)), str(len(feature.classes) or ""))
+    return table
+
+
+def _balance(balance: dict[str, int]) -> Table:
+    table, total = Table("Class", "Records", "%"), sum(balance.values())
+    for name, count in balance.items():
+        table.add_row(escape(name), str(count), f"{100 * count / total:.1f}")
+    return table

@@ -1,0 +1,200 @@
+"""Records by their ids: blocks are read whole and ahead, and kept while they are needed."""
+
+import collections
+import concurrent.futures
+import functools
+import gzip
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfdml.data import index, storage
+from tfdml.data.framing import FRAME, HEADER, BadRecord, crc32c, unframe
+from tfdml.data.index import ShardIndex
+from tfdml.data.order import Layout
+
+READERS = 4
+
+
+class Block(NamedTuple):
+    """A block in memory.
+
+    Attributes:
+        data: The frames.
+        begins: Where the records begin in it: int64.
+        ends: Where they end: int64.
+        bad: What is wrong with records that are damaged, by their place in the block.
+    """
+
+    data: bytes
+    begins: np.ndarray
+    ends: np.ndarray
+    bad: dict[int, BadRecord]
+
+
+class BlockReader:
+    """Reads records of shards that have indices.
+
+    Args:
+        shards: The shards' paths.
+        indices: Their indices.
+        cache_bytes: How many bytes of blocks are kept; those not asked for the longest go first.
+    """
+
+    def __init__(self, shards: Sequence[str], indices: Sequence[ShardIndex], cache_bytes: int):
+        self._shards, self._indices = list(shards), list(indices)
+        counts = [len(i.block_records) for i in indices]
+        self.layout = Layout(
+            np.concatenate([i.block_records.astype(np.int64) for i in indices]),
+            np.repeat(np.arange(len(shards)), counts),
+        )
+        self._first_ids = self.layout.first_ids
+        self._first_block = np.cumsum(counts) - counts
+        self._offsets = [i.block_offsets for i in indices]
+        self._limit = cache_bytes
+        self._kept: collections.OrderedDict[int, concurrent.futures.Future] = (
+            collections.OrderedDict()
+        )
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+        self._pool = concurrent.futures.ThreadPoolExecutor(READERS, "tfdml-blocks")
+        self.blocks_read = 0
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """The bytes of all records, by id: uint32."""
+        return np.concatenate([i.lengths for i in self._indices])
+
+    def where(self, record: int) -> str:
+        """Returns the file, record and offset of a record, for messages."""
+        block = int(np.searchsorted(self._first_ids, record, side="right")) - 1
+        shard = int(self.layout.block_shard[block])
+        local = block - int(self._first_block[shard])
+        found = self._indices[shard]
+        slot = record - int(self._first_ids[block])
+        begins, _ = found.frames_of(local)
+        offset = int(self._offsets[shard][local])
+        # In a compressed file only the block has a place.
+        offset += 0 if self._shards[shard].endswith(".gz") else int(begins[slot])
+        number = int(found.first_records[local]) + slot
+        return f"{self._shards[shard]}, record {number}, offset {offset}"
+
+    def ahead(self, ids: np.ndarray) -> None:
+        """Begins to read the blocks of records that will be asked for; ids are sorted."""
+        for block in self._blocks_of(ids):
+            self._ask(int(block))
+
+    def read(self, ids: np.ndarray) -> list[bytes | BadRecord]:
+        """Returns records.
+
+        Args:
+            ids: Their ids, sorted: int64, `[rows]`.
+
+        Returns:
+            The records, and for each damaged one what is wrong with it.
+        """
+        blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
+        bounds = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+        numbers = blocks[bounds].tolist()
+        # All of them are asked for before the first one is waited for.
+        futures = [self._ask(number) for number in numbers]
+        records: list[bytes | BadRecord] = []
+        for begin, end, number, future in zip(
+            bounds, [*bounds[1:], len(ids)], numbers, futures, strict=True
+        ):
+            block = self._result(number, future)
+            slots = ids[begin:end] - self._first_ids[number]
+            data = block.data
+            places = zip(block.begins[slots].tolist(), block.ends[slots].tolist(), strict=True)
+            records += [data[b:e] for b, e in places]
+            if block.bad:
+                for row, slot in enumerate(slots.tolist(), begin):
+                    records[row] = block.bad.get(slot, records[row])
+        return records
+
+    def _result(self, number: int, future: concurrent.futures.Future) -> Block:
+        try:
+            return future.result()
+        except OSError:
+            # What could not be read now may be asked for again.
+            with self._lock:
+                if self._kept.get(number) is future:
+                    del self._kept[number]
+                    self._kept_bytes -= self._size(number)
+            raise
+
+    def _blocks_of(self, ids: np.ndarray) -> Iterable[int]:
+        return np.unique(np.searchsorted(self._first_ids, ids, side="right") - 1)
+
+    def _ask(self, number: int) -> concurrent.futures.Future:
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+            future = self._pool.submit(self._load, number)
+            self._kept[number] = future
+            self._kept_bytes += self._size(number)
+            while self._kept_bytes > self._limit and len(self._kept) > 1:
+                gone, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= self._size(gone)
+            self.blocks_read += 1
+            return future
+
+    def _size(self, number: int) -> int:
+        shard = int(self.layout.block_shard[number])
+        return int(self._indices[shard].block_raw[number - int(self._first_block[shard])])
+
+    def _load(self, number: int) -> Block:
+        shard = int(self.layout.block_shard[number])
+        local = number - int(self._first_block[shard])
+        found, path = self._indices[shard], self._shards[shard]
+        stored = storage.read_range(
+            path, int(self._offsets[shard][local]), int(found.block_bytes[local])
+        )
+        frames, lengths = found.frames_of(local)
+        begins = frames + HEADER
+        sound = crc32c(stored) == int(found.block_crc[local])
+        if not path.endswith(".gz"):
+            bad = {} if sound else _bad_records(stored, frames, lengths)
+            return Block(stored, begins, begins + lengths, bad)
+        try:
+            data = gzip.decompress(stored)
+        except (OSError, EOFError) as error:
+            # Nothing behind the damage can be told from it.
+            reason = BadRecord(f"its block is damaged: {error}")
+            empty = np.zeros(len(lengths), np.int64)
+            return Block(b"", empty, empty, dict.fromkeys(range(len(lengths)), reason))
+        bad = {} if sound else _bad_records(data, frames, lengths)
+        return Block(data, begins, begins + lengths, bad)
+
+
+def _bad_records(data: bytes, frames: np.ndarray, lengths: np.ndarray) -> dict[int, BadRecord]:
+    """Returns what is wrong with each damaged record of a block, one by one."""
+    bad = {}
+    for slot, (begin, length) in enumerate(zip(frames.tolist(), lengths.tolist(), strict=True)):
+        try:
+            unframe(data, begin, length)
+        except BadRecord as error:
+            bad[slot] = error
+    return bad
+
+
+def window_bytes(records: int, indices: Sequence[ShardIndex]) -> int:
+    """Returns about how many bytes of blocks `records` records take."""
+    total = sum(int(i.block_raw.sum()) for i in indices)
+    count = sum(len(i.lengths) for i in indices)
+    return int(records * (total / max(1, count) + FRAME))
+
+
+def read_indices(shards: Sequence[str]) -> list[ShardIndex]:
+    """Reads the shards' indices; makes those that are not there by reading the shards."""
+
+    def one(shard: str) -> ShardIndex:
+        if storage.exists(shard + index.SUFFIX):
+            return index.read(shard)
+        return index.build(shard)
+
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(one, shards))

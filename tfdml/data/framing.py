@@ -1,0 +1,118 @@
+"""The bytes around a record in a TFRecord file: its length, and a checksum of both."""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+
+# Before a record: its length (8 bytes) and that length's checksum (4); after it: its checksum (4).
+HEADER, FOOTER = 12, 4
+FRAME = HEADER + FOOTER
+# Protocol buffers end at 2 GiB: TensorFlow could not parse what is longer.
+LARGEST_RECORD = 2**31 - 1
+
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+crc32c = google_crc32c.value
+
+
+class BadRecord(ValueError):
+    """A record whose bytes are damaged.
+
+    Attributes:
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, reason: str, where: str = ""):
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.reason = reason
+
+
+def masked_crc(data: bytes) -> int:
+    """Returns the checksum that TFRecord files hold: CRC-32C, rotated and offset."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(record: bytes) -> bytes:
+    """Returns a record with its length and checksums around it.
+
+    Raises:
+        ValueError: If the record is too long for TensorFlow to parse.
+    """
+    if len(record) > LARGEST_RECORD:
+        raise ValueError(
+            f"A record must have fewer than 2 GiB, because protocol buffers end there. Received: "
+            f"{len(record)} bytes. Split it, or store a path instead of the data."
+        )
+    length = _LENGTH.pack(len(record))
+    return b"".join(
+        (length, _CHECKSUM.pack(masked_crc(length)), record, _CHECKSUM.pack(masked_crc(record)))
+    )
+
+
+def unframe(data: bytes, begin: int, length: int) -> bytes:
+    """Returns the record whose frame begins at `begin`, having checked it.
+
+    Args:
+        data: Bytes that hold the frame.
+        begin: Where the frame begins.
+        length: How long the record must be, as its index says.
+
+    Raises:
+        BadRecord: If the frame is cut, its length is another one, or a checksum is wrong.
+    """
+    end = begin + FRAME + length
+    if end > len(data):
+        raise BadRecord(f"the file ends {end - len(data)} bytes too early")
+    (found,) = _LENGTH.unpack_from(data, begin)
+    if found != length or _CHECKSUM.unpack_from(data, begin + 8)[0] != masked_crc(
+        data[begin : begin + 8]
+    ):
+        raise BadRecord("its length is damaged")
+    record = data[begin + HEADER : end - FOOTER]
+    if _CHECKSUM.unpack_from(data, end - FOOTER)[0] != masked_crc(record):
+        raise BadRecord("its checksum is wrong")
+    return record
+
+
+class Frame(NamedTuple):
+    """Where a record is in a file.
+
+    Attributes:
+        offset: Where its frame begins.
+        record: The record.
+    """
+
+    offset: int
+    record: bytes
+
+
+def scan(stream, name: str) -> Iterator[Frame]:
+    """Yields the records of an open file that has no index, each one checked.
+
+    Args:
+        stream: The file, opened for reading bytes; decompressed.
+        name: What errors call it.
+
+    Raises:
+        BadRecord: At the first record that is damaged; it names the file, record and offset.
+    """
+    offset = number = 0
+    while header := stream.read(HEADER):
+        where = f"{name}, record {number}, offset {offset}"
+        if len(header) < HEADER:
+            raise BadRecord("the file ends within a length", where)
+        (length,) = _LENGTH.unpack_from(header)
+        if _CHECKSUM.unpack_from(header, 8)[0] != masked_crc(header[:8]):
+            raise BadRecord("its length is damaged", where)
+        body = stream.read(length + FOOTER)
+        if len(body) < length + FOOTER:
+            raise BadRecord("the file ends within it", where)
+        record = body[:length]
+        if _CHECKSUM.unpack_from(body, length)[0] != masked_crc(record):
+            raise BadRecord("its checksum is wrong", where)
+        yield Frame(offset, record)
+        offset += FRAME + length
+        number += 1

@@ -1,0 +1,128 @@
+"""One image file: whether it can be trained on as it is, and making another of it."""
+
+import dataclasses
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# What TensorFlow decodes.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".gif", ".bmp"),
+    *(".webp", ".tif", ".tiff", ".ppm", ".pgm"),
+)
+# About 13,000 x 13,000: a file of a few kilobytes can claim any size.
+LARGEST_PIXELS = 178_956_970
+_ORIENTATION = 0x0112
+# Modes that TensorFlow reads as what they show.
+_PLAIN = ("L", "RGB", "P", "1")
+FIX = "Convert it by --fix-images, which makes upright 8-bit RGB of the first frame"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """What is done to images; by default their bytes are kept.
+
+    Attributes:
+        resize: Height and width; the aspect ratio is not kept.
+        format: "jpeg" or "png" to encode anew.
+        quality: Of JPEG, from 1 to 100.
+        fix: Whether images that TensorFlow would read wrongly are made plain, not refused.
+    """
+
+    resize: tuple[int, int] | None = None
+    format: str | None = None
+    quality: int = 95
+    fix: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, "jpeg", "png"):
+            raise ValueError(f'`format` must be "jpeg" or "png". Received: {self.format!r}.')
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"`quality` must be from 1 to 100. Received: {self.quality}.")
+        if self.resize is not None and min(self.resize) < 1:
+            raise ValueError(f"`resize` must be a height and a width. Received: {self.resize}.")
+
+
+def prepare(data: bytes, options: ImageOptions) -> bytes:
+    """Returns the bytes to store of an image file.
+
+    All of the file is decoded, so that a cut one is found; a JPEG at an eighth of its size, which
+    reads all of its bytes too.
+
+    Args:
+        data: The file.
+        options: What is done to it.
+
+    Raises:
+        ValueError: If it is damaged, too large, or TensorFlow would read it wrongly.
+    """
+    if not data:
+        raise ValueError("is an empty file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                return _prepare(image, data, options)
+    except UnidentifiedImageError as error:
+        raise ValueError("is not an image, whatever its name says") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"has too many pixels: {error}") from error
+    except (OSError, SyntaxError, EOFError, IndexError, OverflowError) as error:
+        raise ValueError(f"is damaged: {error}") from error
+
+
+def _prepare(image: Image.Image, data: bytes, options: ImageOptions) -> bytes:
+    if image.width * image.height > LARGEST_PIXELS:
+        raise ValueError(f"has too many pixels: {image.width} x {image.height}")
+    trouble = _trouble(image)
+    if trouble and not options.fix:
+        raise ValueError(f"{trouble}. {FIX}")
+    if not trouble and options.resize is None and options.format is None:
+        if image.format == "JPEG":
+            image.draft(image.mode, (max(1, image.width // 8), max(1, image.height // 8)))
+        image.load()
+        return data
+    return _encoded(_plain(image) if trouble or options.fix else image, options, image.format)
+
+
+def _trouble(image: Image.Image) -> str:
+    """Returns what TensorFlow would read wrongly, or not at all."""
+    if image.format not in FORMATS:
+        return f"is {image.format}, which TensorFlow does not decode"
+    if getattr(image, "n_frames", 1) > 1:
+        return f"is animated, of {image.n_frames} frames"
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        return "is transparent: its alpha channel would be dropped"
+    if image.mode not in _PLAIN:
+        return f"is in mode {image.mode}, not 8-bit grey or RGB"
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        return "is rotated by its EXIF orientation, which TensorFlow does not look at"
+    return ""
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Returns the first frame, upright, in 8 bits, on white where it is transparent."""
+    image.seek(0)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        # 16 bits to 8, by the upper ones.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image)
+    return image if image.mode in ("L", "RGB") else image.convert("RGB")
+
+
+def _encoded(image: Image.Image, options: ImageOptions, source_format: str | None) -> bytes:
+    form = (options.format or ("jpeg" if source_format in ("JPEG", "WEBP") else "png")).upper()
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    if options.resize is not None:
+        height, width = options.resize
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    stream = io.BytesIO()
+    image.save(stream, form, **({"quality": options.quality} if form == "JPEG" else {}))
+    return stream.getvalue()

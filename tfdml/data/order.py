@@ -1,0 +1,215 @@
+"""Which record is at which place of an epoch: arithmetic on a seed, with nothing to remember.
+
+The order of an epoch follows from the seed and the epoch's number alone. Shards are permuted, and
+taken `shards_at_once` at a time; the blocks of those are permuted, and laid end to end; and within
+each window of that row the records are permuted. So a window's records come from a few blocks,
+which are each read once and whole, and any place of the epoch can be asked for at once.
+
+Nothing here knows how many workers there are, or how large a batch is.
+
+Reference:
+    Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64), whose
+    output numbers what is to be permuted. NumPy's own generators may change between versions.
+"""
+
+import functools
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+_MASK = 2**64 - 1
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# What a permutation is for; so those of one epoch have nothing to do with each other.
+SHARDS, BLOCKS, RECORDS, BATCHES, CHOICES, ROWS, CONVERT = range(1, 8)
+
+
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """Returns a random-looking number for each number: uint64, of the same shape."""
+    z = numbers.astype(np.uint64)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND)
+    return z ^ z >> np.uint64(31)
+
+
+def key_of(*numbers: int) -> int:
+    """Returns 64 bits that follow from integers and from their order."""
+    key = 0
+    for number in numbers:
+        key = int(mix(np.array([((key ^ number) + _STEP) & _MASK], np.uint64))[0])
+    return key
+
+
+def random_numbers(count: int, *key: int) -> np.ndarray:
+    """Returns `count` random-looking numbers that follow from `key`: uint64."""
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)
+    return mix(steps + np.uint64(key_of(*key)))
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """Returns a permutation of `range(count)` that follows from `key`: int64."""
+    return np.argsort(random_numbers(count, *key), kind="stable")
+
+
+class Layout(NamedTuple):
+    """How records lie in shards: what the order is made of.
+
+    Attributes:
+        block_records: The records of each block, in the order of the files: int64, `[blocks]`.
+        block_shard: The shard that each block is in, not decreasing: int64, `[blocks]`.
+    """
+
+    block_records: np.ndarray
+    block_shard: np.ndarray
+
+    @property
+    def records(self) -> int:
+        """The number of records. Their ids are from 0 on, in the order of the files."""
+        return int(self.block_records.sum())
+
+    @property
+    def first_ids(self) -> np.ndarray:
+        """The id of each block's first record: int64, `[blocks]`."""
+        return np.cumsum(self.block_records) - self.block_records
+
+
+class Order(Protocol):
+    """An epoch's order."""
+
+    def ids(self, begin: int, end: int) -> np.ndarray:
+        """Returns the ids of the records at places `begin` to before `end`: int64."""
+
+    def __len__(self) -> int:
+        """Returns the number of places."""
+
+
+class Sequential:
+    """The order of the files.
+
+    Args:
+        layout: How the records lie.
+    """
+
+    def __init__(self, layout: Layout):
+        self._length = layout.records
+
+    def __len__(self) -> int:
+        return self._length
+
+    def ids(self, begin: int, end: int) -> np.ndarray:
+        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        return np.arange(begin, min(end, self._length), dtype=np.int64)
+
+
+class Shuffled:
+    """A seeded order of an epoch.
+
+    Args:
+        layout: How the records lie.
+        seed: The seed.
+        epoch: The epoch.
+        window: The records that are permuted together: more mix better and need more memory.
+        shards_at_once: The shards whose blocks are permuted together.
+    """
+
+    def __init__(self, layout: Layout, seed: int, epoch: int, window: int, shards_at_once: int):
+        self._key = (seed, epoch)
+        self._window = window
+        self._length = layout.records
+        blocks = self._permuted_blocks(layout, shards_at_once)
+        counts = layout.block_records[blocks]
+        # The place of each block's first record when blocks are laid end to end, and its id.
+        self._places = np.cumsum(counts) - counts
+        self._first_ids = layout.first_ids[blocks]
+        self._permutation = functools.lru_cache(maxsize=4)(self._make_permutation)
+
+    def _permuted_blocks(self, layout: Layout, shards_at_once: int) -> np.ndarray:
+        shards = int(layout.block_shard[-1]) + 1 if len(layout.block_shard) else 0
+        rank_of_shard = np.empty(shards, np.int64)
+        rank_of_shard[permutation(shards, *self._key, SHARDS)] = np.arange(shards)
+        group = rank_of_shard[layout.block_shard] // shards_at_once
+        return np.lexsort((random_numbers(len(group), *self._key, BLOCKS), group))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _make_permutation(self, window: int) -> np.ndarray:
+        size = min(self._window, self._length - window * self._window)
+        return permutation(size, *self._key, RECORDS, window)
+
+    def window_permutation(self, window: int) -> np.ndarray:
+        """Returns the permutation of a window's records: int64, `[records of the window]`."""
+        return self._permutation(window)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """Returns the ids of the records at places of the row of blocks: int64."""
+        block = np.searchsorted(self._places, places, side="right") - 1
+        return self._first_ids[block] + places - self._places[block]
+
+    def ids(self, begin: int, end: int) -> np.ndarray:
+        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        end = min(end, self._length)
+        parts = [np.empty(0, np.int64)]
+        while begin < end:
+            window = begin // self._window
+            first = window * self._window
+            stop = min(end, first + self._window)
+            permuted = self.window_permutation(window)[begin - first : stop - first]
+            parts.append(self.at(first + permuted))
+            begin = stop
+        return np.concatenate(parts)
+
+
+class Bucketed(Shuffled):
+    """A seeded order whose batches hold records of similar length.
+
+    Within each window records are sorted by length and cut into batches, and these are permuted.
+    So of the order only what a batch holds depends on the size of a batch.
+
+    Args:
+        lengths: The bytes of each record: `[records]`.
+        batch_size: The rows of a batch; the window is rounded to a multiple of it.
+        **order: Those of `Shuffled`.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, **order):
+        order["window"] = max(batch_size, order["window"] // batch_size * batch_size)
+        self._lengths, self._batch = lengths, batch_size
+        super().__init__(**order)
+
+    def _make_permutation(self, window: int) -> np.ndarray:
+        shuffled = super()._make_permutation(window)
+        lengths = self._lengths[self.at(window * self._window + shuffled)]
+        by_length = shuffled[np.argsort(lengths, kind="stable")]
+        whole = len(by_length) // self._batch * self._batch
+        batches = by_length[:whole].reshape(-1, self._batch)
+        order = permutation(len(batches), *self._key, BATCHES, window)
+        # What is left over of the last window is its last batch.
+        return np.concatenate([batches[order].ravel(), by_length[whole:]])
+
+
+def scattered(ordinals: np.ndarray, count: int, *key: int) -> np.ndarray:
+    """Returns where a permutation of `range(count)` puts ordinals, without making all of it.
+
+    A Feistel network permutes the numbers of as many bits as `count` needs; a number that it puts
+    behind the end is put again.
+
+    Args:
+        ordinals: Numbers below `count`: int64.
+        count: How many numbers are permuted.
+        *key: What the permutation follows from.
+
+    Reference:
+        Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+    """
+    half = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    keys = random_numbers(4, *key)
+    places = ordinals.astype(np.uint64)
+    outside = np.ones(len(places), bool)
+    while outside.any():
+        left, right = places[outside] >> half, places[outside] & low
+        for round_key in keys:
+            left, right = right, left ^ mix(right + round_key) & low
+        places[outside] = left << half | right
+        outside = places >= np.uint64(count)
+    return places.astype(np.int64)

@@ -1,0 +1,121 @@
+"""Which rows of a global batch a worker reads, and how an epoch ends."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdml.data.order import Order
+
+ENDS = ("exact", "drop", "pad")
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """A process's place among those that share global batches.
+
+    Rows are dealt as the strategies deal them: to replicas in their order, in shares that differ
+    by one row at most, the larger ones first.
+
+    Attributes:
+        first_replica: Its first replica.
+        local_replicas: The number of its replicas.
+        num_replicas: The number of all replicas.
+    """
+
+    first_replica: int = 0
+    local_replicas: int = 1
+    num_replicas: int = 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it reads all rows."""
+        return self.local_replicas == self.num_replicas
+
+    def rows(self, count: int) -> slice:
+        """Returns which of a batch's `count` rows are its own."""
+        last = self.first_replica + self.local_replicas
+        begin, end = (-(-r * count // self.num_replicas) for r in (self.first_replica, last))
+        return slice(begin, end)
+
+
+def worker_of(strategy: Any) -> Worker:
+    """Returns this process's place in a strategy's job.
+
+    Args:
+        strategy: A strategy; one without `rank` and `size` is of a single process.
+    """
+    replicas = strategy.num_replicas_in_sync
+    size = getattr(strategy, "size", 1)
+    local = replicas // size
+    return Worker(getattr(strategy, "rank", 0) * local, local, replicas)
+
+
+class Rows(NamedTuple):
+    """A worker's rows of a global batch.
+
+    Attributes:
+        ids: The records: int64, `[rows]`.
+        weights: 0 for rows that fill up the last batch, else 1: float32, `[rows]`.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """An epoch cut into global batches.
+
+    Attributes:
+        batch_size: The rows of a global batch.
+        end: What becomes of records that do not fill the last one: "exact" makes a smaller batch,
+            "drop" leaves them out of this epoch, "pad" fills it up with rows of weight 0.
+    """
+
+    batch_size: int
+    end: str = "exact"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ValueError(
+                f"`batch_size` must be a positive integer. Received: "
+                f"batch_size={self.batch_size!r}."
+            )
+        if self.end not in ENDS:
+            raise ValueError(f"`end` must be one of {ENDS}. Received: end={self.end!r}.")
+
+    def steps(self, records: int) -> int:
+        """Returns the number of global batches of `records` records."""
+        if self.end == "drop":
+            return records // self.batch_size
+        return -(-records // self.batch_size)
+
+    def own_steps(self, records: int, worker: Worker) -> int:
+        """Returns the number of those of which a worker has rows: at most one fewer."""
+        steps, left = self.steps(records), records % self.batch_size
+        short = self.end == "exact" and left
+        own = worker.rows(left if short else self.batch_size)
+        return steps - 1 if steps and own.start == own.stop and short else steps
+
+    def rows(self, order: Order, first: int, step: int, worker: Worker) -> Rows:
+        """Returns a worker's rows of a global batch.
+
+        The batch's rows are in the order of their ids, so a worker's rows lie together: of the
+        blocks of a window each worker reads about its part, not all.
+
+        Args:
+            order: The epoch's order.
+            first: The place where the first batch begins.
+            step: The batch.
+            worker: The worker.
+        """
+        begin = first + step * self.batch_size
+        ids = np.sort(order.ids(begin, begin + self.batch_size))
+        weights = np.ones(len(ids), np.float32)
+        if self.end == "pad" and len(ids) < self.batch_size:
+            missing = self.batch_size - len(ids)
+            ids = np.concatenate([ids, np.resize(ids, missing)])
+            weights = np.concatenate([weights, np.zeros(missing, np.float32)])
+        own = worker.rows(len(ids))
+        return Rows(ids[own], weights[own])

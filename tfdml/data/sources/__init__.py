@@ -1,0 +1,1 @@
+"""What records can be converted from: one kind of input a file."""

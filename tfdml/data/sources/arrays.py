@@ -1,0 +1,177 @@
+"""Arrays on disk: NumPy, HDF5 and IDX. A record is one row of every array."""
+
+import gzip
+import math
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from tfdml.data import schema as schemas
+from tfdml.data import storage
+from tfdml.data.schema import Schema
+from tfdml.data.sources.source import Chunk, Row, Source
+
+CHUNK_BYTES = 4 << 20
+_IDX_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+class ArraySource(Source):
+    """Arrays of equal length.
+
+    Args:
+        arrays: For each feature, what `open_array` opens: a file, and a name within it.
+        schema: What the rows hold; the arrays' dtypes and shapes by default.
+
+    Raises:
+        ValueError: If an array cannot be read, or they differ in length.
+    """
+
+    def __init__(self, arrays: dict[str, tuple[str, str]], schema: Schema | None = None):
+        self._arrays = arrays
+        self._opened: dict[str, Any] = {}
+        opened = {name: self._array(name) for name in arrays}
+        for name, array in opened.items():
+            if not array.shape:
+                raise ValueError(f"An array must have rows. Received: {name!r} of shape ().")
+        lengths = {name: len(array) for name, array in opened.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"All arrays must have equally many rows. Received: {lengths}.")
+        self._length = next(iter(lengths.values()))
+        if not self._length:
+            raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
+        self.schema = schema or Schema(
+            {name: schemas.of_array(a.shape[1:], _dtype(a)) for name, a in opened.items()}
+        )
+        self._row_bytes = sum(
+            math.prod(a.shape[1:]) * _dtype(a).itemsize + len(name) + 10
+            for name, a in opened.items()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": {}}
+
+    @property
+    def files(self) -> list[str]:
+        """The files that hold the arrays."""
+        return sorted({path for path, _ in self._arrays.values()})
+
+    def chunks(self) -> list[Chunk]:
+        """Returns ranges of rows."""
+        step = max(1, CHUNK_BYTES // self._row_bytes)
+        sizes = [(begin, min(step, self._length - begin)) for begin in range(0, self._length, step)]
+        return [Chunk((b, b + rows), rows, rows * self._row_bytes) for b, rows in sizes]
+
+    def rows(self, key: Any) -> Iterator[Row]:
+        """Yields the rows of a range."""
+        begin, end = key
+        names = list(self._arrays)
+        columns = [_values(self._array(name)[begin:end]) for name in names]
+        where = self.files[0]
+        for i, values in enumerate(zip(*columns, strict=True)):
+            yield Row(f"{where}, row {begin + i}", dict(zip(names, values, strict=True)))
+
+    def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
+        """Yields the rows of a chunk from `begin` to before `end`."""
+        first, _ = chunk.key
+        return self.rows((first + begin, first + end))
+
+    def _array(self, name: str) -> Any:
+        if name not in self._opened:
+            self._opened[name] = open_array(*self._arrays[name])
+        return self._opened[name]
+
+
+def _dtype(array: Any) -> np.dtype:
+    # HDF5's strings are objects to NumPy.
+    if isinstance(array, h5py.Dataset) and h5py.check_string_dtype(array.dtype):
+        return np.dtype("S1")
+    return array.dtype
+
+
+def _values(column: np.ndarray) -> Any:
+    """Returns an array's rows; Python's own numbers where a row is one number."""
+    return column.tolist() if column.ndim == 1 else column
+
+
+def arrays_in(path: str) -> dict[str, tuple[str, str]]:
+    """Returns the arrays of a file, by the names of their features.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
+    try:
+        if path.endswith(".npz"):
+            with zipfile.ZipFile(path) as archive:
+                names = [n.removesuffix(".npy") for n in archive.namelist()]
+            return {name: (path, name) for name in names}
+        if path.endswith((".h5", ".hdf5")):
+            names: list[str] = []
+            with h5py.File(path) as file:
+                file.visititems(
+                    lambda name, item: (
+                        names.append(name) if isinstance(item, h5py.Dataset) else None
+                    )
+                )
+            return {name.replace("/", "."): (path, name) for name in names}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+    stem = path.rsplit("/", 1)[-1].removesuffix(".gz").removesuffix(".npy")
+    return {stem: (path, "")}
+
+
+def open_array(path: str, name: str) -> Any:
+    """Opens an array: memory-mapped where it can be, read whole where it is compressed.
+
+    Raises:
+        ValueError: If it cannot be read, or could only be by running code that it holds.
+    """
+    try:
+        if path.endswith(".npy"):
+            return _plain(np.load(path, mmap_mode="r", allow_pickle=False), path)
+        if path.endswith(".npz"):
+            with np.load(path, allow_pickle=False) as archive:
+                return _plain(archive[name], f"{path}, {name!r}")
+        if path.endswith((".h5", ".hdf5")):
+            return h5py.File(path)[name]
+        return read_idx(path)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, KeyError) as error:
+        if "pickle" in str(error) or "Python objects" in str(error):
+            raise ValueError(
+                f"An array must hold numbers or strings. Received: {path}, of Python objects, "
+                f"which are pickled: reading them could run code. Save it with a plain dtype."
+            ) from error
+        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+
+
+def _plain(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype.hasobject:
+        raise ValueError(f"{name} holds pickled objects")
+    return array
+
+
+def read_idx(path: str) -> np.ndarray:
+    """Reads an array in the format of MNIST, compressed or not.
+
+    Raises:
+        ValueError: If the file is damaged, or of another format.
+    """
+    data = storage.read_bytes(path)
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES:
+        raise ValueError(f"{path} does not begin as an IDX file does")
+    dtype, dimensions = np.dtype(_IDX_DTYPES[data[2]]), data[3]
+    if len(data) < 4 + 4 * dimensions:
+        raise ValueError(f"{path} ends within its header")
+    shape = tuple(np.frombuffer(data, ">u4", dimensions, 4).tolist())
+    begin, size = 4 + 4 * dimensions, math.prod(shape) * dtype.itemsize
+    if len(data) != begin + size:
+        raise ValueError(f"{path} must hold {size} bytes of values, but holds {len(data) - begin}")
+    array = np.frombuffer(data, dtype, offset=begin).reshape(shape)
+    return array.astype(dtype.newbyteorder("="))

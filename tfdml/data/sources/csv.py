@@ -1,0 +1,169 @@
+"""CSV files: a header, and rows of as many cells (RFC 4180)."""
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdml.data import storage
+from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
+from tfdml.data.sources.source import Row
+from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_records
+
+# A header longer than this is a file without line breaks.
+_LONGEST_HEADER = 1 << 20
+csv.field_size_limit(1 << 30)
+
+
+class CsvSource(TextSource):
+    """CSV files with the same header.
+
+    Args:
+        paths: The files.
+        schema: What the columns hold; found from the first rows by default.
+        delimiter: What separates cells.
+
+    Raises:
+        ValueError: If the header names a column twice, or files differ in their headers.
+    """
+
+    def __init__(self, paths: list[str], schema: Schema | None = None, delimiter: str = ","):
+        super().__init__(paths, quoted=True)
+        self._delimiter = delimiter
+        self._begins: dict[str, int] = {}
+        headers = {path: self._read_header(path) for path in paths}
+        self._columns = headers[paths[0]]
+        for path, columns in headers.items():
+            if columns != self._columns:
+                raise ValueError(
+                    f"All files must have one header. Received: {columns} in {path}, and "
+                    f"{self._columns} in {paths[0]}."
+                )
+        self.schema = schema or self._infer()
+        unknown = sorted(set(self.schema) ^ set(self._columns))
+        if unknown:
+            raise ValueError(
+                f"`schema` must have the columns of the header, {self._columns}. Received: "
+                f"{sorted(self.schema)}; {unknown} differ."
+            )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._converters = [_converter(name, self.schema[name]) for name in self._columns]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_converters"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
+
+    def _read_header(self, path: str) -> list[str]:
+        head = storage.read_range(path, 0, _LONGEST_HEADER)
+        ends = ends_of_records(head, quoted=True)
+        end = int(ends[0]) if len(ends) else len(head)
+        begin = len(UTF8_BOM) if head.startswith(UTF8_BOM) else 0
+        try:
+            columns = next(csv.reader([head[begin:end].decode()], delimiter=self._delimiter), [])
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"An input must be in UTF-8. Received: {path}, whose header is not."
+            ) from error
+        twice = sorted({c for c in columns if columns.count(c) > 1})
+        if twice or not columns or "" in columns:
+            raise ValueError(
+                f"A header must name each column once. Received: {columns} in {path}"
+                f"{f'; {twice} are there twice' if twice else ''}."
+            )
+        self._begins[path] = end
+        return columns
+
+    def _header(self, path: str) -> int:
+        return self._begins[path]
+
+    def _infer(self) -> Schema:
+        self._converters = [lambda cell: cell] * len(self._columns)
+        self.schema = Schema()
+        rows = (row for chunk in self._first_chunks() for row in self.rows(chunk))
+        sample = [r.values for r in itertools.islice(rows, SAMPLED_ROWS) if r.values]
+        if not sample:
+            raise ValueError(f"An input must have rows. Received: none in {self._paths}.")
+        return Schema({c: Feature(_kind([row[c] for row in sample])) for c in self._columns})
+
+    def _first_chunks(self) -> Iterator[Any]:
+        for path in self._paths:
+            begin = self._begins[path]
+            data = storage.read_range(path, begin, _LONGEST_HEADER)
+            ends = ends_of_records(data, quoted=True)
+            yield path, begin, int(ends[-1]) if len(ends) else len(data), 1
+
+    def _parse(self, text: str, where: str, first: int) -> Iterator[Row]:
+        columns, converters, width = self._columns, self._converters, len(self._columns)
+        number = first
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter, strict=True)
+        while True:
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                yield Row(f"{where}, row {number}", None, f"is not CSV: {error}")
+                number += 1
+                continue
+            if cells is None:
+                return
+            if not cells:
+                continue
+            if len(cells) != width:
+                reason = f"must have {width} cells, as the header. Received: {len(cells)}"
+                yield Row(f"{where}, row {number}", None, reason)
+            else:
+                try:
+                    values = [c(cell) for c, cell in zip(converters, cells, strict=True)]
+                    yield Row(f"{where}, row {number}", dict(zip(columns, values, strict=True)))
+                except ValueError as error:
+                    yield Row(f"{where}, row {number}", None, str(error))
+            number += 1
+
+
+def _kind(cells: list[str]) -> str:
+    """Returns what all cells of a column can be; a number with a leading zero is a string."""
+    if any(len(c) > 1 and c[0] == "0" and c.isdecimal() for c in cells):
+        return STRING
+    for kind, convert in ((INT64, _to_int), (FLOAT, _to_float)):
+        try:
+            for cell in cells:
+                convert(cell)
+        except ValueError:
+            continue
+        return kind
+    return STRING
+
+
+def _to_int(cell: str) -> int:
+    if "_" in cell:
+        raise ValueError
+    return int(cell)
+
+
+def _to_float(cell: str) -> float:
+    if "_" in cell:
+        raise ValueError
+    return float(cell)
+
+
+def _converter(name: str, feature: Feature) -> Callable[[str], Any]:
+    """Returns what makes a value of a cell."""
+    if feature.kind == INT64 and feature.classes:
+        places = {c: i for i, c in enumerate(feature.classes)}
+        return lambda cell: places[cell] if cell in places else _to_int(cell)
+    convert = {INT64: _to_int, FLOAT: _to_float}.get(feature.kind)
+    if convert is None:
+        return lambda cell: cell
+
+    def checked(cell: str) -> Any:
+        try:
+            return convert(cell)
+        except ValueError as error:
+            raise ValueError(f"{name!r} must be {feature.kind}. Received: {cell!r}") from error
+
+    return checked

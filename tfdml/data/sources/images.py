@@ -1,0 +1,214 @@
+"""Image files: one folder a class, or a table of paths."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from tfdml.data import storage
+from tfdml.data.images import EXTENSIONS, ImageOptions, prepare
+from tfdml.data.schema import IMAGE, INT64, STRING, Feature, Schema
+from tfdml.data.sources.source import Chunk, Row, Source
+
+CHUNK_IMAGES = 64
+
+
+class ImageFolderSource(Source):
+    """A folder with one folder a class; the classes are in the order of their names.
+
+    Records have an `image`, its `label`, and the `file` that it was.
+
+    Args:
+        folder: The folder.
+        options: What is done to the images.
+
+    Raises:
+        ValueError: If there are no classes, a class without images, images outside of classes, or
+            links that lead in a circle.
+    """
+
+    def __init__(self, folder: str, options: ImageOptions | None = None):
+        self._folder, self._options = folder.rstrip("/"), options or ImageOptions()
+        self.folder = self._folder
+        names = files_below(self._folder)
+        outside = [name for name in names if b"/" not in name]
+        classes = sorted({name.split(b"/", 1)[0] for name in names} - set(outside))
+        empty = [
+            os.fsdecode(e) for e in _folders(self._folder) if os.fsencode(e) not in set(classes)
+        ]
+        if outside or empty or not classes:
+            received = (
+                f"{_shown(outside[0])} beside the classes"
+                if outside
+                else f"{empty or 'no'} folders without images"
+            )
+            raise ValueError(
+                f"An image folder must have one folder a class, each with images. Received: "
+                f"{received} in {folder}. Move or remove them."
+            )
+        self._names = names
+        labels = {name: i for i, name in enumerate(classes)}
+        self._labels = [labels[name.split(b"/", 1)[0]] for name in names]
+        self.schema = Schema(
+            image=Feature(IMAGE),
+            label=Feature(INT64, classes=tuple(_shown(c) for c in classes)),
+            file=Feature(STRING),
+        )
+
+    @property
+    def files(self) -> list[str]:
+        """The image files."""
+        return [storage.join(self._folder, os.fsdecode(name)) for name in self._names]
+
+    def chunks(self) -> list[Chunk]:
+        """Returns ranges of files."""
+        sizes = [storage.size(path) for path in self.files]
+        return [
+            Chunk((b, min(b + CHUNK_IMAGES, len(sizes))), len(part), sum(part))
+            for b in range(0, len(sizes), CHUNK_IMAGES)
+            for part in [sizes[b : b + CHUNK_IMAGES]]
+        ]
+
+    def rows(self, key: Any) -> Iterator[Row]:
+        """Yields the images of a range."""
+        for i in range(*key):
+            name = self._names[i]
+            path = storage.join(self._folder, os.fsdecode(name))
+            yield image_row(
+                path, self._options, lambda image, i=i: {
+                    "image": image, "label": self._labels[i], "file": self._names[i]
+                }
+            )  # fmt: skip
+
+    def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
+        """Yields the images of a chunk from `begin` to before `end`."""
+        first, _ = chunk.key
+        return self.rows((first + begin, first + end))
+
+
+class ImageTableSource(Source):
+    """A table with the paths of images, which are replaced by the images.
+
+    Args:
+        table: The table: a CSV or JSON Lines source.
+        column: The column of paths, relative to the table's folder.
+        label: The column of class names, if they are not numbers already.
+        options: What is done to the images.
+
+    Raises:
+        ValueError: If there is no such column.
+    """
+
+    def __init__(
+        self, table: Source, column: str, label: str | None, options: ImageOptions | None = None
+    ):
+        for name in (column, *([label] if label else [])):
+            if table.schema.get(name) is None:
+                raise ValueError(
+                    f"`{'label' if name == label else 'column'}` must be a column. Received: "
+                    f"{name!r} of {sorted(table.schema)}."
+                )
+        self._table, self._column, self._label = table, column, label
+        self._options = options or ImageOptions()
+        self._folder = table.files[0].rsplit("/", 1)[0] if "/" in table.files[0] else "."
+        self.schema = Schema(table.schema)
+        self.schema[column] = Feature(IMAGE)
+        self._classes: dict[str, int] = {}
+        if label and table.schema[label].kind == STRING:
+            names = {
+                row.values[label]
+                for chunk in table.chunks()
+                for row in table.rows(chunk.key)
+                if row.values
+            }
+            self._classes = {name: i for i, name in enumerate(sorted(names))}
+            self.schema[label] = Feature(INT64, classes=tuple(sorted(names)))
+
+    @property
+    def files(self) -> list[str]:
+        """The table; the images are named in it."""
+        return self._table.files
+
+    def chunks(self) -> list[Chunk]:
+        """Returns the table's chunks, with the sizes of the images."""
+        found = []
+        for chunk in self._table.chunks():
+            sizes = 0
+            for row in self._table.rows(chunk.key):
+                path = self._path(row.values[self._column]) if row.values else ""
+                sizes += storage.size(path) if path and storage.exists(path) else 0
+            found.append(chunk._replace(bytes=sizes))
+        return found
+
+    def _path(self, name: str) -> str:
+        return name if "://" in name or name.startswith("/") else storage.join(self._folder, name)
+
+    def rows(self, key: Any) -> Iterator[Row]:
+        """Yields the rows of a chunk of the table, with their images."""
+        for row in self._table.rows(key):
+            if row.values is None:
+                yield row
+                continue
+            values = dict(row.values)
+            if self._classes:
+                values[self._label] = self._classes[values[self._label]]
+            path = self._path(values[self._column])
+            found = image_row(
+                path, self._options, lambda image, v=values: {**v, self._column: image}
+            )
+            yield found._replace(where=f"{row.where} ({found.where})")
+
+
+def image_row(path: str, options: ImageOptions, values: Any) -> Row:
+    """Returns the row of an image file; `values(image)` are its values."""
+    where = _shown(os.fsencode(path))
+    if not path.lower().endswith(EXTENSIONS):
+        return Row(where, None, "is not an image file, by its name")
+    try:
+        return Row(where, values(prepare(storage.read_bytes(path), options)))
+    except (ValueError, OSError) as error:
+        return Row(where, None, str(error))
+
+
+def files_below(folder: str) -> list[bytes]:
+    """Returns the files in a folder and its folders, sorted; hidden ones are not looked at.
+
+    Raises:
+        ValueError: If there is no such folder, or links lead in a circle.
+    """
+    if not storage.is_local(folder):
+        fs, place = fsspec.core.url_to_fs(folder)
+        found = [p[len(place.rstrip("/")) + 1 :] for p in fs.find(place)]
+        return sorted(os.fsencode(p) for p in found if "/." not in f"/{p}")
+    if not os.path.isdir(folder):
+        raise ValueError(f"`input` must be a folder. Received: {folder!r}.")
+    root, found = os.fsencode(folder), []
+    pending = [(root, (os.path.realpath(root),))]
+    while pending:
+        directory, above = pending.pop()
+        for entry in os.scandir(directory):
+            if entry.name.startswith(b"."):
+                continue
+            if entry.is_dir():
+                real = os.path.realpath(entry.path)
+                if real in above:
+                    raise ValueError(
+                        f"`input` must not have links that lead in a circle. Received: "
+                        f"{_shown(entry.path)}, which leads to {_shown(real)}. Remove the link."
+                    )
+                pending.append((entry.path, (*above, real)))
+            else:
+                # Also a link to nothing: it is a row that cannot be read.
+                found.append(os.path.relpath(entry.path, root))
+    return sorted(found)
+
+
+def _folders(folder: str) -> list[str]:
+    if not storage.is_local(folder):
+        return []
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[:1] != ".")
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,73 @@
+"""JSON Lines: one object a line."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tfdml.data import storage
+from tfdml.data.schema import Schema, infer
+from tfdml.data.sources.source import Row
+from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource
+
+
+class JsonlSource(TextSource):
+    """Files with one JSON object a line; objects within objects become dotted names.
+
+    Args:
+        paths: The files.
+        schema: What the objects hold; found from the first rows by default.
+    """
+
+    def __init__(self, paths: list[str], schema: Schema | None = None):
+        super().__init__(paths, quoted=False)
+        if schema is None:
+            rows = (row for chunk in self.chunks()[:64] for row in self.rows(chunk.key))
+            sample = [row.values for row in itertools.islice(rows, SAMPLED_ROWS) if row.values]
+            schema = infer(sample)
+        self.schema = schema
+
+    def _header(self, path: str) -> int:
+        return len(UTF8_BOM) if storage.read_range(path, 0, 3) == UTF8_BOM else 0
+
+    def _parse(self, text: str, where: str, first: int) -> Iterator[Row]:
+        number = first
+        # Not `splitlines`: it ends lines at characters that JSON allows in strings.
+        for line in text.split("\n"):
+            if not line.strip("\r"):
+                continue
+            try:
+                values = json.loads(line, object_pairs_hook=_unique)
+                if not isinstance(values, dict):
+                    raise ValueError(f"must be an object. Received: {line[:60]!r}")
+                yield Row(f"{where}, row {number}", flatten(values))
+            except (ValueError, RecursionError) as error:
+                yield Row(f"{where}, row {number}", None, f"is not JSON: {error}")
+            number += 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"a name is there twice in {[name for name, _ in pairs]}")
+    return values
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns an object whose objects have become dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`.
+
+    Raises:
+        ValueError: If two values get one name.
+    """
+    if not any(isinstance(value, dict) for value in values.values()):
+        return values
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = flatten(value) if isinstance(value, dict) else None
+        for key, v in (
+            {f"{name}.{k}": v for k, v in inner.items()}.items() if inner else [(name, value)]
+        ):
+            if key in flat:
+                raise ValueError(f"two values have the name {key!r}")
+            flat[key] = v
+    return flat

@@ -1,0 +1,152 @@
+"""Files, here or in a store (`gs://`, `s3://`, `hdfs://`, ...): reading parts, writing whole."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+
+PARTIAL = ".partial"
+
+
+def is_local(path: str) -> bool:
+    """Returns whether a path is of this machine's file system."""
+    return "://" not in str(path)
+
+
+def _store(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"`path` must be local, or of a store whose plug-in is installed. Received: {path!r}; "
+            f"{error}. Install the fsspec plug-in of the store (gcsfs for gs://, s3fs for s3://)."
+        ) from error
+
+
+def join(directory: str, name: str) -> str:
+    """Returns the path of a file in a directory."""
+    return os.path.join(directory, name) if is_local(directory) else f"{directory}/{name}"
+
+
+def open_read(path: str) -> BinaryIO:
+    """Opens a file for reading bytes."""
+    if is_local(path):
+        return open(path, "rb")
+    fs, place = _store(path)
+    return fs.open(place, "rb")
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns all of a file."""
+    with open_read(path) as file:
+        return file.read()
+
+
+def read_range(path: str, offset: int, length: int) -> bytes:
+    """Returns `length` bytes from `offset` on; fewer where the file ends."""
+    if is_local(path):
+        with open(path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, offset)
+    fs, place = _store(path)
+    return fs.cat_file(place, start=offset, end=offset + length)
+
+
+def size(path: str) -> int:
+    """Returns the bytes of a file."""
+    if is_local(path):
+        return os.path.getsize(path)
+    fs, place = _store(path)
+    return fs.size(place)
+
+
+def exists(path: str) -> bool:
+    """Returns whether there is such a file or directory."""
+    if is_local(path):
+        return os.path.exists(path)
+    fs, place = _store(path)
+    return fs.exists(place)
+
+
+def names_in(directory: str) -> list[str]:
+    """Returns the sorted names of what is in a directory; none if it is not there."""
+    if is_local(directory):
+        return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    fs, place = _store(directory)
+    if not fs.exists(place):
+        return []
+    return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in fs.ls(place, detail=False))
+
+
+def make_directory(directory: str) -> None:
+    """Makes a directory, if it is not there."""
+    if is_local(directory):
+        os.makedirs(directory, exist_ok=True)
+    else:
+        fs, place = _store(directory)
+        fs.makedirs(place, exist_ok=True)
+
+
+def remove(path: str) -> None:
+    """Removes a file, if it is there."""
+    if is_local(path):
+        Path(path).unlink(missing_ok=True)
+    else:
+        fs, place = _store(path)
+        if fs.exists(place):
+            fs.rm(place)
+
+
+@contextmanager
+def writing(path: str) -> Iterator[BinaryIO]:
+    """Opens a file that appears whole under its name, or not at all.
+
+    Locally it is written beside its place, flushed to the disk and renamed. A store gets it
+    in one piece, once it is all there.
+    """
+    if not is_local(path):
+        fs, place = _store(path)
+        with tempfile.NamedTemporaryFile() as file:
+            yield file
+            file.flush()
+            fs.put_file(file.name, place)
+        return
+    # A process that was killed may still be writing: the next one must not share its file.
+    partial = f"{path}.{os.getpid()}{PARTIAL}"
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    sync_directory(os.path.dirname(path))
+
+
+def sync_directory(directory: str) -> None:
+    """Makes what was renamed in a local directory outlive a power failure."""
+    descriptor = os.open(directory or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Writes a file that appears whole."""
+    with writing(path) as file:
+        file.write(data)
+
+
+def fingerprint(path: str) -> list[Any]:
+    """Returns what changes when a file does: its size, and its time where there is one."""
+    if is_local(path):
+        stat = os.stat(path)
+        return [stat.st_size, stat.st_mtime_ns]
+    fs, place = _store(path)
+    return [fs.size(place), fs.ukey(place)]

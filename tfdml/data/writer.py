@@ -1,0 +1,111 @@
+"""Writes one shard: records in blocks, its index beside it, and what a manifest says of it."""
+
+import gzip
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from tfdml.data import storage
+from tfdml.data.framing import FRAME, frame
+from tfdml.data.index import BLOCK_BYTES, SUFFIX, IndexBuilder
+from tfdml.data.manifest import Shard
+
+GZIP_LEVEL = 6
+
+
+class ShardWriter:
+    """Appends records to an open file.
+
+    Args:
+        file: The file.
+        compressed: Whether blocks are gzip members.
+    """
+
+    def __init__(self, file, compressed: bool):
+        self._file = file
+        self._compressed = compressed
+        self._digest = hashlib.sha256()
+        self._index = IndexBuilder()
+        self._frames: list[bytes] = []
+        self._lengths: list[int] = []
+        self._raw = 0
+        self.records = self.bytes = 0
+
+    def write(self, record: bytes) -> None:
+        """Appends a record.
+
+        Raises:
+            ValueError: If it is too long.
+        """
+        self._frames.append(frame(record))
+        self._lengths.append(len(record))
+        self._raw += FRAME + len(record)
+        if self._raw >= BLOCK_BYTES:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        data = b"".join(self._frames)
+        if self._compressed:
+            # Without a time: equal records are equal bytes.
+            data = gzip.compress(data, GZIP_LEVEL, mtime=0)
+        self._file.write(data)
+        self._digest.update(data)
+        self._index.add_block(self._lengths, data, self._raw)
+        self.records += len(self._lengths)
+        self.bytes += len(data)
+        self._frames, self._lengths, self._raw = [], [], 0
+
+    def finish(self) -> tuple[str, bytes]:
+        """Writes what is left; returns the file's digest and its index."""
+        if self._lengths:
+            self._close_block()
+        return self._digest.hexdigest(), self._index.build().to_bytes()
+
+
+class OpenShard:
+    """A shard that is being written.
+
+    Attributes:
+        writer: What appends records.
+        shard: What the manifest says of it, once it is closed.
+    """
+
+    def __init__(self, writer: ShardWriter):
+        self.writer = writer
+        self.shard: Shard | None = None
+
+
+@contextmanager
+def open_shard(directory: str, name: str) -> Iterator[OpenShard]:
+    """Opens a shard that appears whole, after its index, when the context is left.
+
+    Args:
+        directory: Where it will be.
+        name: Its name; one that ends in `.gz` is compressed.
+    """
+    path = storage.join(directory, name)
+    with storage.writing(path) as file:
+        opened = OpenShard(ShardWriter(file, name.endswith(".gz")))
+        yield opened
+        digest, index = opened.writer.finish()
+        storage.write_bytes(path + SUFFIX, index)
+        opened.shard = Shard(
+            name,
+            opened.writer.records,
+            opened.writer.bytes,
+            digest,
+            hashlib.sha256(index).hexdigest(),
+        )
+
+
+def write_shard(directory: str, name: str, records: Iterable[bytes]) -> Shard:
+    """Writes a shard of serialised records; returns what the manifest says of it."""
+    with open_shard(directory, name) as opened:
+        for record in records:
+            opened.writer.write(record)
+    return opened.shard
+
+
+def shard_name(name: str, split: str, number: int, count: int, compressed: bool) -> str:
+    """Returns the name of a shard, such as `mnist-train-00000-of-00032.tfrecord`."""
+    return f"{name}-{split}-{number:05d}-of-{count:05d}.tfrecord{'.gz' if compressed else ''}"
