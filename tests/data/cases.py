@@ -77,13 +77,15 @@ def fit(
 
 def own_ids(directory: str) -> list[np.ndarray]:
     """Returns the ids that this rank reads, in each step of the strategy's."""
-    from tfdml.strategies.feed import own_share
+    from tfdml.strategies.feed_modes import own_shares
 
     strategy = job.strategy()
     with strategy.scope():
         pipeline = tfdml.data.read_tfrecords(directory, BATCH, features=["id"], seed=5)
-        share = pipeline if strategy.size == 1 else own_share(pipeline, strategy.extended.splitter)
-    return [batch.numpy() for batch in share]
+    if strategy.size == 1:
+        return [batch.numpy() for batch in pipeline]
+    shares, _ = own_shares(pipeline, strategy.extended.splitter)
+    return [portion.parts[0].numpy() for portion in shares]
 
 
 def evaluate_and_predict(directory: str) -> tuple[float, np.ndarray]:

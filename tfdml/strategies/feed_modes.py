@@ -86,7 +86,7 @@ class ShardedFeed(Feed):
         )
 
 
-def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
+def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
     """Returns a process's part of the data as portions of the size of its share of a global batch.
 
     They know their own rows only: `ShardedFeed` adds up the processes'.
@@ -94,6 +94,9 @@ def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
     Args:
         dataset: The process's part, batched by the global batch size.
         splitter: What splits global batches over the replicas.
+
+    Returns:
+        The portions, and their number, None if it is not known.
 
     Raises:
         ValueError: If the batch size is not known, or smaller than the number of processes.
@@ -114,7 +117,10 @@ def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tf.data.Dataset:
         batch = unpacked(element)
         return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
 
-    return dataset.rebatch(own).map(shares, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = dataset.rebatch(own)
+    length = int(batches.cardinality())
+    portions = batches.map(shares, num_parallel_calls=tf.data.AUTOTUNE)
+    return portions, length if length >= 0 else None
 
 
 class ScatterFeed(Feed):

@@ -109,9 +109,8 @@ def portions(
         feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
-        shares = own_shares(dataset, extended.splitter)
-        length = int(shares.cardinality())
-        feed = ShardedFeed(shares, num_batches=length if length >= 0 else None, **common)
+        shares, length = own_shares(dataset, extended.splitter)
+        feed = ShardedFeed(shares, num_batches=length, **common)
     else:
         check_pipeline(dataset, collective)
         if not unknown:
