@@ -115,7 +115,8 @@ def test_what_is_left_out_is_sent_later(compressor):
         biased = False
 
     forgetful = Forgetful(**compressor.get_config())
-    assert missing(compressor, 16) < 0.6 * missing(forgetful, 16)
+    # Codecs that send a tenth of the numbers need many steps to send all of them.
+    assert missing(compressor, 24) < 0.6 * missing(forgetful, 24)
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not c.biased], ids=repr)
