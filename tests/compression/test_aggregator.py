@@ -92,9 +92,24 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def _by_default(compressors: Sequence) -> list:
+    """One codec of a kind; its likes, which differ in a number, are slow tests."""
+    likes = {repr(c) for c in (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True))}
+    return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
+
+
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_sums_are_the_same_bits_on_two_ranks(compressor):
+    _assert_same_bits(compressor, 2)
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compressor", _by_default(COMPRESSORS), ids=repr)
 def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
+    _assert_same_bits(compressor, size)
+
+
+def _assert_same_bits(compressor, size: int) -> None:
     first, *others = (sums for sums, _ in run(compressor, size, 3))
     for other in others:
         for a, b in zip(sum(first, []), sum(other, []), strict=True):
@@ -109,13 +124,14 @@ def missing(compressor, steps: int) -> float:
     return np.sqrt(sum(((np.sum(t, 0) - np.sum(s, 0)) ** 2).sum() for t, s in pairs))
 
 
-@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if c.biased], ids=repr)
+@pytest.mark.parametrize("compressor", _by_default([c for c in COMPRESSORS if c.biased]), ids=repr)
 def test_what_is_left_out_is_sent_later(compressor):
     class Forgetful(type(compressor)):
         biased = False
 
     forgetful = Forgetful(**compressor.get_config())
-    assert missing(compressor, 16) < 0.6 * missing(forgetful, 16)
+    # Codecs that send a tenth of the numbers need many steps to send all of them.
+    assert missing(compressor, 24) < 0.6 * missing(forgetful, 24)
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not c.biased], ids=repr)
@@ -226,9 +242,10 @@ def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
 
 def test_what_is_kept_does_not_know_the_loss_scale():
     """The same gradients, scaled differently at each step, leave the same out."""
+    codec = next(c for c in COMPRESSORS if repr(c) == repr(QSGD(4)))
 
     def rank(collective, scales):
-        aggregator = CompressedAggregator(collective, QSGD(4))
+        aggregator = CompressedAggregator(collective, codec, *BUCKETS)
         for step, scale in enumerate(scales):
             sums = aggregator.sum_gradients(
                 gradients(collective.rank, step, scale), NAMES, "g", tf.constant(scale)

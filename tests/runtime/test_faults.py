@@ -39,7 +39,7 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
     ("kind", "fault", "where", "rank"),
     [
         ("horovod", "raise", "batch_end", 1),
-        ("horovod", "SIGKILL", "epoch_end", 0),
+        ("multi_worker", "SIGKILL", "epoch_end", 0),
         ("horovod", "SIGSTOP", "validation", 1),
         ("multi_worker", "raise", "data", 0),
         ("multi_worker", "exit", "exchange", 1),
