@@ -24,7 +24,7 @@ HOROVOD = [
     "wheel",
 ]
 RECIPES = ["matplotlib", "scikit-learn"]
-TEST = ["pytest>=8", "ruff>=0.12", "tensorboard"]
+TEST = ["optax", "pytest>=8", "ruff>=0.12", "tensorboard"]
 
 setup(
     name="tfdml",

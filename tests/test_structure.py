@@ -16,7 +16,9 @@ MAY_IMPORT = {
     "compression": {"collectives"},
     "strategies": {"topology", "collectives", "compression", "runtime"},
     "horovod_build": {"topology", "runtime"},
-    "callbacks": {"strategies"},
+    "optimizers": set(),
+    "schedules": set(),
+    "callbacks": {"strategies", "optimizers"},
     "cli": {"topology", "horovod_build", "runtime"},
 }
 

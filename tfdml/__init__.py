@@ -17,7 +17,7 @@ Horovod, so the command line starts at once and a machine without Horovod can us
 import importlib
 from typing import Any
 
-_MODULES = ("callbacks", "compression", "strategies")
+_MODULES = ("callbacks", "compression", "optimizers", "schedules", "strategies")
 _STRATEGIES = ("HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 __all__ = [*_MODULES, *_STRATEGIES, "__version__"]
