@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "horovod_build": {"topology", "runtime"},
     "optimizers": set(),
     "schedules": set(),
-    "callbacks": {"strategies", "optimizers"},
+    "callbacks": {"strategies"},
     "cli": {"topology", "horovod_build", "runtime"},
 }
 

@@ -14,7 +14,7 @@ class Exclusion:
 
     A path is what Keras calls `variable.path`: the layers' names and the weight's, such as
     `encoder/layer_normalization/gamma`. `"bias"` matches all paths that hold the word,
-    `"/bias$"` those that end in it, and `"^encoder/"` those of one layer.
+    `"/bias$"` those that end in it, and `"(^|/)encoder/"` those in layers of that name.
 
     Args:
         argument: The name of the optimizer's argument, for messages.

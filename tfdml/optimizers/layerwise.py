@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdml.optimizers.exclusion import Exclusion, whole_path
@@ -61,6 +62,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             if self.weight_decay and not self._undecayed.excludes(v) and self._use_weight_decay(v)
         )
         self._adapting = frozenset(i for i, v in numbered if not self._unadapted.excludes(v))
+        self._watch_trust_ratios()
+
+    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+        """Applies gradients; see `keras.optimizers.Optimizer`."""
+        if self.loss_scale_factor is not None:
+            # Keras divides by it, which a sparse gradient cannot be.
+            grads = _dense(grads)
+        super().apply(grads, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable that is in one piece; see `update_parts`."""
@@ -82,14 +91,19 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def keep_trust_ratios(self) -> "TrustRatios":
         """Returns where the trust ratios of each update are kept from now on.
 
-        A train function that is compiled already must be compiled again. The optimizer must be
-        built. What is kept is not part of the optimizer's state: saved files stay the same.
+        A train function that is compiled already must be compiled again. What is kept is not part
+        of the optimizer's state: saved files stay the same.
         """
         if self._trust_ratios is None:
-            paths = {i: self._paths[i] for i in sorted(self._adapting)}
-            with tf.init_scope(), self._distribution_strategy.scope():
-                self._trust_ratios = TrustRatios(paths)
+            self._trust_ratios = TrustRatios()
+            if self.built:
+                self._watch_trust_ratios()
         return self._trust_ratios
+
+    def _watch_trust_ratios(self) -> None:
+        if self._trust_ratios is not None:
+            with tf.init_scope(), self._distribution_strategy.scope():
+                self._trust_ratios.watch({i: self._paths[i] for i in sorted(self._adapting)})
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -116,18 +130,22 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _clip_gradients(self, grads: Sequence) -> list:
         """Clips what the update uses: a row that comes twice in a sparse gradient counts once."""
-        dense = [tf.convert_to_tensor(g) if g is not None else None for g in grads]
-        return super()._clip_gradients(dense)
+        return super()._clip_gradients(_dense(grads))
 
 
 class TrustRatios:
     """The trust ratios of the last update, on the device until they are read.
 
-    Args:
-        paths: The paths of the variables that adapt, by their index in the optimizer.
+    Attributes:
+        paths: The paths of the variables that adapt; empty until the optimizer is built.
     """
 
-    def __init__(self, paths: dict[int, str]):
+    def __init__(self):
+        self.paths: list[str] = []
+        self._variables: dict[int, tf.Variable] = {}
+
+    def watch(self, paths: dict[int, str]) -> None:
+        """Makes room for variables, given by their index in the optimizer."""
         self.paths = list(paths.values())
         self._variables = {i: tf.Variable(1.0, trainable=False, name="trust_ratio") for i in paths}
 
@@ -135,9 +153,15 @@ class TrustRatios:
         """Keeps a variable's ratio."""
         self._variables[index].assign(tf.cast(ratio, tf.float32))
 
-    def read(self) -> tf.Tensor:
+    def read(self) -> np.ndarray:
         """Returns all ratios, in the order of `paths`: float32, shape `[adapted variables]`."""
-        return tf.stack([tf.convert_to_tensor(v) for v in self._variables.values()])
+        if not self._variables:
+            return np.zeros(0, "float32")
+        return tf.stack([tf.convert_to_tensor(v) for v in self._variables.values()]).numpy()
+
+
+def _dense(gradients: Sequence) -> list:
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
 
 def trust_ratio(weights: tf.Tensor, update: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
