@@ -102,6 +102,17 @@ def test_lamb_is_the_formula(options, adapt_all):
         np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lamb_corrects_in_narrow_dtypes_what_it_has_rounded(dtype):
+    """0.9999 is 1 in bfloat16, and 1 - 0.9999 has lost three digits in float32."""
+    rng = np.random.default_rng(0)
+    w, g = [rng.normal(size=50)], [[rng.normal(size=50)] for _ in range(3)]
+    (wide,) = steps(LAMB(0.5, beta_2=0.9999), w, g, ["bias"])
+    (found,) = steps(LAMB(0.5, beta_2=0.9999), w, g, ["bias"], dtype)
+    bound = 1e-6 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(found.astype("float64"), wide, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("denominator", ["joint", "separate"])
 @pytest.mark.parametrize("rule", ["classic", "popular", "corrected"])

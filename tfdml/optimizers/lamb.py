@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdml.optimizers.exclusion import BIASES_AND_SCALES
-from tfdml.optimizers.layerwise import LayerwiseOptimizer, subtract, trust_ratio
+from tfdml.optimizers.layerwise import LayerwiseOptimizer, trust_ratio
+from tfdml.optimizers.passes import subtract, update_moments
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -111,7 +113,7 @@ class LAMB(LayerwiseOptimizer):
         wide = tf.float64 if dtype == tf.float64 else tf.float32
         # The update is computed divided by `scale`, which is one pass over the numbers less: u =
         # scale (m / (sqrt(v) + epsilon root) + weight_decay / scale w).
-        root, scale = self._corrections(wide)
+        root, scale = self._corrections(tf.as_dtype(dtype), wide)
         updates = [
             self._update(gradient, variable, tf.cast(root, dtype), tf.cast(scale, dtype))
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -127,20 +129,23 @@ class LAMB(LayerwiseOptimizer):
         for variable, update in zip(variables, updates, strict=True):
             subtract(variable, rate, update)
 
-    def _corrections(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    def _corrections(self, dtype: tf.DType, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the root of v's correction, and that root by m's correction."""
         if not self.bias_correction:
-            return tf.ones([], dtype), tf.ones([], dtype)
-        step = tf.cast(self.iterations + 1, dtype)
-        root = tf.sqrt(_one_minus_power(self.beta_2, step))
-        return root, root / _one_minus_power(self.beta_1, step)
+            return tf.ones([], wide), tf.ones([], wide)
+        step = tf.cast(self.iterations + 1, wide)
+        beta_1, beta_2 = self.beta_1, self.beta_2
+        if dtype == tf.float32:
+            # What is corrected was made with these.
+            beta_1, beta_2 = float(np.float32(beta_1)), float(np.float32(beta_2))
+        root = tf.sqrt(_one_minus_power(beta_2, step))
+        return root, root / _one_minus_power(beta_1, step)
 
     def _update(self, gradient, variable, root: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         index = self._get_variable_index(variable)
         m, v = self._momentums[index], self._velocities[index]
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
-        subtract(m, 1 - self.beta_1, m - gradient)
-        subtract(v, 1 - self.beta_2, v - tf.square(gradient))
+        update_moments(m, v, gradient, self.beta_1, self.beta_2, variable)
         update = m / (tf.sqrt(v) + self.epsilon * root)
         if index in self._decaying:
             update += variable * (self.weight_decay / scale)

@@ -175,18 +175,3 @@ def trust_ratio(weights: tf.Tensor, update: tf.Tensor, denominator: tf.Tensor) -
     usable = tf.logical_and(weights > 0, update > 0)
     one = tf.ones_like(weights)
     return tf.where(usable, weights / tf.where(usable, denominator, one), one)
-
-
-def subtract(variable: Any, rate: Any, update: tf.Tensor) -> None:
-    """Subtracts `rate * update` from a variable, in one pass over its numbers.
-
-    Args:
-        variable: A Keras or TensorFlow variable; in an update of a mirrored one, this device's.
-        rate: A scalar: a number, or a tensor of any float dtype.
-        update: A tensor of the variable's shape and dtype.
-    """
-    variable = variable.value if isinstance(variable, keras.Variable) else variable
-    # `tf.cast` would round a Python number to float32 first.
-    dtype = variable.dtype
-    rate = tf.cast(rate, dtype) if tf.is_tensor(rate) else tf.constant(rate, dtype)
-    tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=update)
