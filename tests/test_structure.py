@@ -16,6 +16,8 @@ MAY_IMPORT = {
     "compression": {"collectives"},
     "strategies": {"topology", "collectives", "compression", "runtime"},
     "horovod_build": {"topology", "runtime"},
+    "optimizers": set(),
+    "schedules": set(),
     "callbacks": {"strategies"},
     "mixed_precision": set(),
     "data": set(),

@@ -17,7 +17,15 @@ Horovod, so the command line starts at once and a machine without Horovod can us
 import importlib
 from typing import Any
 
-_MODULES = ("callbacks", "compression", "data", "mixed_precision", "strategies")
+_MODULES = (
+    "callbacks",
+    "compression",
+    "data",
+    "mixed_precision",
+    "optimizers",
+    "schedules",
+    "strategies",
+)
 _STRATEGIES = ("HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 __all__ = [*_MODULES, *_STRATEGIES, "__version__"]

@@ -1,5 +1,6 @@
 """Keras callbacks for training on several processes."""
 
+from tfdml.callbacks.optimizer_log import OptimizerLog
 from tfdml.callbacks.step_monitor import StepMonitor
 
-__all__ = ["StepMonitor"]
+__all__ = ["OptimizerLog", "StepMonitor"]

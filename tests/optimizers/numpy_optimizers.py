@@ -1,0 +1,96 @@
+"""The optimizers' formulas, as their papers and reference programs have them, in NumPy."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+norm = np.linalg.norm
+
+
+def lamb(
+    weights: Sequence[np.ndarray],
+    gradients: Sequence[Sequence[np.ndarray]],
+    rates: Sequence[float],
+    decays: Sequence[bool],
+    adapts: Sequence[bool],
+    weight_decay: float = 0.0,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-6,
+    bias_correction: bool = True,
+    global_clipnorm: float | None = None,
+    trust_ratio_clip: float = np.inf,
+) -> list[np.ndarray]:
+    """You et al., algorithm 2; returns the weights after the last step."""
+    weights = [w.copy() for w in weights]
+    means = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
+    for t, (step, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        total = np.sqrt(sum((g**2).sum() for g in step))
+        for i, (w, g) in enumerate(zip(weights, step, strict=True)):
+            if global_clipnorm is not None:
+                g = g * min(1.0, global_clipnorm / total)
+            m, v = means[i]
+            m = beta_1 * m + (1 - beta_1) * g
+            v = beta_2 * v + (1 - beta_2) * g**2
+            means[i] = m, v
+            if bias_correction:
+                m, v = m / (1 - beta_1**t), v / (1 - beta_2**t)
+            u = m / (np.sqrt(v) + epsilon) + (weight_decay * w if decays[i] else 0)
+            ratio = norm(w) / norm(u) if adapts[i] and norm(w) > 0 and norm(u) > 0 else 1.0
+            weights[i] = w - rate * min(ratio, trust_ratio_clip if adapts[i] else np.inf) * u
+    return weights
+
+
+def lars(
+    weights: Sequence[np.ndarray],
+    gradients: Sequence[Sequence[np.ndarray]],
+    rates: Sequence[float],
+    decays: Sequence[bool],
+    adapts: Sequence[bool],
+    rule: Callable,
+    weight_decay: float = 0.0,
+    momentum: float = 0.9,
+    trust_coefficient: float = 0.001,
+    trust_denominator: str = "joint",
+    epsilon: float = 0.0,
+    nesterov: bool = False,
+) -> list[np.ndarray]:
+    """Steps of a `rule`: one of the functions below."""
+    weights = [w.copy() for w in weights]
+    momenta = [np.zeros_like(w) for w in weights]
+    for step, rate in zip(gradients, rates, strict=True):
+        for i, (w, g) in enumerate(zip(weights, step, strict=True)):
+            decay = weight_decay if decays[i] else 0.0
+
+            def ratio(update, i=i, w=w, g=g, decay=decay):
+                zero = norm(w) == 0 or norm(g if trust_denominator == "separate" else update) == 0
+                if zero or not adapts[i]:
+                    return 1.0
+                if trust_denominator == "separate":
+                    return trust_coefficient * norm(w) / (norm(g) + decay * norm(w) + epsilon)
+                return trust_coefficient * norm(w) / norm(update)
+
+            d = g + decay * w
+            weights[i], momenta[i] = rule(w, d, momenta[i], rate, ratio, momentum, nesterov)
+    return weights
+
+
+def classic(w, d, b, rate, ratio, momentum, nesterov):
+    """The rate and the ratio inside: Model Garden's `classic_momentum=True`, MLPerf."""
+    scaled = rate * ratio(d) * d
+    b = momentum * b + scaled
+    return w - (momentum * b + scaled if nesterov else b), b
+
+
+def popular(w, d, b, rate, ratio, momentum, nesterov):
+    """Both outside, the ratio of what is subtracted: Model Garden's `classic_momentum=False`."""
+    b = momentum * b + d
+    update = momentum * b + d if nesterov else b
+    return w - rate * ratio(update) * update, b
+
+
+def corrected(w, d, b, rate, ratio, momentum, nesterov):
+    """Goyal et al., equation 10: b times the new rate by the old one; here w is (w, old rate)."""
+    scaled = ratio(d) * d
+    b = momentum * b + scaled
+    return w - rate * (momentum * b + scaled if nesterov else b), b

@@ -1,0 +1,48 @@
+"""Norms: right, and the same bits whatever the number of threads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdml.optimizers.norms import squared_norm
+
+SHAPES = [(), (0,), (3,), (20_000,), (5, 7), (3, 3, 128, 130), (70_001, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_sum_of_squares(shape, dtype):
+    values = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    found = squared_norm(tf.constant(values))
+    assert found.dtype == (tf.float64 if dtype == "float64" else tf.float32)
+    rtol = 1e-13 if dtype == "float64" else 1e-6
+    np.testing.assert_allclose(found, (values.astype("float64") ** 2).sum(), rtol=rtol)
+
+
+PROGRAM = """
+import sys
+import numpy as np, tensorflow as tf
+from tfdml.optimizers.norms import squared_norm
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+rng = np.random.default_rng(0)
+for shape in [(3, 3, 512, 512), (1_000_003,), (300_000, 16)]:
+    print(squared_norm(tf.constant(rng.normal(size=shape), tf.float32)).numpy().tobytes().hex())
+"""
+
+
+@pytest.mark.slow
+def test_the_number_of_threads_does_not_matter():
+    root = Path(__file__).resolve().parents[2]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, threads],
+            cwd=root, capture_output=True, text=True, check=True, timeout=120,
+        ).stdout
+        for threads in ("1", "2", "8")
+    ]  # fmt: skip
+    assert said[0].count("\n") == 3
+    assert said[0] == said[1] == said[2]

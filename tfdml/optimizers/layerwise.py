@@ -1,0 +1,177 @@
+"""What LARS and LAMB share: a rate for each layer, by the norms of its weights and its update."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.optimizers.exclusion import Exclusion, whole_path
+from tfdml.optimizers.norms import squared_norm
+
+
+class LayerwiseOptimizer(keras.optimizers.Optimizer):
+    """An optimizer that multiplies each variable's rate by a trust ratio.
+
+    Weight decay is part of the update, before the trust ratio. A sparse gradient, as an
+    `Embedding` has, becomes a dense one: momentum and decay move every row, and norms are of the
+    whole table.
+
+    Args:
+        learning_rate: A float, a schedule, or a function without arguments.
+        weight_decay: The decay's factor; 0 or None for none.
+        exclude_from_weight_decay: Patterns of variables that do not decay; see `Exclusion`.
+        exclude_from_layer_adaptation: Patterns of variables whose trust ratio is 1.
+        **options: The arguments of `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: If an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        weight_decay: float | None,
+        exclude_from_weight_decay: Sequence[str] | None,
+        exclude_from_layer_adaptation: Sequence[str] | None,
+        **options: Any,
+    ):
+        if weight_decay is not None and not weight_decay >= 0:
+            raise ValueError(
+                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}."
+            )
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **options)
+        # `exclude_from_weight_decay` is a method of Keras's optimizers, which works too.
+        self._undecayed = Exclusion("exclude_from_weight_decay", exclude_from_weight_decay)
+        self._unadapted = Exclusion("exclude_from_layer_adaptation", exclude_from_layer_adaptation)
+        self._trust_ratios: TrustRatios | None = None
+
+    def build(self, variables: Sequence) -> None:
+        """Decides for each variable whether it decays and adapts; subclasses make slots.
+
+        Args:
+            variables: The trainable variables.
+        """
+        super().build(variables)
+        numbered = list(enumerate(variables))
+        self._paths = tuple(whole_path(v) for v in variables)
+        self._decaying = frozenset(
+            i
+            for i, v in numbered
+            if self.weight_decay and not self._undecayed.excludes(v) and self._use_weight_decay(v)
+        )
+        self._adapting = frozenset(i for i, v in numbered if not self._unadapted.excludes(v))
+        self._watch_trust_ratios()
+
+    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+        """Applies gradients; see `keras.optimizers.Optimizer`."""
+        if self.loss_scale_factor is not None:
+            # Keras divides by it, which a sparse gradient cannot be.
+            grads = _dense(grads)
+        super().apply(grads, trainable_variables)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a variable that is in one piece; see `update_parts`."""
+        self.update_parts([gradient], [variable], learning_rate)
+
+    def update_parts(self, gradients: Sequence, variables: Sequence, learning_rate: Any) -> None:
+        """Updates one variable that is stored in parts: its norms are over all of them.
+
+        This is where a strategy with partitioned variables enters: it calls this once for each
+        whole variable, while Keras calls `update_step` for each that is in one piece.
+
+        Args:
+            gradients: The parts' gradients.
+            variables: The parts, of one dtype, each known to `build`.
+            learning_rate: A scalar.
+        """
+        raise NotImplementedError
+
+    def keep_trust_ratios(self) -> "TrustRatios":
+        """Returns where the trust ratios of each update are kept from now on.
+
+        A train function that is compiled already must be compiled again. What is kept is not part
+        of the optimizer's state: saved files stay the same.
+        """
+        if self._trust_ratios is None:
+            self._trust_ratios = TrustRatios()
+            if self.built:
+                self._watch_trust_ratios()
+        return self._trust_ratios
+
+    def _watch_trust_ratios(self) -> None:
+        if self._trust_ratios is not None:
+            with tf.init_scope(), self._distribution_strategy.scope():
+                self._trust_ratios.watch({i: self._paths[i] for i in sorted(self._adapting)})
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "exclude_from_weight_decay": self._undecayed.patterns,
+            "exclude_from_layer_adaptation": self._unadapted.patterns,
+        }
+
+    # -- For subclasses ------------------------------------------------------------------------
+
+    def _norm(self, tensors: Sequence) -> tf.Tensor:
+        """Returns the norm of all numbers of all tensors: float32 or float64."""
+        return tf.sqrt(tf.add_n([squared_norm(t) for t in tensors]))
+
+    def _note_ratio(self, ratio: tf.Tensor, variable: Any) -> None:
+        if self._trust_ratios is not None:
+            self._trust_ratios.note(self._get_variable_index(variable), ratio)
+
+    # -- What Keras calls ----------------------------------------------------------------------
+
+    def _apply_weight_decay(self, variables: Sequence) -> None:
+        """Does nothing: decay is part of the update."""
+
+    def _clip_gradients(self, grads: Sequence) -> list:
+        """Clips what the update uses: a row that comes twice in a sparse gradient counts once."""
+        return super()._clip_gradients(_dense(grads))
+
+
+class TrustRatios:
+    """The trust ratios of the last update, on the device until they are read.
+
+    Attributes:
+        paths: The paths of the variables that adapt; empty until the optimizer is built.
+    """
+
+    def __init__(self):
+        self.paths: list[str] = []
+        self._variables: dict[int, tf.Variable] = {}
+
+    def watch(self, paths: dict[int, str]) -> None:
+        """Makes room for variables, given by their index in the optimizer."""
+        self.paths = list(paths.values())
+        self._variables = {i: tf.Variable(1.0, trainable=False, name="trust_ratio") for i in paths}
+
+    def note(self, index: int, ratio: tf.Tensor) -> None:
+        """Keeps a variable's ratio."""
+        self._variables[index].assign(tf.cast(ratio, tf.float32))
+
+    def read(self) -> np.ndarray:
+        """Returns all ratios, in the order of `paths`: float32, shape `[adapted variables]`."""
+        if not self._variables:
+            return np.zeros(0, "float32")
+        return tf.stack([tf.convert_to_tensor(v) for v in self._variables.values()]).numpy()
+
+
+def _dense(gradients: Sequence) -> list:
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def trust_ratio(weights: tf.Tensor, update: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+    """Returns `weights / denominator`, or 1 if a norm is 0.
+
+    Args:
+        weights: The weights' norm.
+        update: The update's norm.
+        denominator: What is divided by: positive where both norms are.
+    """
+    usable = tf.logical_and(weights > 0, update > 0)
+    one = tf.ones_like(weights)
+    return tf.where(usable, weights / tf.where(usable, denominator, one), one)

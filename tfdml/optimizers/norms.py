@@ -1,0 +1,31 @@
+"""Norms that are the same bits on every rank."""
+
+import tensorflow as tf
+
+_ROW = 1024
+# So many numbers TensorFlow sums up on one thread.
+_FEW = 16 * _ROW
+
+
+def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of squares of all numbers, in float32 or wider.
+
+    A sum over a whole large tensor is split over the processor's threads, and its last bits depend
+    on their number: weights would drift apart between unlike machines. Here each thread sums up
+    whole rows of a fixed length, and then the rows' norms are taken for the numbers.
+
+    Args:
+        tensor: A tensor or variable of any float dtype and static shape.
+
+    Returns:
+        A scalar: float64 for float64, else float32.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype.size < 4:
+        tensor = tf.cast(tensor, tf.float32)
+    numbers = tf.reshape(tensor, [-1])
+    while (size := numbers.shape[0]) > _FEW:
+        if size % _ROW:
+            numbers = tf.pad(numbers, [[0, -size % _ROW]])
+        numbers = tf.math.reduce_euclidean_norm(tf.reshape(numbers, [-1, _ROW]), -1)
+    return tf.reduce_sum(tf.square(numbers))

@@ -1,0 +1,7 @@
+"""Learning rates for large global batches: scaled to the replicas, and warmed up."""
+
+from tfdml.schedules.polynomial import polynomial_decay
+from tfdml.schedules.scale import Scaled, scale_learning_rate
+from tfdml.schedules.warmup import LinearWarmup
+
+__all__ = ["LinearWarmup", "Scaled", "polynomial_decay", "scale_learning_rate"]
