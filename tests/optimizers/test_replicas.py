@@ -8,34 +8,47 @@ from tests.strategies.compare import assert_invariant, assert_same_bits
 KINDS = pytest.mark.parametrize(
     "kind", ["horovod", "mirrored", pytest.param("multi_worker", marks=pytest.mark.slow)]
 )
-OPTIONS = [
-    ("LAMB", {"global_clipnorm": 0.5, "exclude_from_layer_adaptation": []}),
-    ("LARS", {"nesterov": True, "use_ema": True, "ema_momentum": 0.5}),
-    ("LAMB", {"gradient_accumulation_steps": 2}),
-    ("LARS", {"classic_momentum": False, "trust_denominator": "separate", "clipnorm": 0.1}),
-]
+IDS = {"ids": lambda value: value if isinstance(value, str) else "+".join(value)}
 
 
-@KINDS
-@pytest.mark.parametrize(
-    ("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "+".join(v)
-)
-def test_two_replicas_are_one(ranks, kind, name, options):
-    assert_invariant(
-        ranks.run_sizes((1, 2), cases.train, name, options, kind=kind), rtol=1e-4, atol=1e-5
-    )
-
-
-@KINDS
-@pytest.mark.parametrize("name", ["LAMB", "LARS"])
-def test_sparse_gradients(ranks, kind, name):
-    results = ranks.run_sizes((1, 2), cases.train_embedding, name, kind=kind)
+def _compare(ranks, kind, name, options):
+    results = ranks.run_sizes((1, 2), cases.train, name, options, kind=kind)
     assert_invariant(results, rtol=1e-4, atol=1e-5)
 
 
 @KINDS
-def test_mixed_precision(ranks, kind):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LAMB", {"global_clipnorm": 0.5, "exclude_from_layer_adaptation": []}),
+        ("LARS", {"nesterov": True, "use_ema": True, "ema_momentum": 0.5}),
+    ],
+    **IDS,
+)
+def test_two_replicas_are_one(ranks, kind, name, options):
+    _compare(ranks, kind, name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LAMB", {"gradient_accumulation_steps": 2}),
+        ("LARS", {"classic_momentum": False, "trust_denominator": "separate", "clipnorm": 0.1}),
+    ],
+    **IDS,
+)
+def test_other_options(ranks, feature_kind, name, options):
+    _compare(ranks, feature_kind, name, options)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+def test_sparse_gradients(ranks, feature_kind, name):
+    results = ranks.run_sizes((1, 2), cases.train_embedding, name, kind=feature_kind)
+    assert_invariant(results, rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision(ranks, feature_kind):
     """The replicas' sums round differently in half precision, but alike on all ranks."""
-    results = ranks.run_sizes((1, 2), cases.train, "LAMB", {}, "mixed_float16", kind=kind)
+    results = ranks.run_sizes((1, 2), cases.train, "LAMB", {}, "mixed_float16", kind=feature_kind)
     assert_same_bits(results[2])
     assert_invariant(results, rtol=5e-2, atol=1e-2)
