@@ -38,11 +38,11 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
 @pytest.mark.parametrize(
     ("kind", "fault", "where", "rank"),
     [
-        ("horovod", "raise", "batch_end", 1),
-        ("multi_worker", "SIGKILL", "epoch_end", 0),
-        ("horovod", "SIGSTOP", "validation", 1),
+        ("horovod", "exit", "exchange", 1),
+        ("multi_worker", "raise", "batch_end", 1),
         ("multi_worker", "raise", "data", 0),
-        ("multi_worker", "exit", "exchange", 1),
+        ("multi_worker", "SIGKILL", "epoch_end", 0),
+        ("multi_worker", "SIGSTOP", "validation", 1),
     ],
 )
 def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):

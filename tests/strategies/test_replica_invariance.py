@@ -56,6 +56,7 @@ def test_two_processes_with_two_devices_each(ranks, kind):
     assert_invariant(one | {2: ranks(2, kind).run(cases.fit_arrays, 33, 16, 3, "dense", 2)})
 
 
+@pytest.mark.slow  # Two processes with two devices each are four replicas too.
 def test_four_replicas(ranks, feature_kind):
     case = (cases.fit_arrays, 33, 16)
     assert_invariant(ranks.run_sizes((1, 4), *case, kind=feature_kind))
@@ -84,7 +85,7 @@ def test_datasets(ranks, feature_kind, dataset):
 
 
 def test_a_dataset_of_unknown_length(ranks, kind):
-    _compare(ranks, kind, cases.fit_dataset, "unknown_cardinality")
+    _compare_largest(ranks, kind, cases.fit_dataset, "unknown_cardinality")
 
 
 @pytest.mark.parametrize(
