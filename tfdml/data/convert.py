@@ -329,7 +329,9 @@ def _initialise(job: Job, counter: Any) -> None:
     """Makes a worker of this process: it has the job, and ends with the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _own.update(job=job, counter=counter)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Not `os.getppid()`: the process that started this one may be gone already.
+    parent = multiprocessing.parent_process().pid
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
