@@ -55,7 +55,6 @@ def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
             assert slow.compute > 0.03
             assert fast.wait > slow.wait
             assert slow.causes > 0.5
-            assert fast.step == pytest.approx(slow.step, rel=0.5)
 
 
 def test_ranks_left_behind_by_an_exception_are_ended(ranks):
