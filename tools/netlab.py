@@ -1,0 +1,229 @@
+"""Runs a command on N "hosts" of this machine, with a network of a given rate between them.
+
+    tools/netlab --hosts 2 --rate 100mbit -- python train.py
+    tools/netlab --hosts 4 --rate 1gbit --job horovod -- python train.py
+
+A host is a network namespace with an address, a name and one interface, `eth0`, at a common bridge;
+what leaves it is shaped by `tc`. On host I of N the command finds
+
+    NETLAB_HOST=I   NETLAB_HOSTS=N   NETLAB_ADDRESSES=10.77.0.1,10.77.0.2,...
+
+and its name, `hostI`, resolves to its address. With `--job horovod` each host runs one rank of a
+Horovod job; with `--job multi-worker`, one worker of a TensorFlow cluster, told by TF_CONFIG. The
+first host that fails ends the others, and its exit code is the tool's.
+
+Nothing is left behind, whatever ends the tool: the bridge, the namespaces, the names and all
+processes live in namespaces of the tool's own, which the kernel removes with its last process; and
+the tool's process is the one whose death kills the others. It needs root, for namespaces and
+shaping; the machine's own network is not touched. Only Linux, only this machine.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Of <linux/sched.h> and <linux/prctl.h>.
+_NEW_MOUNTS, _NEW_NAMES, _NEW_PROCESSES, _NEW_NETWORK = 0x20000, 0x4000000, 0x20000000, 0x40000000
+_PR_SET_PDEATHSIG = 1
+_NETWORK = "10.77.0"
+_SWITCH = f"{_NETWORK}.254"
+_PORT = 12000
+# What a host that failed leaves to the others, in seconds.
+_GRACE = 10.0
+
+
+class Job(str, Enum):
+    """What the hosts' commands are to each other."""
+
+    NONE = "none"
+    HOROVOD = "horovod"
+    MULTI_WORKER = "multi-worker"
+
+
+def refuse(message: str) -> None:
+    """Ends the tool, saying why."""
+    print(f"netlab: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def enter_own_namespaces() -> None:
+    """Returns in a child with its own namespaces; the parent waits, and kills it by dying.
+
+    The child is the first process of its namespaces: when it ends, the kernel ends all others.
+    """
+    missing = [tool for tool in ("unshare", "mount", "ip", "tc") if not shutil.which(tool)]
+    if missing:
+        refuse(f"needs {', '.join(missing)}: install util-linux and iproute2.")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_MOUNTS | _NEW_NAMES | _NEW_PROCESSES | _NEW_NETWORK):
+        refuse(
+            f"`tools/netlab` must run as root and be allowed to make namespaces, to shape the "
+            f"traffic between them. Received: user id {os.geteuid()}, "
+            f"{os.strerror(ctypes.get_errno())}. Run it by sudo; in a container, one that was "
+            f"started with --privileged."
+        )
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # What /proc still shows is the outer namespace: a parent that died before is seen there.
+    if not Path(f"/proc/{parent}").exists():
+        os._exit(1)
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "proc", "proc", "/proc")
+
+
+def run(*command: str) -> None:
+    """Runs a command of the system that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        refuse(f"`{' '.join(command)}` failed: {said}")
+
+
+def address(host: int) -> str:
+    """Returns a host's address."""
+    return f"{_NETWORK}.{host + 1}"
+
+
+def build(hosts: int, rate: str, latency: str, loss: str) -> None:
+    """Makes the hosts, their names, and the bridge between them."""
+    # Namespaces are named by files: in memory, and seen by this lab only.
+    Path("/run/netns").mkdir(exist_ok=True)
+    run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
+    with tempfile.NamedTemporaryFile("w", dir="/run/netns", delete=False) as names:
+        lines = ["127.0.0.1 localhost", *(f"{address(i)} host{i}" for i in range(hosts))]
+        names.write("\n".join(lines) + "\n")
+    Path(names.name).chmod(0o644)
+    run("mount", "--bind", names.name, "/etc/hosts")
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "switch", "type", "bridge")
+    run("ip", "address", "add", f"{_SWITCH}/24", "dev", "switch")
+    run("ip", "link", "set", "switch", "up")
+    for i in range(hosts):
+        host = f"host{i}"
+        run("ip", "netns", "add", host)
+        run("ip", "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", host)
+        run("ip", "link", "set", f"port{i}", "master", "switch", "up")
+        run("ip", "-n", host, "address", "add", f"{address(i)}/24", "dev", "eth0")
+        run("ip", "-n", host, "link", "set", "eth0", "up")
+        run("ip", "-n", host, "link", "set", "lo", "up")
+        shape(host, rate, latency, loss)
+
+
+def shape(host: str, rate: str, latency: str, loss: str) -> None:
+    """Shapes what leaves a host."""
+    add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
+    place = ["root", "handle", "1:"]
+    if rate:
+        run(*add, *place, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+        place = ["parent", "1:1", "handle", "10:"]
+    if latency or loss:
+        # A queue that holds what is under way at 10 Gbit/s and 100 ms.
+        options = ["limit", "100000"]
+        options += ["delay", latency] if latency else []
+        options += ["loss", loss] if loss else []
+        done = subprocess.run([*add, *place, "netem", *options], capture_output=True, text=True)
+        if done.returncode:
+            refuse(
+                f"`--latency` and `--loss` must be what the kernel's netem understands, and the "
+                f"kernel must have it (module sch_netem). Received: latency={latency!r}, "
+                f"loss={loss!r}, and from tc: {done.stderr.strip()}"
+            )
+
+
+def environments(hosts: int, job: Job) -> list[dict[str, str]]:
+    """Returns what each host's command is told."""
+    addresses = ",".join(address(i) for i in range(hosts))
+    told = [
+        {"NETLAB_HOST": str(i), "NETLAB_HOSTS": str(hosts), "NETLAB_ADDRESSES": addresses}
+        for i in range(hosts)
+    ]
+    if job is Job.MULTI_WORKER:
+        cluster = {"worker": [f"host{i}:{_PORT + i}" for i in range(hosts)]}
+        for i, own in enumerate(told):
+            own["TF_CONFIG"] = json.dumps(
+                {"cluster": cluster, "task": {"type": "worker", "index": i}}
+            )
+    if job is Job.HOROVOD:
+        for own, horovod in zip(told, _horovod(hosts), strict=True):
+            own.update(horovod)
+    return told
+
+
+def _horovod(hosts: int) -> list[dict[str, str]]:
+    """Does what `horovodrun` does with one rank on each host; the ranks meet at the switch."""
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    infos = [HostInfo(f"host{i}", 1) for i in range(hosts)]
+    slots = get_host_assignments(infos, hosts)
+    server.init(slots)
+    common = create_run_env_vars(_SWITCH, ["eth0"], port)
+    told = [{**common, **create_slot_env_vars(slot)} for slot in slots]
+    return [{name: str(value) for name, value in own.items()} for own in told]
+
+
+def start(host: int, command: Sequence[str], told: dict[str, str]) -> subprocess.Popen:
+    """Starts the command on a host, under the host's name."""
+    script = f'hostname host{host}; exec "$@"'
+    inside = ["ip", "netns", "exec", f"host{host}", "unshare", "--uts", "sh", "-c", script, "sh"]
+    return subprocess.Popen(
+        [*inside, *command], env={**os.environ, **told}, stdin=subprocess.DEVNULL
+    )
+
+
+def wait(started: Sequence[subprocess.Popen]) -> int:
+    """Waits for all hosts; returns the exit code of the first that failed, or 0."""
+    first, deadline = 0, None
+    while any(p.poll() is None for p in started):
+        time.sleep(0.05)
+        failed = [p.returncode for p in started if p.returncode]
+        if failed and deadline is None:
+            first, deadline = failed[0], time.monotonic() + _GRACE
+        if deadline is not None and time.monotonic() > deadline:
+            break
+    codes = [first, *(p.returncode for p in started if p.returncode)]
+    code = next((c for c in codes if c), 0)
+    return 128 - code if code < 0 else code
+
+
+def main(
+    command: Annotated[list[str], typer.Argument(help="What runs on every host.")],
+    hosts: Annotated[int, typer.Option(min=1, max=200, help="Number of hosts.")] = 2,
+    rate: Annotated[str, typer.Option(help="Of what leaves a host: 100mbit, 1gbit.")] = "",
+    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms. Needs netem.")] = "",
+    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%. Needs netem.")] = "",
+    job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
+) -> None:
+    """Runs a command on hosts with a slow network between them; leaves nothing behind."""
+    enter_own_namespaces()
+    build(hosts, rate, latency, loss)
+    told = environments(hosts, job)
+    started = [start(i, command, own) for i, own in enumerate(told)]
+    code = wait(started)
+    sys.stdout.flush()
+    # The kernel ends what is left, a rendezvous' threads too.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)
