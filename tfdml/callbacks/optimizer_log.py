@@ -17,7 +17,8 @@ class OptimizerLog(keras.callbacks.Callback):
 
     Any optimizer's rate is logged; trust ratios are those of `tfdml.optimizers.LARS` and `LAMB`,
     of the variables that adapt, in the last update before. They stay on the device until they are
-    written. On several processes rank 0 writes.
+    written. Beside a `GradientNoiseScale`, its value is logged too. On several processes rank 0
+    writes.
 
     Args:
         log_dir: Where to write event files; the directory of `keras.callbacks.TensorBoard` will do.
@@ -90,6 +91,10 @@ class OptimizerLog(keras.callbacks.Callback):
                 "trust_ratio/median": np.median(ratios),
                 "trust_ratio/max": ratios.max(),
             }
+        extended = getattr(self.model.distribute_strategy, "extended", None)
+        noise_scale = getattr(extended, "noise_scale", None)
+        if noise_scale is not None:
+            values["gradient_noise_scale"] = noise_scale.read().scale
         step = int(_number(optimizer.iterations))
         with self._writer.as_default():
             for name, value in values.items():

@@ -26,6 +26,7 @@ from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 from tfdml.strategies.step_clock import StepClock
 
@@ -64,8 +65,9 @@ class ReplicaExtended(MirroredExtended):
         self.aggregator: CompressedAggregator | None = None
         if compressor is not None and collective.size > 1:
             self.aggregator = CompressedAggregator(collective, compressor)
-        # What a `StepMonitor` reads, where there is one.
+        # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
+        self.noise_scale: NoiseScale | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
@@ -100,6 +102,11 @@ class ReplicaExtended(MirroredExtended):
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group % self.num_local_replicas
+
+    @property
+    def observers(self) -> list[StepClock | NoiseScale]:
+        """What watches a train step: told when it begins, and what the ranks' slots add up to."""
+        return [o for o in (self.clock, self.noise_scale) if o is not None]
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -243,7 +250,6 @@ class ReplicaExtended(MirroredExtended):
         places = [i for i, g in enumerate(gradients) if g is not None]
 
         def merge(strategy, *per_replica):
-            del strategy
             local = [self._local_sum(v) for v in per_replica]
             exchange = functools.partial(sum_gradients, self.collective, local, label)
             if self.aggregator is not None:
@@ -252,6 +258,10 @@ class ReplicaExtended(MirroredExtended):
                     self.aggregator.sum_gradients, local, paths, label, *rates()
                 )
             sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
+            if self.noise_scale is not None and self._shares is not None:
+                parts = [strategy.experimental_local_results(v) for v in per_replica]
+                rows = self._shares[0].global_rows * self._steps_of_update
+                self.noise_scale.observe(parts, sums, rates()[0], rows)
             return [self._on_all_devices(total) for total in sums]
 
         replica = tf.distribute.get_replica_context()
@@ -260,6 +270,11 @@ class ReplicaExtended(MirroredExtended):
         for i, total in zip(places, sums, strict=True):
             result[i] = total
         return result
+
+    @property
+    def _steps_of_update(self) -> int:
+        """The steps whose gradients an update is made of."""
+        return 1 if self.accumulator is None else self.accumulator.steps
 
     def overwrite_where(self, due, variables: Sequence, values: Sequence) -> None:
         """Assigns `values` to mirrored variables if `due`; called in replica context, by all."""

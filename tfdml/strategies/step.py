@@ -84,11 +84,11 @@ class MetricStep(GlobalStep):
         layers = LayerState(moving_variables(self.model) if self.name == "train_step" else [])
         # Only once there is a batch: at the end of the data the state must stay as it is.
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
-        clock = self._extended.clock if self.name == "train_step" else None
+        observers = self._extended.observers if self.name == "train_step" else []
         with tf.control_dependencies(arrived):
             metrics.set_aside()
-            if clock is not None:
-                clock.begin()
+            for observer in observers:
+                observer.begin()
         portion = self._extended.portion_of(batch)
         shares = portion.shares
         if self._accumulator is None:
@@ -97,13 +97,12 @@ class MetricStep(GlobalStep):
             outputs = self._accumulator.branch(lambda: self._run(self._replica_step, portion))
         collective = self._extended.collective
         parts = [*metrics.contributions(shares), *layers.contributions(shares)]
-        slots = [digest_slots(portion.digest, collective)]
-        if clock is not None:
-            slots.append(clock.slots())
+        slots = [digest_slots(portion.digest, collective), *(o.slots() for o in observers)]
         sums = sum_packed(collective, [*parts, *slots], f"{self.name}/state")
-        check_digests(sums[len(parts)])
-        if clock is not None:
-            clock.add(sums[-1])
+        digests, *observed = sums[len(parts) :]
+        check_digests(digests)
+        for observer, total in zip(observers, observed, strict=True):
+            observer.add(total)
         own = len(metrics.variables)
         layers.assign(sums[own : len(parts)])
         with metrics.assign(sums[:own]):

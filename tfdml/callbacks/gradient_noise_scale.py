@@ -1,0 +1,81 @@
+"""How large a batch pays: the gradient noise scale, and the batch size that it suggests."""
+
+import math
+
+import keras
+from rich.console import Console
+
+from tfdml.strategies.noise_scale import NoiseEstimate, NoiseScale
+
+
+class GradientNoiseScale(keras.callbacks.Callback):
+    """Estimates the gradient noise scale while training, and suggests a global batch size.
+
+    ```python
+    model.fit(dataset, callbacks=[tfdml.callbacks.GradientNoiseScale()])
+    ```
+
+    Batches far below the noise scale train about twice as fast for twice the rows; batches far
+    above it only cost more. At the noise scale, training takes twice the steps and twice the rows
+    of either extreme. It grows while a model learns: what the end of a run says is for the end.
+
+    The value is in the epoch's logs as `gradient_noise_scale`, in rows, and in TensorBoard if an
+    `OptimizerLog` is there. It needs a strategy of tfdml on two replicas or more; elsewhere it does
+    nothing.
+
+    Reference:
+        McCandlish et al., An Empirical Model of Large-Batch Training
+        (https://arxiv.org/abs/1812.06162).
+
+    Args:
+        decay: How much of the moving averages a step keeps: 0 for the last step alone, towards 1
+            for steadier and slower. The default looks back some 100 steps.
+
+    Raises:
+        ValueError: If `decay` is not from 0 to below 1.
+    """
+
+    def __init__(self, decay: float = 0.99):
+        super().__init__()
+        if not 0 <= decay < 1:
+            raise ValueError(f"`decay` must be from 0 to below 1. Received: decay={decay!r}.")
+        self._decay = decay
+        self._scale: NoiseScale | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Has the gradients' norms noted in the model's train step."""
+        super().set_model(model)
+        extended = getattr(model.distribute_strategy, "extended", None)
+        if self._scale is not None or not hasattr(extended, "noise_scale"):
+            return
+        replicas = model.distribute_strategy.num_replicas_in_sync
+        if replicas > 1:
+            self._scale = extended.noise_scale = NoiseScale(replicas, self._decay)
+            model.train_function = None  # Traced anew, with the norms.
+
+    def estimate(self) -> NoiseEstimate | None:
+        """Returns what the steps so far tell, the same on all ranks; None on one replica."""
+        return None if self._scale is None else self._scale.read()
+
+    def suggested_batch_size(self) -> int | None:
+        """Returns the power of two next to the noise scale; None where there is no estimate."""
+        estimate = self.estimate()
+        if estimate is None or not math.isfinite(estimate.scale):
+            return None
+        return 2 ** round(math.log2(max(estimate.scale, 1.0)))
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the value to the epoch's logs."""
+        estimate = self.estimate()
+        if estimate is not None and logs is not None:
+            logs["gradient_noise_scale"] = estimate.scale
+
+    def on_train_end(self, logs=None):
+        """Says on rank 0 what batch size the end of training suggests."""
+        suggested = self.suggested_batch_size()
+        if suggested is None or not self.model.distribute_strategy.extended.should_save_summary:
+            return
+        Console(highlight=False).print(
+            f"Gradient noise scale: {self.estimate().scale:,.0f} rows. A global batch of about "
+            f"{suggested:,} trades steps for rows evenly; far larger ones save few steps."
+        )
