@@ -97,6 +97,7 @@ def test_a_strategy_says_who_it_is(ranks):
         ("sharded dataset", r"`Dataset.shard` must be left out.*\.shard\(2, 0\)"),
         ("loop shuffles without a seed", "`Dataset.shuffle` must have a seed"),
         ("model made outside", "model must be made in the strategy's scope"),
+        ("model built outside", "Weights must be made in the strategy's scope"),
         ("metric made outside", "`metrics` must be made in the strategy's scope"),
         ("other seeds", "must be the same on all 2 ranks.* other data on rank 1"),
         ("other arrays", "must be the same on all 2 ranks.* other data on rank 1"),

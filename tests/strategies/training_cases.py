@@ -153,6 +153,12 @@ def misuse(kind: str) -> str:
         model.compile("sgd", "sparse_categorical_crossentropy")
         with strategy.scope():
             model.fit(x, y, verbose=0)
+    elif kind == "model built outside":
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+        model.build((None, 6))
+        model.fit(x, y, verbose=0)
     elif kind == "metric made outside":
         strategy = job.strategy(devices=2)
         model = compiled(strategy)

@@ -21,8 +21,9 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
         collective: The strategy's collective.
 
     Raises:
-        ValueError: If the optimizer or a callback is Horovod's, the optimizer was made outside
-            the scope, the data are distributed already, or the step is to be compiled by XLA.
+        ValueError: If the optimizer or a callback is Horovod's, the optimizer or weights were made
+            outside the scope, the data are distributed already, or the step is to be compiled by
+            XLA.
     """
     if isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
         raise ValueError(
@@ -37,6 +38,13 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
             "processes. Leave it out of `compile`, or wrap single layers in "
             "`tf.function(jit_compile=True)`."
         )
+    for weight in model.weights:
+        if not isinstance(weight.value, tf.distribute.DistributedValues):
+            raise ValueError(
+                "Weights must be made in the strategy's scope, like the model. Received: "
+                f"{weight.path}, made outside. Move `model.build(...)`, or the first call of the "
+                "model, under `with strategy.scope():`."
+            )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and _is_horovods(optimizer):
         raise ValueError(
