@@ -10,7 +10,7 @@ _NAMES = {
     "Feature": "schema",
     "Schema": "schema",
     "TFRecordPipeline": "pipeline",
-    "read_tfrecords": "pipeline",
+    "read_tfrecords": "reading",
     "verify": "verification",
     "write_tfrecords": "iterable",
 }

@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import functools
 import gzip
 import threading
 from collections.abc import Iterable, Sequence
@@ -46,10 +45,7 @@ class BlockReader:
     def __init__(self, shards: Sequence[str], indices: Sequence[ShardIndex], cache_bytes: int):
         self._shards, self._indices = list(shards), list(indices)
         counts = [len(i.block_records) for i in indices]
-        self.layout = Layout(
-            np.concatenate([i.block_records.astype(np.int64) for i in indices]),
-            np.repeat(np.arange(len(shards)), counts),
-        )
+        self.layout = layout_of(indices)
         self._first_ids = self.layout.first_ids
         self._first_block = np.cumsum(counts) - counts
         self._offsets = [i.block_offsets for i in indices]
@@ -61,11 +57,6 @@ class BlockReader:
         self._lock = threading.Lock()
         self._pool = concurrent.futures.ThreadPoolExecutor(READERS, "tfdml-blocks")
         self.blocks_read = 0
-
-    @functools.cached_property
-    def lengths(self) -> np.ndarray:
-        """The bytes of all records, by id: uint32."""
-        return np.concatenate([i.lengths for i in self._indices])
 
     def where(self, record: int) -> str:
         """Returns the file, record and offset of a record, for messages."""
@@ -168,6 +159,14 @@ class BlockReader:
             return Block(b"", empty, empty, dict.fromkeys(range(len(lengths)), reason))
         bad = {} if sound else _bad_records(data, frames, lengths)
         return Block(data, begins, begins + lengths, bad)
+
+
+def layout_of(indices: Sequence[ShardIndex]) -> Layout:
+    """Returns how the records of shards lie in them."""
+    return Layout(
+        np.concatenate([i.block_records.astype(np.int64) for i in indices]),
+        np.repeat(np.arange(len(indices)), [len(i.block_records) for i in indices]),
+    )
 
 
 def _bad_records(data: bytes, frames: np.ndarray, lengths: np.ndarray) -> dict[int, BadRecord]:

@@ -3,9 +3,11 @@
 import dataclasses
 import hashlib
 
+import numpy as np
+
 from tfdml.data import manifest as manifests
 from tfdml.data import storage
-from tfdml.data.blocks import BlockReader, read_indices, window_bytes
+from tfdml.data.blocks import BlockReader, layout_of, read_indices, window_bytes
 from tfdml.data.manifest import Manifest
 from tfdml.data.order import Bucketed, Order, Sequential, Shuffled
 
@@ -43,6 +45,13 @@ class RecordDataset:
     Raises:
         ValueError: If there is no such split, it is empty, or a file of it is missing or of
             another size than the manifest says.
+
+    Attributes:
+        manifest: What is said of the data set.
+        shards: The split's shards that have records.
+        paths: Where they are.
+        indices: Their indices.
+        layout: How the records lie in them.
     """
 
     def __init__(self, path: str, split: str | None = None):
@@ -51,8 +60,8 @@ class RecordDataset:
         if not self.shards:
             raise ValueError(f"`split` must have records. Received: {split!r} of {path}, with 0.")
         paths = [self.manifest.path_of(s) for s in self.shards]
-        self._indices = read_indices(paths)
-        for path, shard, found in zip(paths, self.shards, self._indices, strict=True):
+        self.indices = read_indices(paths)
+        for path, shard, found in zip(paths, self.shards, self.indices, strict=True):
             stored = storage.size(path) if storage.is_local(path) else shard.bytes
             if stored != shard.bytes:
                 raise ValueError(
@@ -66,7 +75,8 @@ class RecordDataset:
                     f"in {shard.bytes} bytes. Received: {len(found.lengths)} in {stored}. Run "
                     f"`tfdml records verify`."
                 )
-        self._paths = paths
+        self.paths = paths
+        self.layout = layout_of(self.indices)
 
     @property
     def records(self) -> int:
@@ -80,25 +90,26 @@ class RecordDataset:
 
     def default_window(self) -> int:
         """Returns the records that `WINDOW_BYTES` hold, and not too few of large ones."""
-        mean = window_bytes(self.records, self._indices) / self.records
+        mean = window_bytes(self.records, self.indices) / self.records
         return max(LEAST_WINDOW, int(WINDOW_BYTES / mean))
 
     def reader(self, window: int) -> BlockReader:
         """Returns a reader that keeps the blocks of two windows of records."""
-        limit = max(2 * window_bytes(window, self._indices), 8 << 20)
-        return BlockReader(self._paths, self._indices, limit)
+        limit = max(2 * window_bytes(window, self.indices), 8 << 20)
+        return BlockReader(self.paths, self.indices, limit)
 
-    def order(self, reader: BlockReader, shuffling: Shuffling, epoch: int) -> Order:
+    def order(self, shuffling: Shuffling, epoch: int) -> Order:
         """Returns the order of an epoch."""
         if shuffling.seed is None:
-            return Sequential(reader.layout)
+            return Sequential(self.layout)
         options = {
-            "layout": reader.layout,
+            "layout": self.layout,
             "seed": shuffling.seed,
             "epoch": epoch if shuffling.reshuffle else 0,
             "window": shuffling.window,
             "shards_at_once": shuffling.shards_at_once,
         }
         if shuffling.bucket:
-            return Bucketed(reader.lengths, shuffling.bucket, **options)
+            lengths = np.concatenate([i.lengths for i in self.indices])
+            return Bucketed(lengths, shuffling.bucket, **options)
         return Shuffled(**options)

@@ -9,14 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data import order as orders
-from tfdml.data.blocks import BlockReader
-from tfdml.data.dataset import SHARDS_AT_ONCE, RecordDataset, Shuffling
+from tfdml.data.balancing import BalancedDataset
+from tfdml.data.batch import finisher
+from tfdml.data.dataset import RecordDataset, Shuffling
 from tfdml.data.framing import BadRecord
 from tfdml.data.ledger import Ledger
+from tfdml.data.mixing import MixedDataset
 from tfdml.data.order import Order
 from tfdml.data.parsing import ImageDecoding, parser
 from tfdml.data.position import Position, PositionCallback, from_state, to_state
-from tfdml.data.sharding import Batches, Rows, Worker, worker_of
+from tfdml.data.sharding import Batches, Rows, Worker
 
 # Batches of records that are read ahead of parsing.
 AHEAD = 4
@@ -47,7 +49,7 @@ class TFRecordPipeline(tf.data.Dataset):
 
     def __init__(
         self,
-        dataset: RecordDataset,
+        dataset: RecordDataset | MixedDataset | BalancedDataset,
         schema_names: Sequence[str],
         label: str | None,
         batches: Batches,
@@ -59,14 +61,10 @@ class TFRecordPipeline(tf.data.Dataset):
         on_corrupt: str,
         state: dict[str, Any] | None,
         ledger: str | None,
-        make_order: Callable[[BlockReader, int], Order] | None = None,
     ):
         self._dataset, self._batches, self._shuffling = dataset, batches, shuffling
         self._worker, self._on_corrupt = worker, on_corrupt
         self._reader = dataset.reader(shuffling.window)
-        self._make_order = make_order or (
-            lambda reader, epoch: dataset.order(reader, shuffling, epoch)
-        )
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}
         self._planned: dict[tuple[int, int, int], Rows] = {}
@@ -101,7 +99,7 @@ class TFRecordPipeline(tf.data.Dataset):
             else None
         )
         parse = parser(dataset.manifest.schema, list(schema_names), images)
-        self._finish = _finisher(
+        self._finish = finisher(
             parse, list(schema_names), label, transform, augment, self._weighted
         )
         self._shares = self._passes()
@@ -182,7 +180,7 @@ class TFRecordPipeline(tf.data.Dataset):
         with self._lock:
             if epoch not in self._orders:
                 self._orders = dict(list(self._orders.items())[-1:])
-                self._orders[epoch] = self._make_order(self._reader, epoch)
+                self._orders[epoch] = self._dataset.order(self._shuffling, epoch)
             return self._orders[epoch]
 
     def _passes(self) -> tf.data.Dataset:
@@ -293,7 +291,7 @@ class TFRecordPipeline(tf.data.Dataset):
             self._reader.ahead(self._planned[ahead].ids)
         records, weights = self._sound(self._read_sorted(rows.ids), rows)
         seeds = orders.random_numbers(1, self._shuffling.seed or 0, epoch, orders.ROWS)
-        seeds = orders.mix(seeds ^ rows.ids.astype(np.uint64))
+        seeds = orders.mix(seeds ^ rows.places.astype(np.uint64))
         pairs = np.stack([seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)], 1)
         if self._ledger:
             self._ledger.read(epoch, first + step * self.batch_size, rows.ids[rows.weights > 0])
@@ -362,150 +360,3 @@ class OwnShares(tf.data.Dataset):
     def cardinality(self) -> tf.Tensor:
         """Returns the global batches of a whole epoch."""
         return tf.constant(self._steps, tf.int64)
-
-
-def _finisher(
-    parse: Callable,
-    names: list[str],
-    label: str | None,
-    transform: Callable | None,
-    augment: Callable | None,
-    weighted: bool,
-) -> Callable:
-    """Returns what makes a batch for `fit` of records, weights and seeds."""
-
-    def outputs(features: dict[str, tf.Tensor]) -> tuple:
-        y = (features.pop(label),) if label else ()
-        x = next(iter(features.values())) if len(features) == 1 else features
-        return (x, *y)
-
-    @tf.autograph.experimental.do_not_convert
-    def finish(records: tf.Tensor, weights: tf.Tensor, seeds: tf.Tensor) -> Any:
-        values = outputs(parse(records, seeds))
-        if augment is not None:
-            values = _tuple(augment(*values, seeds))
-        if transform is not None:
-            values = _tuple(transform(*values))
-        if weighted:
-            return (*values, weights) if len(values) > 1 else (*values, None, weights)
-        return values if len(values) > 1 else values[0]
-
-    return finish
-
-
-def _tuple(values: Any) -> tuple:
-    return values if isinstance(values, tuple) else (values,)
-
-
-def read_tfrecords(
-    path: str,
-    batch_size: int,
-    split: str | None = None,
-    *,
-    label: str | None = None,
-    features: Sequence[str] | None = None,
-    shuffle: bool = True,
-    seed: int = 0,
-    window: int | None = None,
-    shards_at_once: int = SHARDS_AT_ONCE,
-    reshuffle: bool = True,
-    bucket_by_length: bool = False,
-    end: str = "exact",
-    image_size: tuple[int, int] | None = None,
-    channels: int = 3,
-    crop: str = "resize",
-    transform: Callable | None = None,
-    augment: Callable | None = None,
-    on_corrupt: str = "error",
-    strategy: Any = None,
-    state: dict[str, Any] | None = None,
-    ledger: str | None = None,
-) -> TFRecordPipeline:
-    """Returns decoded, shuffled, batched and prefetched data for `model.fit`.
-
-    ```python
-    with strategy.scope():
-        train = tfdml.data.read_tfrecords("data/mnist", 256, "train", label="label", seed=1)
-    model.fit(train, epochs=10, callbacks=[train.callback()])
-    ```
-
-    Args:
-        path: The manifest of the data set, or its directory.
-        batch_size: The rows of a *global* batch, shared by all workers.
-        split: The split; may be left out where there is only one.
-        label: The feature that is the target: batches are then `(x, y)`.
-        features: The features that are `x`; all others by default. One alone is a tensor, several
-            are a dict.
-        shuffle: Whether epochs are shuffled; else records come in the order of the files.
-        seed: What the order follows from, with the number of the epoch.
-        window: The records that are permuted together, of `shards_at_once` shards whose blocks are
-            permuted; as many as 64 MB hold by default, at least 1,024. It bounds the memory.
-        shards_at_once: The shards that a window's blocks are drawn from.
-        reshuffle: Whether each epoch has an order of its own.
-        bucket_by_length: Whether batches hold records of similar length in bytes, for text.
-        end: What becomes of records that do not fill the last batch: "exact" makes a smaller one,
-            "drop" leaves them out, "pad" fills it up with rows of weight 0, as `(x, y, weights)`.
-        image_size: Height and width that images are made; see `crop`.
-        channels: Of images, 1 or 3.
-        crop: "resize", "center" or "random" (Inception's); a part of a JPEG is cut out while it
-            is decoded.
-        transform: `transform(x, y)` of a whole batch, such as a Keras preprocessing layer without
-            randomness.
-        augment: `augment(x, y, seeds)` of a whole batch, with `seeds` of shape `[rows, 2]` that
-            follow from the seed, the epoch and the sample: for `tf.image.stateless_random_*`, so
-            that augmentation too is the same after a resume and for any number of workers.
-        on_corrupt: "error" ends at a damaged record, and names its file, number and offset; "skip"
-            gives that one record's row weight 0, counts it in `skipped`, and warns. Batches then
-            have weights.
-        strategy: The strategy whose processes share the batches; that of the scope by default.
-        state: What `TFRecordPipeline.state` returned: the first pass goes on from there, with any
-            number of workers.
-        ledger: A directory in which each worker notes the samples it reads and uses, for
-            `tfdml records verify --ledger`.
-
-    Raises:
-        ValueError: If an argument is wrong, or `state` is of other data or another order.
-    """
-    if on_corrupt not in ("error", "skip"):
-        raise ValueError(
-            f'`on_corrupt` must be "error" or "skip". Received: on_corrupt={on_corrupt!r}.'
-        )
-    for name, value in (("window", window), ("shards_at_once", shards_at_once)):
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` must be positive. Received: {name}={value}.")
-    dataset = RecordDataset(str(path), split)
-    batches = Batches(batch_size, end)
-    names = _names(dataset, features, label)
-    shuffling = Shuffling(
-        int(seed) if shuffle else None,
-        window or dataset.default_window(),
-        shards_at_once,
-        reshuffle,
-        batch_size if bucket_by_length else 0,
-    )
-    return TFRecordPipeline(
-        dataset,
-        names,
-        label,
-        batches,
-        shuffling,
-        worker_of(strategy or tf.distribute.get_strategy()),
-        ImageDecoding(image_size, channels, crop),
-        transform,
-        augment,
-        on_corrupt,
-        state,
-        ledger,
-    )
-
-
-def _names(dataset: RecordDataset, features: Sequence[str] | None, label: str | None) -> list[str]:
-    schema = dataset.manifest.schema
-    names = list(features) if features is not None else [n for n in sorted(schema) if n != label]
-    wanted = [*names, *([label] if label else [])]
-    unknown = [name for name in wanted if name not in schema]
-    if unknown or not names:
-        raise ValueError(
-            f"`features` and `label` must be of the schema, {sorted(schema)}. Received: {wanted}."
-        )
-    return list(dict.fromkeys(wanted))

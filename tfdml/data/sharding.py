@@ -57,10 +57,12 @@ class Rows(NamedTuple):
     Attributes:
         ids: The records: int64, `[rows]`.
         weights: 0 for rows that fill up the last batch, else 1: float32, `[rows]`.
+        places: Where they are in the order of the epoch: int64, `[rows]`.
     """
 
     ids: np.ndarray
     weights: np.ndarray
+    places: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +113,14 @@ class Batches:
             worker: The worker.
         """
         begin = first + step * self.batch_size
-        ids = np.sort(order.ids(begin, begin + self.batch_size))
+        drawn = order.ids(begin, begin + self.batch_size)
+        by_id = np.argsort(drawn, kind="stable")
+        ids, places = drawn[by_id], begin + by_id
         weights = np.ones(len(ids), np.float32)
         if self.end == "pad" and len(ids) < self.batch_size:
             missing = self.batch_size - len(ids)
             ids = np.concatenate([ids, np.resize(ids, missing)])
+            places = np.concatenate([places, np.resize(places, missing)])
             weights = np.concatenate([weights, np.zeros(missing, np.float32)])
         own = worker.rows(len(ids))
-        return Rows(ids[own], weights[own])
+        return Rows(ids[own], weights[own], places[own])

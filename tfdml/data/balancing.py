@@ -1,0 +1,163 @@
+"""Sampling at fixed ratios: the classes of a data set, equally often or as asked for."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.blocks import BlockReader
+from tfdml.data.dataset import RecordDataset, Shuffling
+from tfdml.data.framing import BadRecord
+from tfdml.data.manifest import Manifest
+from tfdml.data.mixing import Mixed, digest_of, normalised
+from tfdml.data.order import Order
+from tfdml.data.parsing import ImageDecoding, parser
+
+_ROWS = 8192  # Records whose classes are read at once.
+
+
+class BalancedDataset:
+    """A data set whose classes are drawn at fixed ratios; those of few records more than once.
+
+    All workers read the classes of all records, once, when it is made.
+
+    Args:
+        dataset: The data set.
+        feature: The feature that tells the class: a whole number or a string.
+        ratios: The part of each class, of any sum; None for equal ones. A class that is left out
+            is not drawn.
+        length: The places of an epoch; None for the number of records.
+
+    Raises:
+        ValueError: If there is no such feature or class.
+    """
+
+    def __init__(
+        self,
+        dataset: RecordDataset,
+        feature: str,
+        ratios: Mapping[Any, float] | None,
+        length: int | None,
+    ):
+        self._dataset, self._length = dataset, length or dataset.records
+        self.records = dataset.records
+        labels = class_of_records(dataset, feature)
+        classes, self._class_of = np.unique(labels, return_inverse=True)
+        found = [c.decode() if isinstance(c, bytes) else int(c) for c in classes.tolist()]
+        if ratios is None:
+            ratios = dict.fromkeys(found, 1.0)
+        unknown = [c for c in ratios if c not in found]
+        if unknown:
+            raise ValueError(
+                f"`ratios` must be of classes that the data have, {found[:20]}. Received: "
+                f"{unknown}."
+            )
+        self._drawn = [found.index(c) for c in ratios]
+        self._ratios = normalised(list(ratios.values()))
+        counts = np.bincount(self._class_of, minlength=len(found))
+        self._groups_of = functools.lru_cache(maxsize=1)(
+            lambda shuffling: [
+                _Class(self._by_class(shuffling), c, int(counts[c])) for c in self._drawn
+            ]
+        )
+        self._feature = feature
+
+    @property
+    def manifest(self) -> Manifest:
+        """The data set's."""
+        return self._dataset.manifest
+
+    @property
+    def digest(self) -> str:
+        """What two have alike only if they draw the same from the same data."""
+        drawn = list(zip(self._drawn, self._ratios, strict=True))
+        return digest_of(self._dataset.digest, self._feature, drawn, self._length)
+
+    def default_window(self) -> int:
+        """Returns the data set's."""
+        return self._dataset.default_window()
+
+    def reader(self, window: int) -> BlockReader:
+        """Returns a reader that keeps two windows for each class: they are at different places."""
+        return self._dataset.reader(window * len(self._drawn))
+
+    def order(self, shuffling: Shuffling, epoch: int) -> Order:
+        """Returns the order of an epoch."""
+        epoch = epoch if shuffling.reshuffle else 0
+        groups = self._groups_of(shuffling)
+        return Mixed(groups, self._ratios, self._length, shuffling.seed or 0, epoch)
+
+    def _by_class(self, shuffling: Shuffling):
+        """Returns a function: the ids of each class's records, in the order of an epoch."""
+
+        @functools.lru_cache(maxsize=4)
+        def by_class(number: int) -> list[np.ndarray]:
+            order = self._dataset.order(shuffling, number)
+            ids = order.ids(0, len(order))
+            classes = self._class_of[ids]
+            return [ids[classes == c] for c in range(int(self._class_of.max()) + 1)]
+
+        return by_class
+
+
+class _Class:
+    """The records of one class, in the order in which they come among all.
+
+    Args:
+        by_class: Returns the ids of each class's records, for the n-th time that they are drawn.
+        number: The class.
+        count: Its records.
+    """
+
+    def __init__(self, by_class: Any, number: int, count: int):
+        self._by_class, self._number, self._count = by_class, number, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def order(self, number: int) -> Order:
+        """Returns the order in which they are drawn for the `number`-th time."""
+        return _Listed(self._by_class(number)[self._number])
+
+
+class _Listed:
+    """An order that is a list of ids."""
+
+    def __init__(self, ids: np.ndarray):
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def ids(self, begin: int, end: int) -> np.ndarray:
+        return self._ids[begin:end]
+
+
+def class_of_records(dataset: RecordDataset, feature: str) -> np.ndarray:
+    """Returns the value of a feature in each record: int64 or bytes, `[records]`.
+
+    A damaged record gets the first one's class: it is skipped, or an error, when it is read.
+
+    Raises:
+        ValueError: If there is no such feature, or it is not one whole number or string.
+    """
+    schema = dataset.manifest.schema
+    if feature not in schema or schema[feature].kind not in ("int64", "string"):
+        fit = [n for n, f in schema.items() if f.kind in ("int64", "string") and f.shape == ()]
+        raise ValueError(
+            f"`balance` must be a feature that is a whole number or a string, one of {fit}. "
+            f"Received: {feature!r}."
+        )
+    parse = parser(schema, [feature], ImageDecoding())
+    reader = dataset.reader(_ROWS)
+    parts = []
+    for begin in range(0, dataset.records, _ROWS):
+        ids = np.arange(begin, min(begin + _ROWS, dataset.records))
+        records = reader.read(ids)
+        sound = next(r for r in records if not isinstance(r, BadRecord))
+        whole = [sound if isinstance(r, BadRecord) else r for r in records]
+        seeds = tf.zeros([len(whole), 2], tf.int64)
+        parts.append(parse(tf.constant(whole), seeds)[feature].numpy())
+    return np.concatenate(parts)

@@ -1,0 +1,188 @@
+"""`read_tfrecords`: its arguments, what they are checked for, and the pipeline of them."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.data.balancing import BalancedDataset
+from tfdml.data.dataset import SHARDS_AT_ONCE, RecordDataset, Shuffling
+from tfdml.data.mixing import MixedDataset
+from tfdml.data.parsing import ImageDecoding
+from tfdml.data.pipeline import TFRecordPipeline
+from tfdml.data.sharding import Batches, worker_of
+
+
+def read_tfrecords(
+    path: str | Sequence[str],
+    batch_size: int,
+    split: str | None = None,
+    *,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    window: int | None = None,
+    shards_at_once: int = SHARDS_AT_ONCE,
+    reshuffle: bool = True,
+    bucket_by_length: bool = False,
+    balance: str | None = None,
+    ratios: Sequence[float] | Mapping[Any, float] | None = None,
+    epoch_records: int | None = None,
+    end: str = "exact",
+    image_size: tuple[int, int] | None = None,
+    channels: int = 3,
+    crop: str = "resize",
+    transform: Callable | None = None,
+    augment: Callable | None = None,
+    on_corrupt: str = "error",
+    strategy: Any = None,
+    state: dict[str, Any] | None = None,
+    ledger: str | None = None,
+) -> TFRecordPipeline:
+    """Returns decoded, shuffled, batched and prefetched data for `model.fit`.
+
+    ```python
+    with strategy.scope():
+        train = tfdml.data.read_tfrecords("data/mnist", 256, "train", label="label", seed=1)
+    model.fit(train, epochs=10, callbacks=[train.callback()])
+    ```
+
+    Args:
+        path: The manifest of the data set, or its directory; or several of them, to be mixed.
+        batch_size: The rows of a *global* batch, shared by all workers.
+        split: The split; may be left out where there is only one.
+        label: The feature that is the target: batches are then `(x, y)`.
+        features: The features that are `x`; all others by default. One alone is a tensor, several
+            are a dict.
+        shuffle: Whether epochs are shuffled; else records come in the order of the files.
+        seed: What the order follows from, with the number of the epoch.
+        window: The records that are permuted together, of `shards_at_once` shards whose blocks are
+            permuted; as many as 64 MB hold by default, at least 1,024. It bounds the memory.
+        shards_at_once: The shards that a window's blocks are drawn from.
+        reshuffle: Whether each epoch has an order of its own.
+        bucket_by_length: Whether batches hold records of similar length in bytes, for text.
+        balance: A feature that tells the class, a whole number or a string: classes are then drawn
+            equally often, or by `ratios`, and those of few records more than once an epoch. All
+            workers read the classes of all records once, at the start.
+        ratios: The parts of an epoch, of any sum: of the data sets, in the order of `path` (by
+            their records if it is None), or of the classes, as a dict.
+        epoch_records: How many records are drawn in an epoch of mixed or balanced data; as many
+            as there are by default. What one epoch does not come to, the next one begins with.
+        end: What becomes of records that do not fill the last batch: "exact" makes a smaller one,
+            "drop" leaves them out, "pad" fills it up with rows of weight 0, as `(x, y, weights)`.
+        image_size: Height and width that images are made; see `crop`.
+        channels: Of images, 1 or 3.
+        crop: "resize", "center" or "random" (Inception's); a part of a JPEG is cut out while it
+            is decoded.
+        transform: `transform(x, y)` of a whole batch, such as a Keras preprocessing layer without
+            randomness.
+        augment: `augment(x, y, seeds)` of a whole batch, with `seeds` of shape `[rows, 2]` that
+            follow from the seed, the epoch and the sample: for `tf.image.stateless_random_*`, so
+            that augmentation too is the same after a resume and for any number of workers.
+        on_corrupt: "error" ends at a damaged record, and names its file, number and offset; "skip"
+            gives that one record's row weight 0, counts it in `skipped`, and warns. Batches then
+            have weights.
+        strategy: The strategy whose processes share the batches; that of the scope by default.
+        state: What `TFRecordPipeline.state` returned: the first pass goes on from there, with any
+            number of workers.
+        ledger: A directory in which each worker notes the samples it reads and uses, for
+            `tfdml records verify --ledger`.
+
+    Raises:
+        ValueError: If an argument is wrong, or `state` is of other data or another order.
+    """
+    if on_corrupt not in ("error", "skip"):
+        raise ValueError(
+            f'`on_corrupt` must be "error" or "skip". Received: on_corrupt={on_corrupt!r}.'
+        )
+    for name, value in (("window", window), ("shards_at_once", shards_at_once)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be positive. Received: {name}={value}.")
+    dataset = _dataset(path, split, balance, ratios, epoch_records)
+    if not isinstance(dataset, RecordDataset) and (bucket_by_length or ledger):
+        raise ValueError(
+            "`bucket_by_length` and `ledger` must be left out where data are mixed or balanced: "
+            "records are drawn more than once, or not at all. Received: "
+            f"bucket_by_length={bucket_by_length}, ledger={ledger!r}."
+        )
+    batches = Batches(batch_size, end)
+    names = _names(dataset, features, label)
+    if isinstance(dataset, MixedDataset):
+        dataset.check_features(names)
+    shuffling = Shuffling(
+        int(seed) if shuffle else None,
+        window or dataset.default_window(),
+        shards_at_once,
+        reshuffle,
+        batch_size if bucket_by_length else 0,
+    )
+    return TFRecordPipeline(
+        dataset,
+        names,
+        label,
+        batches,
+        shuffling,
+        worker_of(strategy or tf.distribute.get_strategy()),
+        ImageDecoding(image_size, channels, crop),
+        transform,
+        augment,
+        on_corrupt,
+        state,
+        ledger,
+    )
+
+
+def _dataset(
+    path: str | Sequence[str],
+    split: str | None,
+    balance: str | None,
+    ratios: Sequence[float] | Mapping[Any, float] | None,
+    length: int | None,
+) -> RecordDataset | MixedDataset | BalancedDataset:
+    """Returns what is drawn from."""
+    several = not isinstance(path, str | os.PathLike)
+    if length is not None and length < 1:
+        raise ValueError(f"`epoch_records` must be positive. Received: epoch_records={length}.")
+    if several and balance:
+        raise ValueError(
+            f"`balance` must be of one data set. Received: balance={balance!r} with several in "
+            f"`path`. Mix them, or balance one."
+        )
+    if balance is not None:
+        if ratios is not None and not isinstance(ratios, Mapping):
+            raise ValueError(
+                f"`ratios` must be a dict, of classes to their parts, with `balance`. Received: "
+                f"{ratios!r}."
+            )
+        return BalancedDataset(RecordDataset(str(path), split), balance, ratios, length)
+    if several:
+        if not path or isinstance(ratios, Mapping):
+            raise ValueError(
+                f"`path` must be one or more data sets, and `ratios` a number for each. Received: "
+                f"path={path!r}, ratios={ratios!r}."
+            )
+        return MixedDataset([RecordDataset(str(p), split) for p in path], ratios, length)
+    if ratios is not None or length is not None:
+        raise ValueError(
+            f"`ratios` and `epoch_records` must be left out for one data set without `balance`. "
+            f"Received: ratios={ratios!r}, epoch_records={length!r}."
+        )
+    return RecordDataset(str(path), split)
+
+
+def _names(
+    dataset: RecordDataset | MixedDataset | BalancedDataset,
+    features: Sequence[str] | None,
+    label: str | None,
+) -> list[str]:
+    schema = dataset.manifest.schema
+    names = list(features) if features is not None else [n for n in sorted(schema) if n != label]
+    wanted = [*names, *([label] if label else [])]
+    unknown = [name for name in wanted if name not in schema]
+    if unknown or not names:
+        raise ValueError(
+            f"`features` and `label` must be of the schema, {sorted(schema)}. Received: {wanted}."
+        )
+    return list(dict.fromkeys(wanted))
