@@ -1,0 +1,217 @@
+"""What limits reading a data set: each stage timed alone, then the whole pipeline."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data import storage
+from tfdml.data.dataset import RecordDataset, Shuffling
+from tfdml.data.framing import BadRecord
+from tfdml.data.parsing import ImageDecoding, parser
+from tfdml.data.reading import read_tfrecords
+from tfdml.data.schema import IMAGE
+
+SMALL_SHARD, LARGE_SHARD = 10 << 20, 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of the work, timed alone.
+
+    Attributes:
+        name: What it does.
+        rate: Records a second.
+        detail: What else was measured.
+        fix: What helps where this is the slowest one.
+    """
+
+    name: str
+    rate: float
+    detail: str
+    fix: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        stages: The parts, in the order of the work.
+        pipeline: Records a second of the whole, with all parts at once.
+        advice: What to change about the files, in words.
+    """
+
+    stages: list[Stage]
+    pipeline: float
+    advice: list[str]
+
+    @property
+    def slowest(self) -> Stage:
+        """The part that limits the whole."""
+        return min(self.stages, key=lambda stage: stage.rate)
+
+
+def diagnose(
+    path: str,
+    split: str | None = None,
+    batch_size: int = 256,
+    image_size: tuple[int, int] | None = None,
+    seconds: float = 2.0,
+) -> Diagnosis:
+    """Times the stages of reading a data set on this machine, for one process.
+
+    Args:
+        path: The manifest, or its directory.
+        split: The split; may be left out where there is only one.
+        batch_size: Records of a batch.
+        image_size: Height and width that images are made; those of their files by default.
+        seconds: How long each stage is timed, at most.
+
+    Raises:
+        ValueError: If there is no such data set, or it is damaged.
+    """
+    dataset = RecordDataset(str(path), split)
+    images = ImageDecoding(image_size)
+    stages = [_disk(dataset, seconds), _ordered(dataset, batch_size, seconds)]
+    schema = dataset.manifest.schema
+    pictures = [name for name, feature in schema.items() if feature.kind == IMAGE]
+    batches = _in_memory(dataset, batch_size, seconds)
+    others = [name for name in schema if name not in pictures]
+    if others:
+        rate = _parsed(dataset, others, images, batches, seconds)
+        fix = "Ask for fewer `features`, or store arrays as they are used (raw, not lists)."
+        stages.append(Stage("parse", rate, f"{len(others)} features", fix))
+    if pictures:
+        rate = _parsed(dataset, pictures, images, batches, seconds)
+        fix = "Store smaller images: `tfdml records convert --resize`; or give it more cores."
+        stages.append(Stage("decode images", rate, f"{len(pictures)} a record", fix))
+    pipeline = read_tfrecords(str(path), batch_size, split, image_size=image_size)
+    whole = _rate(((batch, batch_size) for batch in pipeline), seconds)
+    return Diagnosis(stages, whole, _advice(dataset))
+
+
+def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
+    """Returns records a second of what yields something and a number of records.
+
+    What comes first is not counted: threads start, and functions are traced.
+    """
+    records, began = 0, None
+    for _, count in steps:
+        now = time.perf_counter()
+        if began is None:
+            began = now
+            continue
+        records += count
+        if now - began > seconds:
+            break
+    elapsed = time.perf_counter() - (began or 0.0)
+    # A data set of one batch has been read before the clock started.
+    return records / elapsed if records else float("inf")
+
+
+def _disk(dataset: RecordDataset, seconds: float) -> Stage:
+    """Times reading the shards' bytes, in the order of the files."""
+    read = 0
+
+    def blocks() -> Iterator[tuple[bytes, int]]:
+        nonlocal read
+        for path, found in zip(dataset.paths, dataset.indices, strict=True):
+            places = zip(found.block_offsets, found.block_bytes, found.block_records, strict=True)
+            for offset, size, records in places:
+                read += int(size)
+                yield storage.read_range(path, int(offset), int(size)), int(records)
+
+    began = time.perf_counter()
+    rate = _rate(blocks(), seconds)
+    speed = read / (time.perf_counter() - began) / 1e6
+    fix = "Copy the shards to a disk of this machine, or to memory (/dev/shm) if they fit."
+    return Stage("read from disk", rate, f"{speed:,.0f} MB/s; cached files are faster", fix)
+
+
+def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
+    """Times finding, checking and cutting out records, in the order of an epoch."""
+    window = dataset.default_window()
+    reader = dataset.reader(window)
+    order = dataset.order(Shuffling(0, window), 0)
+
+    def batches() -> Iterator[tuple[list, int]]:
+        for begin in range(0, len(order), batch_size):
+            ids = np.sort(order.ids(begin, begin + batch_size))
+            yield reader.read(ids), len(ids)
+
+    compressed = any(path.endswith(".gz") for path in dataset.paths)
+    fix = "Larger records, or fewer of them, cost less each; or use more processes."
+    if compressed:
+        fix = "Convert without `--compress`: decompression is part of this."
+    detail = f"windows of {window:,} records" + (", gzip" if compressed else "")
+    return Stage("pick records in the epoch's order", _rate(batches(), seconds), detail, fix)
+
+
+def _in_memory(dataset: RecordDataset, batch_size: int, seconds: float) -> list[tf.Tensor]:
+    """Returns some batches of records as they are stored."""
+    reader = dataset.reader(batch_size)
+    batches, began = [], time.perf_counter()
+    for begin in range(0, dataset.records, batch_size):
+        records = reader.read(np.arange(begin, min(begin + batch_size, dataset.records)))
+        sound = [r for r in records if not isinstance(r, BadRecord)]
+        if sound:
+            batches.append(tf.constant(sound))
+        if len(batches) == 64 or time.perf_counter() - began > seconds:
+            break
+    if not batches:
+        raise ValueError(f"{dataset.paths[0]} must hold sound records. Run `tfdml records verify`.")
+    return batches
+
+
+def _parsed(
+    dataset: RecordDataset,
+    names: list[str],
+    images: ImageDecoding,
+    batches: list[tf.Tensor],
+    seconds: float,
+) -> float:
+    """Returns records a second of parsing features, on all cores as the pipeline does it."""
+    parse: Callable = parser(dataset.manifest.schema, names, images)
+    several = tf.data.Dataset.range(1 << 30).map(
+        tf.autograph.experimental.do_not_convert(
+            lambda i: tf.switch_case(
+                tf.cast(i % len(batches), tf.int32), [lambda b=b: b for b in batches]
+            )
+        )
+    )
+
+    @tf.autograph.experimental.do_not_convert
+    def parsed(records):
+        seeds = tf.zeros([tf.shape(records)[0], 2], tf.int64)
+        with tf.control_dependencies(
+            tf.nest.flatten(parse(records, seeds), expand_composites=True)
+        ):
+            return tf.shape(records)[0]
+
+    counts = several.map(parsed, num_parallel_calls=tf.data.AUTOTUNE)
+    return _rate(((None, int(count)) for count in counts), seconds)
+
+
+def _advice(dataset: RecordDataset) -> list[str]:
+    """Returns what the files themselves suggest."""
+    sizes = np.array([shard.bytes for shard in dataset.shards])
+    advice = []
+    if len(sizes) > 1 and np.median(sizes) < SMALL_SHARD:
+        advice.append(
+            f"{len(sizes)} shards of {np.median(sizes) / 1e6:.1f} MB: on remote storage fewer and "
+            f"larger ones (100 to 200 MB) are read faster."
+        )
+    if sizes.max() > LARGE_SHARD:
+        advice.append(
+            f"The largest shard has {sizes.max() / 1e9:.1f} GB: shards of 100 to 200 MB mix better."
+        )
+    if len(sizes) > 1 and sizes.max() > 2 * np.median(sizes):
+        advice.append(
+            f"Shards are uneven, {sizes.min() / 1e6:.1f} to {sizes.max() / 1e6:.1f} MB: that does "
+            f"no harm here, because records are dealt by number; other readers wait for the "
+            f"longest one."
+        )
+    return advice
