@@ -3,9 +3,13 @@
     python recipes/fashion_mnist.py
     horovodrun -np 2 python recipes/fashion_mnist.py
 
-Both give the same model: a batch of `--batch-size` images is the *global* batch, which the
-strategy splits over the processes. Compared with a script for one process, two lines differ: the
-strategy, and its scope around the model.
+    python recipes/make_records.py fashion/              # or from TFRecords: written once,
+    tfdml records verify fashion/                        # checked,
+    horovodrun -np 2 python recipes/fashion_mnist.py --records fashion/    # and read
+
+One process and many give the same model: a batch of `--batch-size` images is the *global* batch,
+which the strategy splits over the processes. Compared with a script for one process, two lines
+differ: the strategy, and its scope around the model.
 """
 
 import json
@@ -16,6 +20,7 @@ from typing import Annotated
 import images
 import keras
 import numpy as np
+import tensorflow as tf
 import typer
 
 import tfdml
@@ -39,6 +44,31 @@ def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
             keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(classes),
         ]
+    )
+
+
+def read_records(directory: Path, batch_size: int, seed: int) -> tuple:
+    """Returns pipelines of the images that recipes/make_records.py has written.
+
+    Under the strategy's scope, each process reads and decodes its own rows of every batch only.
+
+    Args:
+        directory: Where they are.
+        batch_size: Images of a global batch.
+        seed: What the order of the training images follows from.
+
+    Returns:
+        The pipelines for training and for validation, of images from 0 to 1 and their classes.
+    """
+
+    def scaled(x, y):
+        return tf.cast(x, tf.float32) / 255.0, y
+
+    options = {"label": "label", "features": ["image"], "transform": scaled}
+    read = tfdml.data.read_tfrecords
+    return (
+        read(directory, batch_size, "train", seed=seed, **options),
+        read(directory, batch_size, "validation", shuffle=False, **options),
     )
 
 
@@ -90,6 +120,9 @@ def main(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Train on the first images only.")
     ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Read TFRecords in this directory; see make_records.py.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Write history.json and weights.npz into this directory.")
     ] = None,
@@ -105,44 +138,50 @@ def main(
     """
     keras.utils.set_random_seed(seed)
     strategy = tfdml.HorovodStrategy()
+    if records is not None and (limit is not None or data != "auto"):
+        raise typer.BadParameter("--limit and --data must be left out with --records.")
     try:
-        dataset = images.load(data).limited(limit)
+        dataset = images.load(data).limited(limit) if records is None else None
     except (images.DataUnavailable, ValueError) as reason:
         typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(1) from reason
-    if strategy.is_chief:
-        typer.echo(
-            f"{dataset.name}: {len(dataset.x)} images to train on, {len(dataset.x_val)} to "
-            f"validate; {strategy.size} process{'es' if strategy.size > 1 else ''}"
-        )
     with strategy.scope():
-        model = build_model(dataset.x.shape[1:], classes=10)
+        if dataset is None:
+            train, validation = read_records(records, batch_size, seed)
+            name, samples = f"TFRecords in {records}", train.records
+            shape, held_out = train.element_spec[0].shape[1:], validation.records
+            arguments = {"x": train, "validation_data": validation}
+            callbacks = [train.callback()]
+        else:
+            name, samples, held_out = dataset.name, len(dataset.x), len(dataset.x_val)
+            shape, callbacks = dataset.x.shape[1:], []
+            arguments = {"x": dataset.x, "y": dataset.y, "batch_size": batch_size}
+            arguments["validation_data"] = (dataset.x_val, dataset.y_val)
+        model = build_model(shape, classes=10)
         model.compile(
             optimizer=keras.optimizers.Adam(1e-3),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
+    if strategy.is_chief:
+        typer.echo(
+            f"{name}: {samples} images to train on, {held_out} to "
+            f"validate; {strategy.size} process{'es' if strategy.size > 1 else ''}"
+        )
     throughput = Throughput()
-    history = model.fit(
-        dataset.x,
-        dataset.y,
-        batch_size=batch_size,
-        epochs=epochs,
-        validation_data=(dataset.x_val, dataset.y_val),
-        callbacks=[throughput],
-    ).history
+    history = model.fit(**arguments, epochs=epochs, callbacks=[throughput, *callbacks]).history
     if not strategy.is_chief:
         return
-    rate = throughput.samples_per_second(len(dataset.x))
+    rate = throughput.samples_per_second(samples)
     typer.echo(
         f"accuracy: train {history['accuracy'][-1]:.4f}, validation "
         f"{history['val_accuracy'][-1]:.4f}; {rate:,.0f} samples/s"
     )
     if output is not None:
         facts = {
-            "data": dataset.name,
+            "data": name,
             "processes": strategy.size,
-            "samples": len(dataset.x),
+            "samples": samples,
             "batch_size": batch_size,
             "seed": seed,
             "samples_per_second": rate,
