@@ -1,0 +1,124 @@
+"""Measures the accuracy of large batches by `recipes/large_batch.py`: optimizers, sizes, seeds.
+
+    .venv/bin/python tools/bench_large_batch.py [--plot tools/benchmarks/large_batch.png]
+    .venv/bin/python tools/bench_large_batch.py --search adamw   # how the recipe's rates were found
+
+All runs are of one job of 2 processes, one after the other, and have the same number of epochs.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+from bench_job import conditions, report, run_job
+
+BASELINE = ("sgd", 128)
+LARGE = (4096, 8192)
+SEEDS = (0, 1, 2)
+# What a rate is multiplied by in a search: from a fourth to four times as much.
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+def run(epochs: int, search: str) -> None:
+    """Trains in this rank; rank 0 reports the final accuracies."""
+    import images
+    import large_batch
+
+    import tfdml
+
+    strategy = tfdml.HorovodStrategy()
+    dataset = images.load()
+    rows = []
+
+    def accuracy(name: str, batch: int, seed: int, rate: float | None = None) -> None:
+        history = large_batch.train(strategy, dataset, name, batch, epochs, seed, rate, verbose=0)
+        # Seeds of a search are not those of the table.
+        rows.append([name, batch, seed, rate, history["val_accuracy"][-1]])
+        if strategy.is_chief:
+            print(*rows[-1], file=sys.stderr, flush=True)
+
+    if search:
+        for batch in LARGE:
+            for factor in FACTORS:
+                rate = large_batch.RATES[search][batch >= 8192] * factor
+                accuracy(search, batch, 100, rate)
+    else:
+        for seed in SEEDS:
+            accuracy(*BASELINE, seed)
+            for batch in LARGE:
+                for name in large_batch.RATES:
+                    if name != "sgd":
+                        accuracy(name, batch, seed)
+    if strategy.is_chief:
+        report({"data": dataset.name, "rows": rows})
+
+
+def table(rows: list[list]) -> tuple[str, dict[tuple[str, int], list[float]]]:
+    """Returns a Markdown table, and the accuracies by optimizer and batch size."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for name, batch, _, _, accuracy in rows:
+        found.setdefault((name, batch), []).append(100 * accuracy)
+    base = statistics.mean(found[BASELINE])
+    lines = [
+        "| optimizer | batch | validation accuracy, % (lowest–highest) | to the baseline |",
+        "|---|---|---|---|",
+    ]
+    for (name, batch), values in found.items():
+        mean = statistics.mean(values)
+        spread = f"{mean:.2f} ({min(values):.2f}–{max(values):.2f})"
+        lines.append(f"| {name} | {batch:,} | {spread} | {mean - base:+.2f} |")
+    return "\n".join(lines), found
+
+
+def draw(found: dict[tuple[str, int], list[float]], path: Path) -> None:
+    """Draws the accuracies beside the baseline's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(name for name, _ in found if name != "sgd"))
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    base = statistics.mean(found[BASELINE])
+    axes.axhline(base, color="black", linewidth=1, label=f"SGD, batch {BASELINE[1]}")
+    for place, batch in enumerate(LARGE):
+        for i, name in enumerate(names):
+            values = found[name, batch]
+            x = [i + 0.3 * (place - 0.5)] * len(values)
+            label = f"batch {batch:,}" if i == 0 else None
+            axes.plot(x, values, "o", color=f"C{place}", alpha=0.7, label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylabel("validation accuracy, %")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main(
+    epochs: int = 20,
+    search: Annotated[str, typer.Option(help="Try rates for this optimizer instead.")] = "",
+    plot: Path | None = None,
+    rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
+) -> None:
+    """Prints the table, and draws the picture."""
+    if rank:
+        return run(epochs, search)
+    arguments = ["--rank", "--epochs", str(epochs), *(["--search", search] if search else [])]
+    result = run_job(__file__, *arguments, timeout=3 * 3600)
+    print(f"{result['data']}, {epochs} epochs. Measured with {conditions()}.\n")
+    if search:
+        for name, batch, _, rate, accuracy in result["rows"]:
+            print(f"{name} {batch} rate {rate:g}: {100 * accuracy:.2f} %")
+        return
+    text, found = table(result["rows"])
+    print(text)
+    if plot is not None:
+        draw(found, plot)
+
+
+if __name__ == "__main__":
+    typer.run(main)
