@@ -33,10 +33,10 @@ time.sleep(300)
 
 
 @pytest.fixture
-def family():
+def family(request):
     """A supervised family: the supervisor, and the pids of the command's processes."""
     supervisor = subprocess.Popen(
-        [*SUPERVISOR, sys.executable, "-c", FAMILY],
+        [*SUPERVISOR, *getattr(request, "param", []), sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -59,6 +59,17 @@ def gone(pids: list[int], seconds: float = 12.0) -> bool:
 def test_when_the_launcher_lets_go(family):
     supervisor, pids = family
     supervisor.stdin.close()
+    assert gone(pids)
+    assert supervisor.wait(5) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("family", [["--watch-output"]], indirect=True)
+def test_when_nobody_reads_its_output_any_more(family):
+    supervisor, pids = family
+    supervisor.stdin.close()
+    time.sleep(0.5)
+    assert len(alive(pids)) == 3, "It is the output that counts here."
+    supervisor.stdout.close()
     assert gone(pids)
     assert supervisor.wait(5) == 128 + signal.SIGTERM
 

@@ -251,8 +251,10 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     where = []
     if not all(host.is_local for host in hosts):
         where = ["-H", ",".join(f"{host.name}:{host.ranks}" for host in hosts)]
-    command = [python, str(launcher), "-np", str(size), *where, python, *program]
-    supervised = [python, "-m", "tfdml.runtime.supervisor", *command]
+    supervisor = [python, "-m", "tfdml.runtime.supervisor"]
+    # A rank on another machine must not outlive the `ssh` that has started it.
+    rank = [*supervisor, "--watch-output", python, *program]
+    supervised = [*supervisor, python, str(launcher), "-np", str(size), *where, *rank]
     return [RankProcess("horovodrun", "", supervised, {}, terminal=False)]
 
 

@@ -2,12 +2,15 @@
 
 It stands between the launcher and a rank, on the rank's machine. The launcher holds the other end
 of its standard input: when that closes, whatever ended the launcher, the command and everything
-that it has started is ended too. Processes whose parent has gone become this one's children, so
-none is lost sight of. `--free-ports N` prints N ports of this machine that nobody listens on.
+that it has started is ended too. With `--watch-output` it is the end of the standard output that it
+looks at instead: `horovodrun` gives the ranks that it starts no input, but reads what they print,
+also by ssh. Processes whose parent has gone become this one's children, so none is lost sight of.
+`--free-ports N` prints N ports of this machine that nobody listens on.
 """
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,11 +24,13 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 TERM_SECONDS = 5.0
 
 
-def supervise(command: list[str]) -> int:
+def supervise(command: list[str], watch_output: bool = False) -> int:
     """Runs a command to its end, or until the launcher is gone; returns its exit code.
 
     Args:
         command: The program and its arguments.
+        watch_output: Whether the launcher is who reads the standard output, not who holds the
+            other end of the standard input.
 
     Returns:
         The exit code, or 128 and the signal's number if a signal ended it.
@@ -46,7 +51,8 @@ def supervise(command: list[str]) -> int:
     gone = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: gone.set())
-    threading.Thread(target=_watch_launcher, args=(gone,), daemon=True).start()
+    watch = _watch_output if watch_output else _watch_input
+    threading.Thread(target=watch, args=(gone,), daemon=True).start()
     while child.poll() is None and not gone.is_set():
         gone.wait(0.05)
     # Known before the others are waited for, because a process can be waited for once only.
@@ -64,9 +70,17 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _watch_launcher(gone: threading.Event) -> None:
+def _watch_input(gone: threading.Event) -> None:
     while os.read(0, 4096):
         pass
+    gone.set()
+
+
+def _watch_output(gone: threading.Event) -> None:
+    # Nothing is asked for: that nobody reads any more is told anyway.
+    output = select.poll()
+    output.register(1, 0)
+    output.poll()
     gone.set()
 
 
@@ -75,6 +89,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--free-ports"]:
         print(*free_ports(int(arguments[1])))
         return 0
+    if arguments[:1] == ["--watch-output"]:
+        return supervise(arguments[1:], watch_output=True)
     return supervise(arguments)
 
 

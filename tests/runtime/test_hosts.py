@@ -1,0 +1,102 @@
+"""Jobs on two machines by ssh: real sshd on two hosts of a network lab.
+
+These need root, for the lab, and Debian's openssh-server; `tools/test --all` installs it.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.jobs import PROGRAM
+from tfdml.topology import child_environment
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# Runs the job, then counts the processes that are left of it. What to run is not among its own
+# arguments, by which processes are found.
+JOB = """
+import json, os, subprocess, time
+from pathlib import Path
+from tests.runtime.jobs import left_of
+directory, kills, command = json.loads(os.environ["TFDML_TEST_JOB"])
+launcher = subprocess.Popen(command)
+if kills:
+    while not list(Path(directory).glob("fault*")):
+        time.sleep(0.1)
+    launcher.kill()
+code = launcher.wait(150)
+deadline = time.monotonic() + 20
+while left_of(directory) and time.monotonic() < deadline:
+    time.sleep(0.2)
+print("CODE", code, "LEFT", len(left_of(directory)), flush=True)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Returns what runs a job on two hosts that reach each other by ssh; its output."""
+    ssh = tmp_path / "ssh"
+    ssh.mkdir()
+    for name in ("host_key", "user_key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / name)]
+        subprocess.run(command, check=True, timeout=30)
+    (ssh / "sshd_config").write_text(
+        "HostKey /etc/ssh/host_key\nAuthorizedKeysFile /etc/ssh/user_key.pub\nStrictModes no\n"
+        "PermitRootLogin yes\nUsePAM no\nPidFile none\n"
+    )
+    (ssh / "ssh_config").write_text(
+        "IdentityFile /etc/ssh/user_key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
+        "LogLevel ERROR\n"
+    )
+    job = tmp_path / "job"
+    job.mkdir()
+
+    def run(kind: str, *program: object, kills: bool = False) -> str:
+        launch = [sys.executable, "-m", "tfdml.cli.main", "launch", "--hosts", "host0:1,host1:1"]
+        if kind == "horovod":
+            launch.append("--horovod")
+        launch += [str(PROGRAM), str(job), kind, *map(str, program)]
+        command = [str(ROOT / "tools" / "netlab"), "--hosts", "2", "--"]
+        command += [str(HERE / "ssh_host.sh"), str(tmp_path), sys.executable, "-c", JOB]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch])),
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        return done.stdout + done.stderr
+
+    return run
+
+
+KINDS = pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+
+
+@KINDS
+def test_a_job_on_two_machines(lab, kind):
+    output = lab(kind, "nothing", "nowhere", 0)
+    assert "CODE 0 LEFT 0" in output, output
+    assert output.count("done") == 2, output
+
+
+@KINDS
+def test_a_rank_on_the_other_machine_is_killed(lab, kind):
+    output = lab(kind, "SIGKILL", "batch_end", 1)
+    assert "rank 1" in output, output
+    assert "host1" in output, output
+    assert "LEFT 0" in output, output
+    assert "CODE 0" not in output
+
+
+@KINDS
+def test_the_launcher_is_killed(lab, kind):
+    """A rank that hangs notices nothing; its machine ends it all the same."""
+    output = lab(kind, "SIGSTOP", "batch_end", 1, kills=True)
+    assert "CODE -9 LEFT 0" in output, output
