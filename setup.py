@@ -27,7 +27,15 @@ RECIPES = ["matplotlib", "scikit-learn"]
 # `tfdml records convert` reads what these have prepared.
 # tensorflow-datasets 4.9.10 imports importlib_resources without asking for it.
 HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
-TEST = [*HUBS, "hypothesis>=6", "optax", "pytest>=8", "ruff>=0.12", "tensorboard"]
+TEST = [
+    *HUBS,
+    "hypothesis>=6",
+    "kubernetes",
+    "optax",
+    "pytest>=8",
+    "ruff>=0.12",
+    "tensorboard",
+]
 
 setup(
     name="tfdml",
