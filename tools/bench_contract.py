@@ -1,14 +1,20 @@
-"""Times what the contract costs a step: comparing batches, agreeing on them, and reading them all.
+"""Times what the contract adds to a step: comparing batches, agreeing on them, one order for all.
 
     .venv/bin/python tools/bench_contract.py
 
-Two processes train the CNN of `bench_strategies.py` on the same images, read in different ways,
-epochs in turn; each way is compared with reading whole batches without comparing them.
+Two processes train the CNN of `bench_strategies.py` on the same images. Each way of reading is
+timed in turn with the same reading without the contract: batches are not compared, nobody asks
+whether the other has one too, and for arrays each process reads its own half as Keras does.
 """
 
+import contextlib
+import dataclasses
 import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import typer
@@ -21,55 +27,112 @@ EPOCHS = 16
 STEPS = 60
 
 
-def run() -> None:
-    """Trains in this rank; rank 0 prints the seconds of the epochs."""
-    import time
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A way of reading.
 
-    import keras
+    Attributes:
+        data: What `fit` is given.
+        bare: Returns what Keras iterates over without the contract, given the pipeline and the
+            strategy's extension.
+        base: What `fit` is given without the contract, where it is something else.
+    """
+
+    data: tuple
+    bare: Callable[[Any, Any], Any]
+    base: tuple | None = None
+
+
+def readings(strategy) -> dict[str, Reading]:
+    """Returns the ways of reading, by name."""
     import numpy as np
     import tensorflow as tf
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    import tfdml
-    from tfdml.strategies import share
+    from tfdml.strategies.feed_modes import own_shares
+    from tfdml.strategies.keras_seam.data_source import OneByOne
+    from tfdml.strategies.share import Splitter
 
-    strategy = tfdml.HorovodStrategy()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(GLOBAL_BATCH * STEPS, 28, 28, 1)).astype("float32")
     y = rng.integers(0, 10, len(x))
     whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(GLOBAL_BATCH).cache()
-    own = tf.data.Dataset.from_tensor_slices((x, y)).shard(strategy.size, strategy.rank)
+    unknown = whole.filter(lambda x, y: True)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    sources = {
-        "whole batches, not compared": (whole, True),
-        "whole batches, compared (`tf.data`)": (whole, False),
-        "of unknown number, agreed on": (whole.filter(lambda x, y: True), False),
-        "own parts (`AutoShardPolicy.OFF`)": (
-            own.batch(GLOBAL_BATCH).cache().with_options(options),
-            False,
+    part = tf.data.Dataset.from_tensor_slices((x, y)).shard(strategy.size, strategy.rank)
+    part = part.batch(GLOBAL_BATCH).cache().with_options(options)
+    own = slice(strategy.rank, None, strategy.size)
+    local = GLOBAL_BATCH // strategy.size
+    half = ArrayDataAdapter(x[own], y[own], batch_size=local, shuffle=True).get_tf_dataset()
+
+    def split(dataset, extended):
+        return dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def of_all(portion):
+        return portion._replace(
+            global_rows=tf.constant(GLOBAL_BATCH, tf.int64),
+            working_replicas=tf.constant(strategy.size, tf.int64),
+        )
+
+    def shares(dataset, extended):
+        return own_shares(dataset, extended.splitter)[0].map(of_all)
+
+    def as_portions(dataset, extended):
+        return dataset.map(lambda *batch: of_all(Splitter(0, 1, 1).split(batch)))
+
+    return {
+        "whole batches, compared (`tf.data`)": Reading(
+            (whole,), lambda d, e: split(d, e).prefetch(tf.data.AUTOTUNE)
         ),
-        "arrays, own rows": (None, False),
+        "of unknown number, agreed on": Reading(
+            (unknown,), lambda d, e: OneByOne(split(d, e).prefetch(tf.data.AUTOTUNE))
+        ),
+        "own parts (`AutoShardPolicy.OFF`)": Reading((part,), shares),
+        "arrays, one order for all": Reading((x, y), as_portions, (half,)),
     }
+
+
+def run() -> None:
+    """Trains in this rank; rank 0 prints the seconds of the epochs."""
+    import keras
+    import tensorflow as tf
+
+    import tfdml
+    from tfdml.strategies import share
+    from tfdml.strategies.keras_seam import seam
+
+    strategy = tfdml.HorovodStrategy()
+    ways = readings(strategy)
     with strategy.scope():
-        models = {name: compiled("CNN") for name in sources}
-    seconds: dict[str, list[float]] = {name: [] for name in sources}
+        models = {(name, who): compiled("CNN") for name in ways for who in ("with", "without")}
+
+    def epoch(name: str, who: str) -> float:
+        times: list[float] = []
+        clock = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: times.append(time.perf_counter()),
+            on_epoch_end=lambda epoch, logs: times.append(time.perf_counter()),
+        )
+        way, bare = ways[name], who == "without"
+        data = way.base if bare and way.base else way.data
+        more = {"batch_size": GLOBAL_BATCH} if len(data) > 1 else {}
+        with contextlib.ExitStack() as without:
+            if bare:
+                digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
+                without.enter_context(mock.patch.object(share, "digest_of", digest))
+                portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
+                without.enter_context(mock.patch.object(seam, "portions", portions))
+            models[name, who].fit(*data, verbose=0, callbacks=[clock], **more)
+        return times[1] - times[0]
+
+    seconds = {name: {"with": [], "without": []} for name in ways}
     for number in range(EPOCHS + 2):
-        names = list(sources)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            dataset, blind = sources[name]
-            data = (x, y) if dataset is None else (dataset,)
-            more = {"batch_size": GLOBAL_BATCH} if dataset is None else {}
-            times = []
-            clock = keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs, t=times: t.append(time.perf_counter()),
-                on_epoch_end=lambda epoch, logs, t=times: t.append(time.perf_counter()),
-            )
-            digest = (lambda batch: tf.zeros([share.DIGEST_SIZE])) if blind else share.digest_of
-            with mock.patch.object(share, "digest_of", digest):
-                models[name].fit(*data, verbose=0, callbacks=[clock], **more)
-            seconds[name].append(times[1] - times[0])
+        for name in ways:
+            for who in ("with", "without") if number % 2 else ("without", "with"):
+                seconds[name][who].append(epoch(name, who))
     if strategy.is_chief:
-        report({n: s[2:] for n, s in seconds.items()})
+        # The first two epochs trace and warm up.
+        report({n: {who: s[2:] for who, s in pair.items()} for n, pair in seconds.items()})
 
 
 def main(rank: bool = typer.Option(False, help="What a job starts.")) -> None:
@@ -78,13 +141,11 @@ def main(rank: bool = typer.Option(False, help="What a job starts.")) -> None:
         return run()
     result = run_job(__file__, "--rank")
     print(f"Measured with {conditions()}.\n")
-    print("| data | ms a step | ratio (quartiles) |\n|---|---|---|")
-    base = next(iter(result.values()))
-    for name, times in result.items():
-        print(
-            f"| {name} | {statistics.median(times) / STEPS * 1000:.2f} | "
-            f"{in_words(ratios(times, base))} |"
-        )
+    print("| data | ms a step | without the contract | ratio (quartiles) |\n|---|---|---|---|")
+    for name, pair in result.items():
+        steps = [statistics.median(pair[who]) / STEPS * 1000 for who in ("with", "without")]
+        ratio = in_words(ratios(pair["with"], pair["without"]))
+        print(f"| {name} | {steps[0]:.2f} | {steps[1]:.2f} | {ratio} |")
 
 
 if __name__ == "__main__":
