@@ -1,7 +1,7 @@
 """The same job for a scheduler: an sbatch script, and manifests for Kubernetes.
 
-Printed, to be read and changed before use. The shell code that makes TF_CONFIG is run by the tests;
-no Slurm and no Kubernetes was at hand to try the whole.
+Printed, to be read and changed before use. The shell code that makes TF_CONFIG is run by the tests.
+The sbatch script of workers has run whole, on Slurm 22.05; no Kubernetes was at hand.
 """
 
 import json
