@@ -49,7 +49,6 @@ def readings(strategy) -> dict[str, Reading]:
     import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    from tfdml.strategies.feed_modes import own_shares
     from tfdml.strategies.keras_seam.data_source import OneByOne
     from tfdml.strategies.share import Splitter
 
@@ -75,9 +74,6 @@ def readings(strategy) -> dict[str, Reading]:
             working_replicas=tf.constant(strategy.size, tf.int64),
         )
 
-    def shares(dataset, extended):
-        return own_shares(dataset, extended.splitter)[0].map(of_all)
-
     def as_portions(dataset, extended):
         return dataset.map(lambda *batch: of_all(Splitter(0, 1, 1).split(batch)))
 
@@ -88,7 +84,7 @@ def readings(strategy) -> dict[str, Reading]:
         "of unknown number, agreed on": Reading(
             (unknown,), lambda d, e: OneByOne(split(d, e).prefetch(tf.data.AUTOTUNE))
         ),
-        "own parts (`AutoShardPolicy.OFF`)": Reading((part,), shares),
+        "own parts (`AutoShardPolicy.OFF`)": Reading((part,), as_portions, (part.rebatch(local),)),
         "arrays, one order for all": Reading((x, y), as_portions, (half,)),
     }
 
