@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "callbacks": {"strategies"},
     "mixed_precision": set(),
     "data": set(),
-    "cli": {"topology", "horovod_build", "runtime", "data"},
+    "cli": {"topology", "horovod_build", "runtime", "data", "compression"},
 }
 
 

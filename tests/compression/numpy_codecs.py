@@ -13,17 +13,19 @@ def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[by
             part = row[begin : begin + block]
             size = np.abs(part).max() if norm == "max" else np.sqrt((part**2).sum())
             step = np.float32(size / levels)
-            code = np.rint(part / step) if step else np.zeros_like(part)
+            code = np.rint(part * (np.float32(1) / step)) if step else np.zeros_like(part)
             code = np.clip(code, -levels, levels)
             steps.append(step)
             codes += [int(c + levels) for c in code]
             decoded[i, begin : begin + block] = code * step
         packed = bytearray()
-        for begin in range(0, len(codes), 8 // bits):
-            byte = 0
-            for place, code in enumerate(codes[begin : begin + 8 // bits]):
-                byte |= code << (place * bits)
-            packed.append(byte)
+        apart = block * bits // 8
+        for begin in range(0, len(codes), block):
+            for first in range(begin, begin + apart):
+                byte = 0
+                for place, code in enumerate(codes[first : begin + block : apart]):
+                    byte |= code << (place * bits)
+                packed.append(byte)
         payload += np.array(steps, np.float32).tobytes() + bytes(packed)
     return payload, decoded
 
@@ -45,3 +47,28 @@ def power_sgd(matrices: list[np.ndarray], start: np.ndarray) -> tuple[np.ndarray
     left = np.linalg.qr(sum(m @ start for m in matrices))[0]
     right = sum(m.T @ left for m in matrices)
     return left @ right.T, right
+
+
+class DeepGradient:
+    """One rank of deep gradient compression, in float32: momentum, what is gathered, masks."""
+
+    def __init__(self, shape, momentum: float, nesterov: bool = False, clip: float | None = None):
+        self.speed = np.zeros(shape, "float32")
+        self.gathered = np.zeros(shape, "float32")
+        self.momentum, self.nesterov, self.clip = np.float32(momentum), nesterov, clip
+
+    def gather(self, gradient: np.ndarray) -> np.ndarray:
+        """Adds a gradient; returns all that waits to be sent."""
+        if self.clip is not None:
+            gradient = gradient * min(1.0, self.clip / np.linalg.norm(gradient))
+        self.speed = self.momentum * self.speed + gradient
+        self.gathered += self.momentum * self.speed + gradient if self.nesterov else self.speed
+        return self.gathered
+
+    def send(self, places: np.ndarray) -> np.ndarray:
+        """Returns the numbers at some places, and forgets them and their momentum."""
+        sent = np.zeros_like(self.gathered)
+        sent.flat[places] = self.gathered.flat[places]
+        self.gathered.flat[places] = 0
+        self.speed.flat[places] = 0
+        return sent

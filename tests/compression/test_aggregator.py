@@ -1,5 +1,6 @@
 """Sums of compressed gradients on simulated ranks: feedback, votes, the same bits everywhere."""
 
+import math
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import (
     QSGD,
     BFloat16,
+    DeepGradientCompression,
     Float16,
     NaturalCompression,
     OneBit,
@@ -20,8 +22,9 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.aggregator import CompressedAggregator, chunk_length
+from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.compressor import SummableCompressor
+from tfdml.compression.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
 NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]
@@ -38,8 +41,10 @@ COMPRESSORS = [
     TernGrad(),
     OneBit(),
     TopK(0.1),
+    DeepGradientCompression(0.1),
     RandomK(0.1),
     PowerSGD(4),
+    PowerSGD(4, alternate=True),
 ]
 
 
@@ -47,6 +52,10 @@ class Identity(SummableCompressor):
     """Compresses nothing: the seam must then change nothing."""
 
     biased = False
+
+    def payload_bytes(self, shape: Sequence[int]) -> int:
+        """All of them."""
+        return 4 * math.prod(shape)
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
         """Nothing is kept."""
@@ -94,7 +103,8 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
 
 def _by_default(compressors: Sequence) -> list:
     """One codec of a kind; its likes, which differ in a number, are slow tests."""
-    likes = {repr(c) for c in (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True))}
+    likes = (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True), PowerSGD(4, alternate=True))
+    likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1))}
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
 
 
@@ -124,7 +134,11 @@ def missing(compressor, steps: int) -> float:
     return np.sqrt(sum(((np.sum(t, 0) - np.sum(s, 0)) ** 2).sum() for t, s in pairs))
 
 
-@pytest.mark.parametrize("compressor", _by_default([c for c in COMPRESSORS if c.biased]), ids=repr)
+# What momentum has gathered is no sum of gradients: `test_deep_gradient` has its formula.
+FED_BACK = [c for c in COMPRESSORS if c.biased and not c.replaces_momentum]
+
+
+@pytest.mark.parametrize("compressor", _by_default(FED_BACK), ids=repr)
 def test_what_is_left_out_is_sent_later(compressor):
     class Forgetful(type(compressor)):
         biased = False
@@ -197,6 +211,27 @@ def test_power_sgd_is_the_formula():
         unit = right / np.linalg.norm(right, axis=0)
         angles = np.abs(np.sum(unit * state[f"q/{NAMES[0]}"], 0))
         assert angles[0] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_power_sgd_in_turns_is_the_formula():
+    matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(2)]
+    start = PowerSGD(4, alternate=True).init(NAMES[0], (40, 50))["q"].numpy()
+    base = np.linalg.qr(start)[0]
+    left = sum(m @ base for m in matrices)
+    first = left @ base.T
+    base = np.linalg.qr(left)[0]
+    # What the first step has left out enters the second one.
+    rest = [2 * m - first / 2 for m in matrices]
+    second = base @ (base.T @ sum(rest))
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, PowerSGD(4, alternate=True))
+        own = [gradients(collective.rank, 0)[0]]
+        return [aggregator.sum_gradients(own, NAMES[:1], "g")[0].numpy() for _ in range(2)]
+
+    for one, two in run_ranks(2, rank):
+        np.testing.assert_allclose(one, first, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(two, second, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("value", ["zero", "rank 1", "tiny"])

@@ -20,7 +20,7 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.packing import pack, unpack
+from tfdml.compression.packing import noise, pack, unpack
 
 SEED = tf.constant([1, 2])
 CODECS = [
@@ -61,9 +61,22 @@ def there_and_back(codec, rows: np.ndarray, seed=SEED) -> np.ndarray:
 @pytest.mark.parametrize("length", [8, 24, 4096])
 def test_packing_keeps_every_code(bits, length):
     codes = np.random.default_rng(0).integers(0, 2**bits, (3, length), np.uint8)
-    packed = pack(tf.constant(codes), bits)
+    packed = pack(tf.constant(codes), bits, 8)
     assert packed.shape == (3, length * bits // 8)
-    np.testing.assert_array_equal(unpack(packed, bits), codes)
+    np.testing.assert_array_equal(unpack(packed, bits, 8), codes)
+
+
+def test_noise_is_even_and_follows_from_the_seed():
+    one, other = (noise([200, 500], tf.constant([3, s])).numpy() for s in (5, 6))
+    assert one.tobytes() == noise([200, 500], tf.constant([3, 5])).numpy().tobytes()
+    for values in (one, other):
+        assert values.min() >= 0
+        assert values.max() < 1
+        counts = np.histogram(values, 64, (0, 1))[0]
+        # Chi-squared with 63 degrees of freedom: 5 standard deviations.
+        assert ((counts - 1562.5) ** 2 / 1562.5).sum() < 63 + 5 * np.sqrt(2 * 63)
+    for a, b in ((one, other), (one[:, 1:], one[:, :-1]), (one[1:], one[:-1])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / np.sqrt(a.size)
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])

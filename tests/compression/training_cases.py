@@ -11,7 +11,7 @@ from tfdml import compression
 
 
 def train(
-    compressor: str | None,
+    compressor: compression.Compressor | str | None,
     policy: str = "float32",
     devices: int = 1,
     accumulate: int | None = None,

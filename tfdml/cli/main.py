@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import build_horovod, doctor, launch, records
+from tfdml.cli import bench, build_horovod, doctor, launch, records
 
 app = typer.Typer(
     name="tfdml",
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("bench")(bench.bench)
 app.command("build-horovod")(build_horovod.build_horovod)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)

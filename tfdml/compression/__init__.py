@@ -2,19 +2,24 @@
 
 from collections.abc import Callable
 
+from tfdml.compression.auto import Auto
 from tfdml.compression.compressor import Compressor
+from tfdml.compression.deep_gradient import DeepGradientCompression
 from tfdml.compression.float16 import BFloat16, Float16
 from tfdml.compression.natural import NaturalCompression
 from tfdml.compression.one_bit import OneBit
 from tfdml.compression.power_sgd import PowerSGD
 from tfdml.compression.qsgd import QSGD
 from tfdml.compression.random_k import RandomK
+from tfdml.compression.redistribution import redistributed
 from tfdml.compression.tern_grad import TernGrad
 from tfdml.compression.top_k import TopK
 
 __all__ = [
+    "Auto",
     "BFloat16",
     "Compressor",
+    "DeepGradientCompression",
     "Float16",
     "NaturalCompression",
     "OneBit",
@@ -24,9 +29,11 @@ __all__ = [
     "TernGrad",
     "TopK",
     "get",
+    "redistributed",
 ]
 
 _BY_NAME: dict[str, Callable[[], Compressor]] = {
+    "auto": Auto,
     "fp16": Float16,
     "float16": Float16,
     "bf16": BFloat16,
@@ -39,6 +46,7 @@ _BY_NAME: dict[str, Callable[[], Compressor]] = {
     "onebit": OneBit,
     "topk": TopK,
     "randomk": RandomK,
+    "dgc": DeepGradientCompression,
     "powersgd": PowerSGD,
 }
 

@@ -1,15 +1,19 @@
 """Sums gradients over all processes in fewer bytes: what is compressed, sent, fed back and kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, sum_gradients
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
-from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
-from tfdml.compression.two_phase import sum_in_two_phases
+from tfdml.compression.compressor import Compressor, SummableCompressor
+from tfdml.compression.error_feedback import State
+from tfdml.compression.rounds import sum_in_rounds
+from tfdml.compression.sparse import sum_sparse
+from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
 
 
 class CompressedAggregator:
@@ -25,6 +29,9 @@ class CompressedAggregator:
         collective: What moves the bytes.
         compressor: What makes them fewer.
         bucket_bytes: Bytes of gradients that go together.
+        first_bucket_bytes: Bytes of those that are ready first.
+        state: Where what is kept goes; aggregators may share it.
+        prefix: What goes before the names of exchanges.
     """
 
     def __init__(
@@ -33,16 +40,36 @@ class CompressedAggregator:
         compressor: Compressor,
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        state: dict[str, tf.Variable] | None = None,
+        prefix: str = "",
     ):
         self._collective = collective
         self._compressor = compressor
+        self._memory = compressor.memory(collective.size)
         self._bucket_bytes = (bucket_bytes, first_bucket_bytes)
-        self._state: dict[str, tf.Variable] = {}
+        self._state: dict[str, tf.Variable] = {} if state is None else state
+        self._prefix = prefix
 
     @property
     def state(self) -> dict[str, tf.Variable]:
         """What is kept between steps, by name: this process's own."""
         return dict(self._state)
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Goes on from what another aggregator has kept: `state`, as arrays.
+
+        Raises:
+            ValueError: If something has another shape than what is kept here.
+        """
+        for name, value in state.items():
+            variable = self._kept(name, tf.constant(value))
+            if variable.shape != value.shape:
+                raise ValueError(
+                    f"`state` must be of the same model, compressor and number of processes. "
+                    f"Received: {name} of shape {value.shape}, kept is {variable.shape}. See "
+                    f"tfdml.compression.redistributed for another number."
+                )
+            variable.assign(value)
 
     def sum_gradients(
         self,
@@ -64,132 +91,129 @@ class CompressedAggregator:
         Returns:
             The sums, in the order of `gradients`: the same bits on all processes.
         """
-        dense = [not isinstance(g, tf.IndexedSlices) for g in gradients]
-        taken = [
-            i
-            for i, g in enumerate(gradients)
-            if dense[i] and g.shape.is_fully_defined() and self._compressor.takes(g.shape, g.dtype)
-        ]
-        others = [i for i in range(len(gradients)) if i not in set(taken)]
+        taken = [i for i, g in enumerate(gradients) if self._takes(g)]
+        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+        dense = [i for i in range(len(gradients)) if i not in {*taken, *sparse}]
         result: list[Gradient | None] = [None] * len(gradients)
-        plain = sum_gradients(
-            self._collective, [gradients[i] for i in others], label, *self._bucket_bytes
-        )
-        for i, total in zip(others, plain, strict=True):
-            result[i] = total
-        if not taken:
-            return result
+        name = f"{self._prefix}{label}"
+        others = [*dense, *sparse]
+        plain = [
+            *sum_gradients(
+                self._collective, [gradients[i] for i in dense], name, *self._bucket_bytes
+            ),
+            *sum_sparse(self._collective, [gradients[i] for i in sparse], name),
+        ]
         scale = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
-        kept = self._kept_factor(label, learning_rate)
-        own = []
-        for i in taken:
-            own.append(tf.cast(gradients[i], tf.float32) / scale)
-            if self._compressor.biased:
-                own[-1] += self._zeros(f"residual/{names[i]}", own[-1].shape) * kept
-        sums, left, commits = self._exchange(own, [names[i] for i in taken], label)
-        if self._compressor.biased:
-            residuals = [self._state[f"residual/{names[i]}"] for i in taken]
-            commits += list(zip(residuals, left, strict=True))
-        # The sums are the same on all processes, and so is this vote.
-        values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in [*plain, *sums]]
-        checked = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
-        finite = tf.reduce_all(tf.stack(checked))
-        for variable, value in commits:
-            variable.assign(tf.where(finite, value, variable))
-        for i, total in zip(taken, sums, strict=True):
-            result[i] = tf.cast(total * scale, gradients[i].dtype)
-        return result
-
-    def _exchange(
-        self, own: Sequence[tf.Tensor], names: Sequence[str], label: str
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tuple[tf.Variable, tf.Tensor]]]:
-        """Returns the sums, what was left out of `own`, and the new values of what is kept."""
-        if isinstance(self._compressor, SummableCompressor):
-            return self._in_rounds(self._compressor, own, names, label)
-        return self._in_buckets(self._compressor, own, names, label)
-
-    def _in_rounds(
-        self,
-        compressor: SummableCompressor,
-        own: Sequence[tf.Tensor],
-        names: Sequence[str],
-        label: str,
-    ) -> tuple[list, list, list]:
-        states = [self._states(compressor, n, g.shape) for n, g in zip(names, own, strict=True)]
-        rounds = compressor.reduce(own, [{k: v.value() for k, v in s.items()} for s in states])
-        # A number that is not finite must be seen by all, also where it would not be sent.
-        finite = [tf.reduce_all(tf.math.is_finite(g)) for g in own]
-        payload = [
-            tf.where(good, part, float("nan"))
-            for good, part in zip(finite, next(rounds), strict=True)
-        ]
-        number = 0
-        while True:
-            total = self._collective.all_reduce(payload, f"{label}/round_{number}")
-            try:
-                payload, number = rounds.send(total), number + 1
-            except StopIteration as end:
-                sums, after = end.value
-                break
-        # Each process answers for its part of what the sum leaves out.
-        left = [g - total / self._collective.size for g, total in zip(own, sums, strict=True)]
-        commits = [
-            (variable, new[key])
-            for state, new in zip(states, after, strict=True)
-            for key, variable in state.items()
-        ]
-        return sums, left, commits
-
-    def _in_buckets(
-        self,
-        compressor: ChunkCompressor,
-        own: Sequence[tf.Tensor],
-        names: Sequence[str],
-        label: str,
-    ) -> tuple[list, list, list]:
-        sums: list[tf.Tensor | None] = [None] * len(own)
-        left: list[tf.Tensor | None] = [None] * len(own)
-        commits = []
-        sizes = [g.shape.num_elements() for g in own]
+        kept, commits = self._kept_factor(label, learning_rate)
+        for i, total in zip(others, plain, strict=True):
+            result[i], new = self._after_sum(total, names[i], scale, kept)
+            commits += new
+        if not taken and not commits:
+            return result
+        values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in plain]
+        finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
         step = self._zeros("step", [], tf.int32)
         commits.append((step, step + 1))
-        buckets = plan_buckets([4 * s for s in sizes], [tf.float32] * len(own), *self._bucket_bytes)
+        sizes = [gradients[i].shape.num_elements() for i in taken]
+        buckets = plan_buckets(
+            [4 * s for s in sizes], [tf.float32] * len(taken), *self._bucket_bytes
+        )
+        exchange = (
+            self._in_rounds
+            if isinstance(self._compressor, SummableCompressor)
+            else self._in_two_phases
+        )
         for number, bucket in enumerate(buckets):
-            flat = tf.concat([tf.reshape(own[i], [-1]) for i in bucket.indices], 0)
-            name = f"{label}/compressed_{number}"
-            chunk = chunk_length(flat.shape[0], self._collective.size, compressor.block)
-            server = None
-            if compressor.biased:
-                server = self._zeros(f"server_residual/{name}", [chunk])
-            total, sent, server_left = sum_in_two_phases(
-                self._collective, compressor, flat, chunk, server, step, name
+            places = [taken[i] for i in bucket.indices]
+            own, paths = [gradients[i] for i in places], [names[i] for i in places]
+            sums, good, new = exchange(
+                own, paths, (scale, kept), step, f"{name}/compressed_{number}"
             )
-            if server is not None:
-                commits.append((server, server_left))
-            lengths = [sizes[i] for i in bucket.indices]
-            parts, gone_parts = tf.split(total, lengths), tf.split(flat - sent, lengths)
-            for i, part, gone in zip(bucket.indices, parts, gone_parts, strict=True):
-                sums[i] = tf.reshape(part, own[i].shape)
-                left[i] = tf.reshape(gone, own[i].shape)
-        return sums, left, commits
+            finite.append(good)
+            commits += new
+            for i, total in zip(places, sums, strict=True):
+                result[i] = total
+        # The sums are the same on all processes, and so is this vote.
+        _assign_if(tf.reduce_all(tf.stack(finite)), commits)
+        return result
 
-    def _kept_factor(self, label: str, learning_rate: tf.Tensor | None) -> tf.Tensor:
-        """Returns what the kept residuals are multiplied with, for a rate that has changed."""
+    def _takes(self, gradient: Gradient) -> bool:
+        if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
+            return False
+        return self._compressor.takes(gradient.shape, gradient.dtype)
+
+    def _after_sum(
+        self, total: Gradient, name: str, scale: tf.Tensor, kept: tf.Tensor
+    ) -> tuple[Gradient, list]:
+        """Returns what a sum that went uncompressed becomes, and what is then kept of it."""
+        variables = self._made(name, self._memory.init_plain, total.shape)
+        if not variables:
+            return total, []
+        state = {key: value * kept for key, value in _values(variables).items()}
+        dense = tf.cast(tf.convert_to_tensor(total), tf.float32) / scale
+        result, after = self._memory.after_sum(dense, state)
+        return tf.cast(result * scale, total.dtype), _pairs([variables], [after])
+
+    def _in_two_phases(self, own, names, rates, step, label) -> tuple[list, tf.Tensor, list]:
+        """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
+        memories = [
+            self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
+        ]
+        length = sum(g.shape.num_elements() for g in own)
+        server = {}
+        if self._compressor.biased:
+            chunk = chunk_length(length, self._collective.size, self._compressor.block)
+            server["residual"] = self._zeros(f"server_residual/{label}", [chunk])
+            # What is cut into chunks anew where the number of processes changes.
+            self._made(label, lambda: {"bucket_length": tf.constant(length)})
+        sums, finite, after, server_after = sum_in_two_phases(
+            self._collective,
+            self._compressor,
+            own,
+            [_values(m) for m in memories],
+            _values(server),
+            rates,
+            step,
+            label,
+        )
+        return sums, finite, _pairs([*memories, server], [*after, server_after])
+
+    def _in_rounds(self, own, names, rates, step, label) -> tuple[list, tf.Tensor, list]:
+        """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
+        del step
+        memories = [
+            self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
+        ]
+        states = [
+            self._made(n, self._compressor.init, n, g.shape)
+            for n, g in zip(names, own, strict=True)
+        ]
+        sums, finite, after, states_after = sum_in_rounds(
+            self._collective,
+            self._compressor,
+            own,
+            [_values(m) for m in memories],
+            [_values(s) for s in states],
+            rates,
+            label,
+        )
+        return sums, finite, _pairs([*memories, *states], [*after, *states_after])
+
+    def _kept_factor(
+        self, label: str, learning_rate: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
+        """Returns what all that is kept is multiplied with, for a rate that has changed."""
         if learning_rate is None or not self._compressor.biased:
-            return tf.constant(1.0)
+            return tf.constant(1.0), []
         now = tf.cast(learning_rate, tf.float32)
         last = self._zeros(f"learning_rate/{label}", [])
         before = last.read_value()
-        factor = tf.where((before > 0) & (now > 0), before / now, 1.0)
-        last.assign(now)
-        return factor
+        return tf.where((before > 0) & (now > 0), before / now, 1.0), [(last, now)]
 
-    def _states(
-        self, compressor: SummableCompressor, name: str, shape: tf.TensorShape
-    ) -> dict[str, tf.Variable]:
-        """Returns what a compressor keeps for one gradient."""
+    def _made(self, name: str, init: Callable[..., State], *arguments) -> dict[str, tf.Variable]:
+        """Returns what is kept of one gradient, made by `init` when it is first asked for."""
         with tf.init_scope():
-            start = compressor.init(name, shape)
+            start = init(*arguments)
         return {key: self._kept(f"{key}/{name}", value) for key, value in start.items()}
 
     def _zeros(self, name: str, shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variable:
@@ -203,6 +227,23 @@ class CompressedAggregator:
         return self._state[name]
 
 
-def chunk_length(length: int, size: int, block: int) -> int:
-    """Returns how many numbers of a bucket each process sums: a multiple of the block."""
-    return -(-length // (size * block)) * block
+def _values(variables: dict[str, tf.Variable]) -> State:
+    return {key: variable.read_value() for key, variable in variables.items()}
+
+
+def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State]) -> list[tuple]:
+    return [
+        (variable, new[key])
+        for own, new in zip(variables, values, strict=True)
+        for key, variable in own.items()
+    ]
+
+
+def _assign_if(condition: tf.Tensor, pairs: Sequence[tuple[tf.Variable, tf.Tensor]]) -> None:
+    """Assigns values to variables if the condition holds; a branch, so that nothing is copied."""
+
+    def assign() -> None:
+        for variable, value in pairs:
+            variable.assign(value, read_value=False)
+
+    tf.cond(condition, assign, lambda: None)

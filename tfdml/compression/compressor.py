@@ -9,7 +9,10 @@ import abc
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from tfdml.compression.error_feedback import ErrorFeedback, Memory, NoMemory, State
 
 
 class Compressor:
@@ -18,9 +21,12 @@ class Compressor:
     Attributes:
         biased: Whether what is left out does not average to 0. Then what a step leaves out is kept
             and added to the next step's gradient (error feedback).
+        replaces_momentum: Whether the optimizer's momentum is left out, because the compressor's
+            memory does it.
     """
 
     biased = True
+    replaces_momentum = False
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -30,6 +36,22 @@ class Compressor:
     def from_config(cls, config: dict[str, Any]) -> "Compressor":
         """Makes a compressor from what `get_config` returned."""
         return cls(**config)
+
+    def memory(self, size: int) -> Memory:
+        """Returns how what a step leaves out enters later ones.
+
+        Args:
+            size: The number of processes.
+        """
+        del size
+        return ErrorFeedback() if self.biased else NoMemory()
+
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
+        """Refuses optimizers that this is not defined for.
+
+        Raises:
+            ValueError: If it is not.
+        """
 
     def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
         """Returns whether gradients of this shape and dtype are worth compressing."""
@@ -48,9 +70,15 @@ class ChunkCompressor(Compressor, abc.ABC):
 
     Attributes:
         block: Rows are encoded in blocks of this many numbers.
+        static: Whether a row's bytes follow from its length alone, so that XLA can compile it.
     """
 
     block: int = 1
+    static = True
+
+    @abc.abstractmethod
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes that a row of `length` numbers becomes."""
 
     @abc.abstractmethod
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -58,7 +86,8 @@ class ChunkCompressor(Compressor, abc.ABC):
 
         Args:
             values: float32, shape `[rows, n]`, with `n` a multiple of `block`.
-            seed: What random numbers follow from: int32, shape `[2]`.
+            seed: The step, and another number; what is random follows from both: int32, shape
+                `[2]`.
 
         Returns:
             uint8, shape `[rows, bytes]`.
@@ -75,10 +104,17 @@ class ChunkCompressor(Compressor, abc.ABC):
 
 
 class SummableCompressor(Compressor, abc.ABC):
-    """A compressor whose payload is summed on the wire, in one round or more."""
+    """A compressor whose payload is summed on the wire, in one round or more.
+
+    Numbers that are not finite must make sums that are not finite: an overflow is found in those.
+    """
 
     @abc.abstractmethod
-    def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
+    def payload_bytes(self, shape: Sequence[int]) -> int:
+        """Returns the bytes that a gradient of this shape becomes, in all rounds together."""
+
+    @abc.abstractmethod
+    def init(self, name: str, shape: Sequence[int]) -> State:
         """Returns the state for one gradient at the start: the same on all processes.
 
         Args:
@@ -88,7 +124,7 @@ class SummableCompressor(Compressor, abc.ABC):
 
     @abc.abstractmethod
     def reduce(
-        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
+        self, gradients: Sequence[tf.Tensor], states: Sequence[State]
     ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
         """Yields tensors to be summed over all processes, and is sent their sums.
 

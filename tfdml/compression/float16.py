@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.packing import bytes_to_floats, finite_or_nan, floats_to_bytes
+from tfdml.compression.packing import bytes_to_floats, floats_to_bytes, largest_or_nan
 
 # Where the largest number of a block is brought: well below float16's largest, 65504.
 _TOP = 2.0**14
@@ -21,12 +21,16 @@ class Float16(ChunkCompressor):
     biased = False
     block = 4096
 
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return length // self.block * 4 + 2 * length
+
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         blocks = tf.reshape(values, [values.shape[0], -1, self.block])
-        largest = tf.reduce_max(tf.abs(blocks), 2)
+        largest = largest_or_nan(blocks)
         exponent = tf.math.floor(tf.math.log(_TOP / tf.maximum(largest, 1e-30)) / tf.math.log(2.0))
-        scale = finite_or_nan(blocks, tf.pow(2.0, tf.clip_by_value(exponent, -120.0, 120.0)))
+        scale = tf.pow(2.0, tf.clip_by_value(exponent, -120.0, 120.0)) + 0.0 * largest
         halves = tf.cast(blocks * scale[:, :, None], tf.float16)
         halves = tf.reshape(halves, [values.shape[0], -1])
         return tf.concat([floats_to_bytes(scale), floats_to_bytes(halves)], 1)
@@ -45,6 +49,10 @@ class BFloat16(ChunkCompressor):
     """Sends gradients as bfloat16: half the bytes, float32's range, 8 bits of precision."""
 
     block = 4
+
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return 2 * length
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.packing import (
+    block_sums,
     bytes_to_floats,
-    finite_or_nan,
     floats_to_bytes,
     pack,
     unpack,
@@ -27,24 +27,33 @@ class OneBit(ChunkCompressor):
 
     block = 512
 
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return length // self.block * 8 + length // 8
+
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         rows = values.shape[0]
         blocks = tf.reshape(values, [rows, -1, self.block])
-        positive = blocks > 0
-        # Halved blocks of huge numbers must not overflow: the mean is taken first.
-        share = tf.cast(positive, tf.float32) / self.block
-        other = 1.0 / self.block - share
-        high = tf.math.divide_no_nan(tf.reduce_sum(blocks * share, 2), tf.reduce_sum(share, 2))
-        low = tf.math.divide_no_nan(tf.reduce_sum(blocks * other, 2), tf.reduce_sum(other, 2))
-        means = tf.concat([finite_or_nan(blocks, high), finite_or_nan(blocks, low)], 1)
+        # Halved blocks of huge numbers must not overflow: shares of the mean are added.
+        positive = tf.cast(blocks > 0, tf.float32)
+        share = positive / self.block
+        part = block_sums(share)
+        above, below = block_sums(blocks * share), block_sums(blocks * (1.0 / self.block - share))
+        high = tf.math.divide_no_nan(above, part)
+        low = tf.math.divide_no_nan(below, 1.0 - part)
+        # What is not finite makes both so: a comparison with NaN is false.
+        probe = 0.0 * (above + below)
+        means = tf.concat([high + probe, low + probe], 1)
         codes = tf.reshape(tf.cast(positive, tf.uint8), [rows, -1])
-        return tf.concat([floats_to_bytes(means), pack(codes, 1)], 1)
+        return tf.concat([floats_to_bytes(means), pack(codes, 1, self.block)], 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
         """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
         rows, blocks = payload.shape[0], length // self.block
         means = bytes_to_floats(payload[:, : 8 * blocks], tf.float32)
-        codes = tf.reshape(unpack(payload[:, 8 * blocks :], 1), [rows, blocks, self.block])
+        codes = tf.reshape(
+            unpack(payload[:, 8 * blocks :], 1, self.block), [rows, blocks, self.block]
+        )
         high, low = means[:, :blocks, None], means[:, blocks:, None]
         return tf.reshape(tf.where(codes > 0, high, low), [rows, length])

@@ -1,41 +1,46 @@
 """Small numbers in fewer than 8 bits, and floats among bytes."""
 
+import math
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 
-def pack(codes: tf.Tensor, bits: int) -> tf.Tensor:
+def pack(codes: tf.Tensor, bits: int, group: int) -> tf.Tensor:
     """Packs numbers below `2**bits` into bytes.
 
+    A byte holds numbers of one group that lie apart: the first of each part of it, then the second,
+    and so on. So what is read and written together lies together, and many go at once.
+
     Args:
-        codes: uint8, shape `[rows, n]`, with `n` a multiple of `8 / bits`.
+        codes: uint8, shape `[rows, n]`, with `n` a multiple of `group`.
         bits: 1, 2, 4 or 8.
+        group: A multiple of `8 / bits`.
 
     Returns:
         uint8, shape `[rows, n * bits / 8]`.
     """
     if bits == 8:
         return codes
-    per_byte = 8 // bits
-    parts = tf.reshape(codes, [codes.shape[0], -1, per_byte])
-    packed = parts[:, :, 0]
-    for place in range(1, per_byte):
-        shift = tf.constant(place * bits, tf.uint8)
-        packed = tf.bitwise.bitwise_or(packed, tf.bitwise.left_shift(parts[:, :, place], shift))
-    return packed
+    parts = tf.reshape(codes, [codes.shape[0], -1, 8 // bits, group * bits // 8])
+    # Each code's bits are apart from the others', so the sum is what "or" would give.
+    shifted = tf.bitwise.left_shift(parts, _shifts(bits))
+    return tf.reshape(tf.reduce_sum(shifted, 2), [codes.shape[0], -1])
 
 
-def unpack(packed: tf.Tensor, bits: int) -> tf.Tensor:
+def unpack(packed: tf.Tensor, bits: int, group: int) -> tf.Tensor:
     """Returns the numbers that `pack` was given: uint8, shape `[rows, n]`."""
     if bits == 8:
         return packed
+    parts = tf.reshape(packed, [packed.shape[0], -1, 1, group * bits // 8])
+    parts = tf.broadcast_to(parts, [*parts.shape[:2], 8 // bits, parts.shape[3]])
     mask = tf.constant(2**bits - 1, tf.uint8)
-    parts = [
-        tf.bitwise.bitwise_and(
-            tf.bitwise.right_shift(packed, tf.constant(p * bits, tf.uint8)), mask
-        )
-        for p in range(8 // bits)
-    ]
-    return tf.reshape(tf.stack(parts, 2), [packed.shape[0], -1])
+    codes = tf.bitwise.bitwise_and(tf.bitwise.right_shift(parts, _shifts(bits)), mask)
+    return tf.reshape(codes, [packed.shape[0], -1])
+
+
+def _shifts(bits: int) -> tf.Tensor:
+    return tf.constant(list(range(0, 8, bits)), tf.uint8, [1, 1, 8 // bits, 1])
 
 
 def floats_to_bytes(values: tf.Tensor) -> tf.Tensor:
@@ -48,13 +53,55 @@ def bytes_to_floats(payload: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(tf.reshape(payload, [payload.shape[0], -1, dtype.size]), dtype)
 
 
-def finite_or_nan(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns `scale`, or NaN for each block in which a number is not finite.
+def noise(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Returns random numbers from 0 to below 1: float32.
+
+    A hash of each number's place, by a few operations on whole numbers that XLA fuses with what
+    uses them; the generators of TensorFlow take ten times as long as a codec.
 
     Args:
-        values: float32, shape `[rows, blocks, block]`.
-        scale: float32, shape `[rows, blocks]`.
+        shape: Of fewer than 2**32 numbers.
+        seed: What they follow from: int32, shape `[2]`.
+
+    Reference:
+        Appleby, MurmurHash3: its mixing of 32 bits.
     """
-    # One number of a block that is not finite makes this NaN, whatever a maximum does with NaN.
-    probe = tf.reduce_sum(values * 0.0, 2)
-    return scale + probe
+    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
+    hashed = tf.bitcast(tf.range(math.prod(shape), dtype=tf.int32), tf.uint32)
+    for key in (first, second):
+        hashed = _mixed(hashed + _mixed(key + tf.constant(0x9E3779B9, tf.uint32)))
+    top = tf.bitwise.right_shift(hashed, tf.constant(8, tf.uint32))
+    return tf.reshape(tf.cast(tf.bitcast(top, tf.int32), tf.float32) * 2.0**-24, shape)
+
+
+def _mixed(bits: tf.Tensor) -> tf.Tensor:
+    """Returns uint32 in which every bit follows from all bits of the input."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
+        shifted = tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32))
+        bits = tf.bitwise.bitwise_xor(bits, shifted)
+        if factor is not None:
+            bits *= tf.constant(factor, tf.uint32)
+    return bits
+
+
+def largest_or_nan(blocks: tf.Tensor) -> tf.Tensor:
+    """Returns the largest size of a number of each block, NaN where one is not finite.
+
+    Args:
+        blocks: float32, shape `[rows, blocks, block]`.
+    """
+    # The bits of sizes are ordered as the sizes are, and those of what is not finite come last. A
+    # maximum of whole numbers needs no care for NaN, so many are compared at once.
+    bits = tf.bitwise.bitwise_and(tf.bitcast(blocks, tf.int32), 0x7FFFFFFF)
+    largest = tf.reduce_max(bits, 2)
+    return tf.where(largest < 0x7F800000, tf.bitcast(largest, tf.float32), float("nan"))
+
+
+def block_sums(blocks: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of each block, for blocks of a multiple of 8: eight sums side by side first.
+
+    Args:
+        blocks: Shape `[rows, blocks, block]`.
+    """
+    lanes = tf.reshape(blocks, [*blocks.shape[:2], -1, 8])
+    return tf.reduce_sum(tf.reduce_sum(lanes, 2), 2)

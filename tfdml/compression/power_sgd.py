@@ -23,23 +23,26 @@ class PowerSGD(SummableCompressor):
 
     Args:
         rank: Columns of the two matrices: more send more and leave out less.
+        alternate: Whether a step computes and sends one of the two only, in turns: half the bytes,
+            half the work, one exchange instead of two, and more that is left out.
 
     Raises:
         ValueError: If `rank` is no positive integer.
 
     Reference:
         Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-        Optimization", arXiv:1905.13727.
+        Optimization", arXiv:1905.13727. In turns: Zhang et al., "Evaluation and Optimization of
+        Gradient Compression for Distributed Deep Learning", arXiv:2306.08881.
     """
 
-    def __init__(self, rank: int = 4):
+    def __init__(self, rank: int = 4, alternate: bool = False):
         if not isinstance(rank, int) or rank < 1:
             raise ValueError(f"`rank` must be a positive integer. Received: rank={rank!r}.")
-        self.rank = rank
+        self.rank, self.alternate = rank, bool(alternate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {"rank": self.rank}
+        return {"rank": self.rank, "alternate": self.alternate}
 
     def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
         """Returns whether the two matrices are smaller than the gradient."""
@@ -48,16 +51,27 @@ class PowerSGD(SummableCompressor):
         rows, columns = _as_matrix(shape)
         return self.rank * (rows + columns) < rows * columns
 
+    def payload_bytes(self, shape: Sequence[int]) -> int:
+        """Returns the bytes of the matrices; in turns, the mean; see `SummableCompressor`."""
+        return 4 * self.rank * sum(_as_matrix(shape)) // (2 if self.alternate else 1)
+
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the right-hand matrix to start with: random, and the same on all processes."""
-        seed = [zlib.crc32(name.encode()) & 0x7FFFFFFF, 0]
-        return {"q": tf.random.stateless_normal([_as_matrix(shape)[1], self.rank], seed)}
+        rows, columns = _as_matrix(shape)
+        seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        state = {"q": tf.random.stateless_normal([columns, self.rank], [seed, 0])}
+        if self.alternate:
+            state["p"] = tf.random.stateless_normal([rows, self.rank], [seed, 1])
+            state["turn"] = tf.constant(0)
+        return state
 
     def reduce(
         self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
     ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
         """Sums the left-hand matrices, then the right-hand ones; see `SummableCompressor`."""
         matrices = [tf.reshape(g, _as_matrix(g.shape)) for g in gradients]
+        if self.alternate:
+            return (yield from self._in_turns(gradients, matrices, states))
         lefts = yield [m @ state["q"] for m, state in zip(matrices, states, strict=True)]
         lefts = [_orthogonal(left) for left in lefts]
         rights = yield [
@@ -69,6 +83,40 @@ class PowerSGD(SummableCompressor):
         ]
         starts = [_next_start(r, s["q"]) for r, s in zip(rights, states, strict=True)]
         return sums, [{"q": start} for start in starts]
+
+    def _in_turns(self, gradients, matrices, states):
+        """Sums the left-hand matrices for given right-hand ones; in the next step the others."""
+        right = tf.equal(states[0]["turn"], 1)
+
+        def product(m, base):
+            return tf.cond(right, lambda: tf.matmul(m, base, transpose_a=True), lambda: m @ base)
+
+        def approximation(total, base):
+            return tf.cond(
+                right,
+                lambda: tf.matmul(base, total, transpose_b=True),
+                lambda: tf.matmul(total, base, transpose_b=True),
+            )
+
+        bases = [
+            tf.cond(right, lambda s=s: _orthogonal(s["p"]), lambda s=s: _orthogonal(s["q"]))
+            for s in states
+        ]
+        totals = yield [product(m, b) for m, b in zip(matrices, bases, strict=True)]
+        sums = [
+            tf.reshape(approximation(t, b), g.shape)
+            for t, b, g in zip(totals, bases, gradients, strict=True)
+        ]
+        after = []
+        for total, state in zip(totals, states, strict=True):
+            p, q = tf.cond(
+                right,
+                lambda t=total, s=state: (s["p"], _next_start(t, s["q"])),
+                lambda t=total, s=state: (_next_start(t, s["p"]), s["q"]),
+            )
+            p, q = tf.ensure_shape(p, state["p"].shape), tf.ensure_shape(q, state["q"].shape)
+            after.append({"p": p, "q": q, "turn": 1 - state["turn"]})
+        return sums, after
 
 
 def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -7,15 +7,17 @@ import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.packing import (
+    block_sums,
     bytes_to_floats,
-    finite_or_nan,
     floats_to_bytes,
+    largest_or_nan,
+    noise,
     pack,
     unpack,
 )
 
-# Of float32.
-_LARGEST = 3.4e38
+# Of float32; and what has an inverse.
+_LARGEST, _SMALLEST = 3.4e38, 3e-39
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -68,30 +70,35 @@ class QSGD(ChunkCompressor):
             "stochastic": self.stochastic,
         }
 
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return length // self.block * 4 + length * self.bits // 8
+
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         rows = values.shape[0]
         blocks = tf.reshape(values, [rows, -1, self.block])
-        largest = tf.reduce_max(tf.abs(blocks), 2)
+        largest = largest_or_nan(blocks)
         if self.norm == "l2":
             # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
             units = tf.math.divide_no_nan(blocks, largest[:, :, None])
-            largest *= tf.minimum(tf.norm(units, axis=2), _LARGEST / tf.maximum(largest, 1.0))
-        step = finite_or_nan(blocks, largest / self._levels)
-        codes = tf.math.divide_no_nan(blocks, step[:, :, None])
-        if self.stochastic:
-            codes = tf.floor(codes + tf.random.stateless_uniform(codes.shape, seed))
-        else:
-            codes = tf.round(codes)
+            norm = tf.sqrt(block_sums(units * units))
+            largest *= tf.minimum(norm, _LARGEST / tf.maximum(largest, 1.0))
+        step = largest / self._levels
+        # Of a step so small that its inverse is not finite, nothing is sent.
+        inverse = tf.where(step > _SMALLEST, 1.0 / step, tf.zeros_like(step))
+        codes = blocks * inverse[:, :, None]
+        codes = tf.floor(codes + noise(codes.shape, seed)) if self.stochastic else tf.round(codes)
         codes = tf.clip_by_value(codes, -self._levels, self._levels) + self._levels
-        codes = tf.where(tf.math.is_finite(codes), codes, tf.zeros_like(codes))
         codes = tf.reshape(tf.cast(codes, tf.uint8), [rows, -1])
-        return tf.concat([floats_to_bytes(step), pack(codes, self.bits)], 1)
+        return tf.concat([floats_to_bytes(step), pack(codes, self.bits, self.block)], 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
         """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
         header = length // self.block * 4
         step = bytes_to_floats(payload[:, :header], tf.float32)
-        codes = tf.cast(unpack(payload[:, header:], self.bits), tf.float32) - self._levels
+        codes = (
+            tf.cast(unpack(payload[:, header:], self.bits, self.block), tf.float32) - self._levels
+        )
         blocks = tf.reshape(codes, [payload.shape[0], -1, self.block]) * step[:, :, None]
         return tf.reshape(blocks, [payload.shape[0], length])

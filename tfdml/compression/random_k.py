@@ -33,6 +33,10 @@ class RandomK(SummableCompressor):
         """Returns the constructor's arguments."""
         return {"ratio": self.ratio}
 
+    def payload_bytes(self, shape: Sequence[int]) -> int:
+        """Returns the bytes of the numbers that are sent; see `SummableCompressor`."""
+        return 4 * _count(math.prod(shape), self.ratio)
+
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the seed of the places, and how often they have been drawn."""
         return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0], tf.int32)}
@@ -46,7 +50,9 @@ class RandomK(SummableCompressor):
             for g, state in zip(gradients, states, strict=True)
         ]
         sums = yield [
-            tf.gather(tf.reshape(g, [-1]), p) for g, p in zip(gradients, places, strict=True)
+            # A number that is not finite must be seen by all, also where it is not sent.
+            tf.gather(tf.reshape(g, [-1]), p) + tf.reduce_sum(g * 0.0)
+            for g, p in zip(gradients, places, strict=True)
         ]
         spread = [
             tf.reshape(tf.scatter_nd(p[:, None], s, [g.shape.num_elements()]), g.shape)
@@ -57,5 +63,9 @@ class RandomK(SummableCompressor):
 
 def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
     """Returns distinct places below `length`: int32, shape `[part of them]`."""
-    count = max(1, math.ceil(ratio * length))
-    return tf.random.experimental.index_shuffle(tf.range(count), seed, length - 1)
+    places = tf.range(_count(length, ratio))
+    return tf.random.experimental.index_shuffle(places, seed, length - 1)
+
+
+def _count(length: int, ratio: float) -> int:
+    return max(1, math.ceil(ratio * length))

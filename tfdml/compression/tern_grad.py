@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.packing import block_sums, largest_or_nan
 from tfdml.compression.qsgd import QSGD
 
 
@@ -41,13 +42,18 @@ class TernGrad(ChunkCompressor):
         """Returns the constructor's arguments."""
         return {"clip": self.clip}
 
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return self._codec.row_bytes(length)
+
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         blocks = tf.reshape(values, [values.shape[0], -1, self.block])
         # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
-        largest = tf.reduce_max(tf.abs(blocks), 2, keepdims=True)
-        units = tf.math.divide_no_nan(blocks, largest)
-        bound = self.clip * tf.sqrt(tf.reduce_mean(units * units, 2, keepdims=True)) * largest
+        largest = largest_or_nan(blocks)
+        units = tf.math.divide_no_nan(blocks, largest[:, :, None])
+        spread = tf.sqrt(block_sums(units * units) / self.block)
+        bound = (self.clip * spread * largest)[:, :, None]
         # Not finite, it must stay so.
         clipped = tf.where(tf.abs(blocks) > bound, tf.sign(blocks) * bound, blocks) + 0.0 * blocks
         return self._codec.encode(tf.reshape(clipped, values.shape), seed)

@@ -47,6 +47,10 @@ class TopK(ChunkCompressor):
         """Returns the constructor's arguments."""
         return {"ratio": self.ratio}
 
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row; see `ChunkCompressor`."""
+        return 8 * self._count(length)
+
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         sizes = tf.abs(values)

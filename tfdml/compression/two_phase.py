@@ -1,13 +1,15 @@
 """Summing what cannot be summed on the wire: to each chunk's owner, and from there to all."""
 
 import functools
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.error_feedback import State
 
 # Payloads are padded to this, for transports that carry whole words only.
 _WORD = 8
@@ -16,65 +18,123 @@ _WORD = 8
 def sum_in_two_phases(
     collective: Collective,
     compressor: ChunkCompressor,
-    flat: tf.Tensor,
-    chunk: int,
-    server_residual: tf.Tensor | None,
+    gradients: Sequence[tf.Tensor],
+    states: Sequence[State],
+    server: State,
+    rates: tuple[tf.Tensor, tf.Tensor],
     step: tf.Tensor,
     name: str,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Sums a vector over all processes.
+) -> tuple[list[tf.Tensor], tf.Tensor, list[State], State]:
+    """Sums a bucket of gradients over all processes.
 
-    Each process owns a chunk of the vector: it is sent everybody's, encoded, adds what they stand
-    for, and sends the encoded sum to all. So a process sends 2(N-1)/N of the encoded vector.
+    Each process owns a chunk of the bucket: it is sent everybody's, encoded, adds what they stand
+    for, and sends the encoded sum to all. So a process sends 2(N-1)/N of the encoded bucket.
 
     Args:
         collective: What moves the bytes, between N processes.
         compressor: The encoding.
-        flat: This process's vector: float32, shape `[n]`.
-        chunk: The length of a chunk, at least n / N, a multiple of the compressor's block.
-        server_residual: What the owner's encoding has left out so far: float32, shape `[chunk]`;
-            None if it is not fed back.
+        gradients: This process's gradients.
+        states: What the compressor's memory keeps of each.
+        server: What it keeps of the owner's chunk.
+        rates: What gradients are multiplied with (the loss scale), and what their states are, for
+            a learning rate that has changed: float32, shape `[]`.
         step: What random numbers follow from: int32, shape `[]`.
         name: What the exchanges are called.
 
     Returns:
-        The sum, shape `[n]`, the same bits on all processes; what of `flat` was sent, shape `[n]`;
-        and the new `server_residual`.
+        The sums, the same bits on all processes; whether all of them are finite; and the new
+        states and the new `server`.
     """
-    size, length = collective.size, flat.shape[0]
-    rows = tf.reshape(tf.pad(flat, [[0, size * chunk - length]]), [size, chunk])
+    encode, add, decode = _stages(compressor, collective.size)
     # Other random numbers for each bucket, rank, step and phase.
     salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
-    first = tf.stack([step, tf.constant(salt)])
-    payload = _encode(compressor, rows, first)
-    sent = tf.reshape(_decode(compressor, payload, chunk), [-1])[:length]
-    arrived = collective.all_to_all(_padded(payload), f"{name}/to_owner")
-    total = tf.reduce_sum(_decode(compressor, arrived[:, : payload.shape[1]], chunk), 0)
-    if server_residual is not None:
-        total += server_residual
-    encoded = _encode(compressor, total[None, :], first + tf.constant([0, 1]))
-    left = None
-    if server_residual is not None:
-        left = total - _decode(compressor, encoded, chunk)[0]
-    everyones = collective.all_gather(_padded(encoded), f"{name}/to_all")
-    everyones = tf.ensure_shape(everyones, [size, None])[:, : encoded.shape[1]]
-    everyones = tf.ensure_shape(everyones, [size, encoded.shape[1]])
-    return tf.reshape(_decode(compressor, everyones, chunk), [-1])[:length], sent, left
+    seed = tf.stack([step, tf.constant(salt)])
+    payload, states = encode(list(gradients), list(states), *rates, seed)
+    arrived = collective.all_to_all(payload, f"{name}/to_owner")
+    chunk = chunk_length(_total(gradients), collective.size, compressor.block)
+    encoded, server = add(arrived, server, rates[1], chunk, seed + tf.constant([0, 1]))
+    everyones = collective.all_gather(encoded, f"{name}/to_all")
+    everyones = tf.ensure_shape(everyones, [collective.size, encoded.shape[1]])
+    shapes = tuple(tuple(g.shape.as_list()) for g in gradients)
+    sums, finite = decode(everyones, shapes, tuple(g.dtype for g in gradients), rates[0])
+    return sums, finite, states, server
 
 
-def _encode(compressor: ChunkCompressor, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    return _fused(compressor)[0](rows, seed)
+def chunk_length(length: int, size: int, block: int) -> int:
+    """Returns how many numbers of a bucket each process sums: a multiple of the block."""
+    return -(-length // (size * block)) * block
 
 
-def _decode(compressor: ChunkCompressor, payload: tf.Tensor, length: int) -> tf.Tensor:
-    return _fused(compressor)[1](payload, length)
+def encoder(compressor: ChunkCompressor, size: int) -> Callable:
+    """Returns what is done before the first exchange among `size` processes."""
+    return _stages(compressor, size)[0]
 
 
 @functools.cache
-def _fused(compressor: ChunkCompressor) -> tuple[Callable, Callable]:
-    """Returns `encode` and `decode` compiled by XLA: numbers are read and written once."""
-    return tuple(tf.function(f, jit_compile=True) for f in (compressor.encode, compressor.decode))
+def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
+    """Returns what is done before, between and after the exchanges.
+
+    Compiled by XLA where shapes are static: numbers are then read and written once, whatever is
+    done to them.
+    """
+    memory = compressor.memory(size)
+
+    def encode(gradients, states, scale, kept, seed):
+        values, middles = [], []
+        for gradient, state in zip(gradients, states, strict=True):
+            state = {key: value * kept for key, value in state.items()}
+            value, middle = memory.compensate(tf.cast(gradient, tf.float32) / scale, state)
+            values.append(value)
+            middles.append(middle)
+        length = _total(values)
+        chunk = chunk_length(length, size, compressor.block)
+        flat = _joined(values)
+        rows = tf.reshape(tf.pad(flat, [[0, size * chunk - length]]), [size, chunk])
+        payload = compressor.encode(rows, seed)
+        sent = tf.reshape(compressor.decode(payload, chunk), [-1])[:length]
+        parts = _parted(sent, [v.shape for v in values])
+        after = [memory.update(*each) for each in zip(values, parts, middles, strict=True)]
+        return _padded(compressor, payload), after
+
+    def add(arrived, server, kept, chunk, seed):
+        total = tf.reduce_sum(compressor.decode(_unpadded(compressor, arrived, chunk), chunk), 0)
+        for residual in server.values():
+            total += residual * kept
+        encoded = compressor.encode(total[None, :], seed)
+        left = {key: total - compressor.decode(encoded, chunk)[0] for key in server}
+        return _padded(compressor, encoded), left
+
+    def decode(everyones, shapes, dtypes, scale):
+        chunk = chunk_length(sum(map(math.prod, shapes)), size, compressor.block)
+        total = compressor.decode(_unpadded(compressor, everyones, chunk), chunk) * scale
+        finite = tf.reduce_all(tf.math.is_finite(total))
+        flat = tf.reshape(total, [-1])[: sum(map(math.prod, shapes))]
+        sums = [tf.cast(p, d) for p, d in zip(_parted(flat, shapes), dtypes, strict=True)]
+        return sums, finite
+
+    stages = (encode, add, decode)
+    return tuple(tf.function(f, jit_compile=True) for f in stages) if compressor.static else stages
 
 
-def _padded(payload: tf.Tensor) -> tf.Tensor:
+def _total(tensors: Sequence[tf.Tensor]) -> int:
+    return sum(t.shape.num_elements() for t in tensors)
+
+
+def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    flat = [tf.reshape(t, [-1]) for t in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def _parted(flat: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+    parts = tf.split(flat, [math.prod(shape) for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _padded(compressor: ChunkCompressor, payload: tf.Tensor) -> tf.Tensor:
+    if not compressor.static:
+        return payload
     return tf.pad(payload, [[0, 0], [0, -payload.shape[1] % _WORD]])
+
+
+def _unpadded(compressor: ChunkCompressor, payload: tf.Tensor, length: int) -> tf.Tensor:
+    return payload[:, : compressor.row_bytes(length)] if compressor.static else payload

@@ -23,6 +23,7 @@ from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
+from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
@@ -62,9 +63,9 @@ class ReplicaExtended(MirroredExtended):
         self.check_desync = check_desync
         self.compressor = compressor
         # One process alone sends nothing.
-        self.aggregator: CompressedAggregator | None = None
+        self.aggregator: CompressedAggregator | AutoAggregator | None = None
         if compressor is not None and collective.size > 1:
-            self.aggregator = CompressedAggregator(collective, compressor)
+            self.aggregator = aggregator_of(collective, compressor)
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
         self.noise_scale: NoiseScale | None = None

@@ -16,6 +16,7 @@ that calls, belongs to one of our strategies.
 | `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes; own rows only are read |
 | `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |
 | | overflow, and before clipping |
+| `SGD.update_step` | no momentum, where a compressor has done it |
 | `_all_reduce_sum_gradients` | nothing is left to sum |
 | `_backend_apply_gradients` | no branches in a replica: accumulation is done by then |
 | `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
@@ -273,6 +274,8 @@ def _apply(original: Callable) -> Callable:
             grads = accumulator.take(grads, variables)
         names = [v.path for v in (inner._trainable_variables if variables is None else variables)]
         rates = functools.partial(_rates, self, inner)
+        if extended.compressor is not None:
+            extended.compressor.check_optimizer(inner)
         grads = extended.sum_gradients(f"gradients/{self.name}", grads, names, rates)
         if inner is self:
             return original(self, grads, variables)
@@ -292,6 +295,19 @@ def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | 
     """Returns the loss scale, None without one, and the learning rate."""
     scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
     return scale, tf.convert_to_tensor(inner.learning_rate)
+
+
+def _sgd_update_step(original: Callable) -> Callable:
+    def update_step(self, gradient, variable, learning_rate):
+        extended = _extended(tf.distribute.get_strategy())
+        aggregator = extended.aggregator if extended is not None else None
+        if aggregator is None or not extended.compressor.replaces_momentum:
+            return original(self, gradient, variable, learning_rate)
+        # Momentum is in what has been exchanged.
+        rate = tf.cast(learning_rate, variable.dtype)
+        self.assign_sub(variable, tf.cast(gradient, variable.dtype) * rate)
+
+    return update_step
 
 
 def _backend_apply_gradients(original: Callable) -> Callable:
@@ -409,6 +425,7 @@ _REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (BaseOptimizer, "apply", _apply),
     (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
     (LossScaleOptimizer, "apply", _apply),
+    (keras.optimizers.SGD, "update_step", _sgd_update_step),
     (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
     (keras_loss, "reduce_weighted_values", _reduce_weighted_values),
     (keras_loss, "scale_loss_for_distribution", _scale),

@@ -1,0 +1,51 @@
+"""`tfdml bench`: its table, and a run on two ranks."""
+
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from tfdml import compression
+from tfdml.cli.bench_rank import model_shapes, table
+from tfdml.compression.cost_model import Link
+
+BENCH = [sys.executable, "-m", "tfdml.cli.main", "bench"]
+
+
+def test_the_table_is_sorted_by_what_is_predicted():
+    # 1 MB/s: 2 MB uncompressed, a quarter as int8; the codec of the other takes 10 s.
+    codecs = [(None, 0.0), (compression.QSGD(8), 1e-9), (compression.Float16(), 1e-5)]
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(Link(0.0, 1e6), 2, [(1024, 512)], codecs))
+    lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [line.split("│")[1].split("(")[0].strip() for line in lines] == [
+        "QSGD",
+        "none",
+        "Float16",
+    ]
+    assert lines[1].split()[-2] == "1.00"
+    assert 3.8 < float(lines[0].split()[-2]) < 4.0
+
+
+def test_a_saved_model_gives_the_shapes(tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(5)])
+    model.save(tmp_path / "model.keras")
+    assert model_shapes(str(tmp_path / "model.keras")) == [(3, 5), (5,)]
+
+
+def test_one_rank_is_refused():
+    done = subprocess.run([*BENCH, "--hosts", "node1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "`hosts` must have two ranks or more" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--horovod"]])
+def test_two_ranks_measure(options):
+    done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "A step's exchange on 2 ranks" in done.stdout
+    assert "PowerSGD(rank=4" in done.stdout

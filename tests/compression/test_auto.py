@@ -1,0 +1,172 @@
+"""The choice of a compressor: the cost model, the trials, and that all ranks choose alike."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression import training_cases as cases
+from tests.strategies.compare import assert_close, assert_same_bits
+from tfdml import compression
+from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.simulated import run_ranks
+from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
+from tfdml.compression.auto_aggregator import WINDOW, AutoAggregator
+from tfdml.compression.choice import Choice
+from tfdml.compression.cost_model import Link, Traffic, exchange_seconds, traffic
+
+SHAPES, DTYPES = [(1000, 1000), (1000,)], [tf.float32, tf.float32]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_traffic_is_the_formula(size):
+    share = 2 * (size - 1) / size
+    plain = traffic(None, SHAPES, DTYPES, size)
+    assert plain.sent == share * 4 * 1_001_000
+    assert plain.encoded == 0
+    int8 = traffic(QSGD(8), SHAPES, DTYPES, size)
+    assert int8.encoded == 4_000_000
+    # A chunk is whole blocks of 512.
+    assert int8.sent == pytest.approx(share * (1e6 * (1 + 4 / 512) + 4000), rel=1e-2)
+    low_rank = traffic(PowerSGD(4), SHAPES, DTYPES, size)
+    assert low_rank.sent == share * (4 * 4 * 2000 + 4000)
+
+
+def test_an_exchange_takes_the_longer_of_wire_and_codec_and_a_bucket_of_the_other():
+    link = Link(latency=0.001, bandwidth=1e6)
+    sent = Traffic(sent=2e6, exchanges=8, encoded=10_000_000)
+    assert exchange_seconds(sent, link, 0.0) == pytest.approx(2.008)
+    assert exchange_seconds(sent, link, 1e-7) == pytest.approx(2.008 + 1.0 / 4)
+    assert exchange_seconds(sent, link, 1e-6) == pytest.approx(10 + 2.008 / 4)
+
+
+def choice(predicted: list[float], least: list[float] | None = None) -> Choice:
+    names = ["none", "half", "quarter"][: len(predicted)]
+    return Choice(names, predicted, least or [0.0] * len(predicted))
+
+
+def run(made: Choice, steps: dict[int, float], windows: int = 4) -> list[int]:
+    """Returns what was chosen for each window, when steps take as long as they are said to."""
+    chosen = []
+    for _ in range(windows):
+        chosen.append(made.current)
+        made.after(steps[made.current])
+    return [*chosen, made.current]
+
+
+def test_it_begins_with_the_best_prediction_and_tries_what_is_near_it():
+    assert run(choice([8.0, 4.5, 2.1]), {0: 9.0, 1: 2.0, 2: 2.6}) == [2, 0, 2, 2, 2]
+    assert run(choice([8.0, 4.0, 2.1]), {0: 9.0, 1: 2.0, 2: 2.6}) == [2, 1, 0, 1, 1]
+
+
+def test_it_declines_what_is_slower():
+    assert run(choice([1.0, 0.9, 0.8]), {0: 1.0, 1: 1.2, 2: 1.3})[-1] == 0
+    # Nor for next to nothing.
+    assert run(choice([1.0, 0.9]), {0: 1.0, 1: 0.99})[-1] == 0
+    assert run(choice([1.0, 0.9]), {0: 1.0, 1: 0.9})[-1] == 1
+
+
+def test_what_cannot_be_faster_is_not_tried():
+    """Uncompressed, the bytes alone need 8 s on the wire."""
+    assert run(choice([8.0, 4.0, 2.0], [8.0, 3.9, 1.9]), {2: 2.5, 1: 5.0}) == [2, 2, 2, 2, 2]
+
+
+def test_it_is_settled_until_steps_change():
+    made = choice([1.0, 0.5])
+    times = {0: 1.0, 1: 0.6}
+    assert run(made, times, 3) == [1, 0, 1, 1]
+    assert made.settled
+    # Once is chance.
+    made.after(2.0)
+    made.after(0.6)
+    assert made.settled
+    made.after(0.2)
+    made.after(0.2)
+    assert not made.settled
+    assert made.current == 0
+    assert made.after(0.15)
+    assert made.current == 0
+
+
+class Slow(Collective):
+    """A collective whose bytes take time."""
+
+    def __init__(self, inner: Collective, seconds_per_byte: float):
+        super().__init__(inner.topology)
+        self._inner, self._seconds = inner, seconds_per_byte
+
+    def _wait(self, tensors) -> None:
+        # On each rank: this is the others' time too.
+        time.sleep(self._seconds * sum(t.shape.num_elements() * t.dtype.size for t in tensors))
+
+    def all_reduce(self, tensors, name):
+        self._wait(tensors)
+        return self._inner.all_reduce(tensors, name)
+
+    def all_gather(self, tensor, name):
+        self._wait([tensor])
+        return self._inner.all_gather(tensor, name)
+
+    def all_to_all(self, tensor, name):
+        self._wait([tensor])
+        return self._inner.all_to_all(tensor, name)
+
+    def broadcast(self, tensor, name, root=0):
+        return self._inner.broadcast(tensor, name, root)
+
+
+def test_ranks_choose_alike_and_a_slow_link_is_worth_a_codec(capfd):
+    def rank(collective):
+        slow = Slow(collective, 2e-7)  # 40 Mbit/s.
+        aggregator = AutoAggregator(slow, Auto([QSGD(8)]))
+        gradient = tf.random.stateless_normal([300, 400], [1, collective.rank])
+        for _ in range(3 * WINDOW):
+            (total,) = aggregator.sum_gradients([gradient], ["w"], "g")
+        return aggregator.choices["g"], total.numpy()
+
+    (one, first), (other, second) = run_ranks(2, rank)
+    assert one.current == other.current == 1
+    assert one.measured == other.measured
+    assert one.predicted == other.predicted
+    assert first.tobytes() == second.tobytes()
+    said = capfd.readouterr().out.splitlines()
+    assert len(said) == 2, "One line before, one after; rank 0 alone."
+    assert "Predicted for a step's exchange: no compression" in said[0]
+    assert "Goes on with QSGD(" in said[1]
+
+
+def test_a_link_that_is_fast_is_not_worth_one():
+    def rank(collective):
+        aggregator = AutoAggregator(collective, Auto([QSGD(8), Float16()]))
+        own = [tf.random.stateless_normal([300, 400], [1, collective.rank])]
+        for _ in range(6 * WINDOW):
+            sums = aggregator.sum_gradients(own, ["w"], "g")
+        plain = sum_gradients(collective, own, "plain")
+        return aggregator.choices["g"], sums[0].numpy(), plain[0].numpy()
+
+    for made, total, plain in run_ranks(2, rank):
+        assert made.settled
+        assert made.current == 0
+        np.testing.assert_array_equal(total, plain)
+
+
+def test_training_with_it(ranks):
+    (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
+    results = ranks(2).run(cases.train, Auto([QSGD(8)]))
+    assert_same_bits(results)
+    assert_close(plain["history"]["loss"], results[0]["history"]["loss"], rtol=0.05)
+
+
+@pytest.mark.parametrize("candidates", [[], [DeepGradientCompression()], ["fp16"], [Auto()]])
+def test_wrong_candidates(candidates):
+    with pytest.raises(ValueError, match="`candidates` must"):
+        Auto(candidates)
+
+
+def test_it_has_a_name_and_is_serialisable():
+    auto = compression.get("auto")
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(auto))
+    assert repr(again) == repr(auto)

@@ -1,0 +1,61 @@
+"""The replica-invariance contract again, through the seam of compression with an identity codec."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.compression.test_aggregator import Identity
+from tests.harness import job
+from tests.harness.pool import RankPools
+from tests.strategies.test_replica_invariance import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
+
+
+class IdentityOfAll(Identity):
+    """Takes every dense gradient through the seam, small ones and vectors too."""
+
+    def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
+        return dtype == tf.float32
+
+
+def with_identity(case: Callable, *args: Any) -> Any:
+    """Runs a case on a rank, in whose strategies gradients go through the seam."""
+    plain = job.strategy
+    job.strategy = lambda devices=1, **options: plain(
+        devices, **{"compression": IdentityOfAll()} | options
+    )
+    try:
+        return case(*args)
+    finally:
+        job.strategy = plain
+
+
+class PoolsWithIdentity:
+    """Pools of ranks that run each case with the codec."""
+
+    def __init__(self, pools: RankPools):
+        self._pools = pools
+
+    def __call__(self, size: int, kind: str = "horovod") -> "PoolsWithIdentity.Pool":
+        return self.Pool(self._pools(size, kind))
+
+    def run_sizes(self, sizes, case, *args, kind="horovod", **kwargs) -> dict:
+        return self._pools.run_sizes(sizes, with_identity, case, *args, kind=kind, **kwargs)
+
+    class Pool:
+        """One pool of them."""
+
+        def __init__(self, pool):
+            self._pool = pool
+
+        def run(self, case, *args, **kwargs) -> list:
+            return self._pool.run(with_identity, case, *args, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def ranks(ranks: RankPools) -> PoolsWithIdentity:
+    """Overrides the contract's ranks."""
+    return PoolsWithIdentity(ranks)

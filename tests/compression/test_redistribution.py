@@ -1,0 +1,96 @@
+"""What ranks keep, for another number of ranks: nothing is lost."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression.test_aggregator import NAMES, SHAPES, gradients
+from tfdml.collectives.simulated import run_ranks
+from tfdml.compression import DeepGradientCompression, PowerSGD, TopK, redistributed
+from tfdml.compression.aggregator import CompressedAggregator
+
+STEPS = 12
+
+
+def steps(collective, compressor, steps: int, state=None, zero: bool = False) -> tuple:
+    """Returns the sum of some steps' sums, and what is then kept."""
+    aggregator = CompressedAggregator(collective, compressor)
+    if state is not None:
+        aggregator.load(state[collective.rank])
+    total = [np.zeros(s, "float32") for s in SHAPES]
+    for step in range(steps):
+        own = gradients(collective.rank, step)
+        own = [tf.zeros_like(g) for g in own] if zero else own
+        sums = aggregator.sum_gradients(own, NAMES, "g")
+        total = [a + b.numpy() for a, b in zip(total, sums, strict=True)]
+    return total, {name: v.numpy() for name, v in aggregator.state.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("compressor", [TopK(0.1), PowerSGD(4)], ids=repr)
+def test_what_waits_is_sent_by_other_ranks(compressor, size):
+    """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""
+    before = run_ranks(3, lambda c: steps(c, compressor, 2))
+    kept = redistributed([state for _, state in before], compressor, size)
+    assert len(kept) == size
+    waiting = _waiting([state for _, state in before])
+    assert _waiting(kept) == pytest.approx(waiting, rel=1e-5)
+    if size == 1:
+        return  # One process sends nothing.
+    after = run_ranks(size, lambda c: steps(c, compressor, 60, kept, zero=True))
+    true = sum(gradients(r, s)[0].numpy() for r in range(3) for s in range(2))
+    arrived = before[0][0][0] + after[0][0][0]
+    missing = np.linalg.norm(true - arrived), np.linalg.norm(true - before[0][0][0])
+    assert missing[0] < 0.3 * missing[1]
+
+
+def _waiting(states: list[dict]) -> list[float]:
+    """Returns the sums of all that waits to be sent, of each kind."""
+    sums: dict[str, float] = {}
+    for state in states:
+        for name, value in state.items():
+            if name.startswith(("residual/", "server_residual/")):
+                sums[name] = sums.get(name, 0.0) + float(value.sum(dtype="float64"))
+    return [sums[name] for name in sorted(sums)]
+
+
+def test_momentum_of_what_is_summed_stays_and_of_what_is_gathered_is_shared():
+    compressor = DeepGradientCompression(0.1)
+    before = [state for _, state in run_ranks(2, lambda c: steps(c, compressor, 3))]
+    kept = redistributed(before, compressor, 4)
+    for name in (NAMES[1], NAMES[3]):
+        np.testing.assert_array_equal(
+            kept[3][f"sum_velocity/{name}"], before[0][f"sum_velocity/{name}"]
+        )
+    total = sum(state[f"velocity/{NAMES[0]}"] for state in kept)
+    np.testing.assert_allclose(
+        total, sum(state[f"velocity/{NAMES[0]}"] for state in before), rtol=1e-5, atol=1e-6
+    )
+    assert int(kept[3]["step"]) == 3
+
+
+def test_going_on_with_the_same_ranks_changes_nothing():
+    compressor = TopK(0.1)
+    whole = run_ranks(2, lambda c: steps(c, compressor, 2))
+    states = [state for _, state in whole]
+    again = redistributed(states, compressor, 2)
+    for old, new in zip(states, again, strict=True):
+        shared = {n for n in old if n.startswith("residual/")}
+        for name in old.keys() - shared:
+            if not name.startswith("server_residual/"):
+                np.testing.assert_array_equal(old[name], new[name])
+
+
+def test_states_of_another_job_are_refused():
+    with pytest.raises(ValueError, match="`states` must be of all ranks of one job"):
+        redistributed([{"step": np.zeros(())}, {}], TopK(0.1), 2)
+    with pytest.raises(ValueError, match="`size` must be a positive number"):
+        redistributed([{"step": np.zeros(())}], TopK(0.1), 0)
+
+    def rank(collective):
+        aggregator = CompressedAggregator(collective, TopK(0.1))
+        aggregator.sum_gradients(gradients(collective.rank, 0), NAMES, "g")
+        aggregator.load({f"residual/{NAMES[0]}": np.zeros(3, "float32")})
+
+    with pytest.raises(ValueError, match="`state` must be of the same model"):
+        run_ranks(2, rank)

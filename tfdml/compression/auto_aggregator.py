@@ -1,0 +1,157 @@
+"""Sums gradients by what is the fastest: every candidate is a branch of the step's graph."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import Gradient, sum_gradients
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.own_variable import own_variable
+from tfdml.compression.aggregator import CompressedAggregator
+from tfdml.compression.auto import Auto
+from tfdml.compression.choice import Choice
+from tfdml.compression.compressor import Compressor
+from tfdml.compression.cost_model import Link, exchange_seconds, traffic
+from tfdml.compression.measure import measure_codec, measure_link
+
+# A choice is made after this many steps, by their median: some may be far out.
+WINDOW = 5
+
+
+class AutoAggregator:
+    """One process's part in summing gradients by the candidate that makes steps shortest.
+
+    Candidates share what is kept of each gradient, so nothing is lost when another one is chosen;
+    without compression it waits.
+
+    Args:
+        collective: What moves the bytes.
+        auto: The candidates.
+    """
+
+    def __init__(self, collective: Collective, auto: Auto):
+        self._collective = collective
+        self._candidates: list[Compressor | None] = [None, *auto.candidates]
+        self._state: dict[str, tf.Variable] = {}
+        self._parts = [
+            CompressedAggregator(collective, c, state=self._state, prefix=f"{number}/")
+            for number, c in enumerate(auto.candidates, start=1)
+        ]
+        self._link: Link | None = None
+        self._codecs: list[float] = []
+        # By what the exchanges are called: one for each optimizer.
+        self.choices: dict[str, Choice] = {}
+        self._chosen: dict[str, tf.Variable] = {}
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """What is kept between steps, by name: this process's own."""
+        return dict(self._state)
+
+    def sum_gradients(
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        label: str,
+        loss_scale: tf.Tensor | None = None,
+        learning_rate: tf.Tensor | None = None,
+    ) -> list[Gradient]:
+        """Sums gradients over all processes; see `CompressedAggregator`."""
+        if label not in self.choices:
+            with tf.init_scope():
+                self._begin(label, gradients)
+        rest = (gradients, names, label, loss_scale, learning_rate)
+        branches = [lambda: sum_gradients(self._collective, gradients, f"0/{label}")]
+        branches += [lambda part=part: part.sum_gradients(*rest) for part in self._parts]
+        chosen = self._chosen[label]
+        sums = tf.switch_case(chosen.read_value(), branches)
+        flat = tf.nest.flatten(sums, expand_composites=True)
+        with tf.control_dependencies([t for t in flat if t is not None]):
+            chosen.assign(self._after_step(label))
+        return sums
+
+    def _begin(self, label: str, gradients: Sequence[Gradient]) -> None:
+        """Measures, predicts and makes the first choice."""
+        if self._link is None:
+            self._link = measure_link(self._collective)
+            self._codecs = [
+                0.0 if c is None else measure_codec(self._collective, c) for c in self._candidates
+            ]
+        dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+        dense = [g for g in dense if g.shape.is_fully_defined()]
+        shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
+        sent = [traffic(c, shapes, dtypes, self._collective.size) for c in self._candidates]
+        choice = Choice(
+            ["no compression", *map(repr, self._candidates[1:])],
+            [
+                exchange_seconds(t, self._link, codec)
+                for t, codec in zip(sent, self._codecs, strict=True)
+            ],
+            [t.sent / self._link.bandwidth for t in sent],
+        )
+        self.choices[label] = choice
+        self._chosen[label] = own_variable(tf.constant(choice.current))
+        self._say(
+            f"{self._collective.size} ranks, {self._link.latency * 1e3:.2f} ms, "
+            f"{self._link.bandwidth * 8e-6:.0f} Mbit/s. Predicted for a step's exchange: "
+            f"{_listed(choice.names, dict(enumerate(choice.predicted)))}. "
+            f"Begins with {choice.names[choice.current]}."
+        )
+
+    def _after_step(self, label: str) -> tf.Tensor:
+        """Returns the next step's candidate."""
+        chosen = self._chosen[label]
+        last, count = self._own("last", label, 0.0), self._own("count", label, 0)
+        times = self._own("times", label, np.zeros(WINDOW))
+        now, place = tf.timestamp(), count.read_value() % WINDOW
+        new = tf.tensor_scatter_nd_update(times.read_value(), [[place]], [now - last.read_value()])
+        times.assign(new)
+        last.assign(now)
+        count.assign_add(1)
+
+        def choose() -> tf.Tensor:
+            median = tf.sort(new)[WINDOW // 2]
+            (total,) = self._collective.all_reduce([median], f"auto/{label}")
+            return tf.numpy_function(
+                lambda seconds: self._choose(label, float(seconds)),
+                [total / self._collective.size],
+                tf.int32,
+            )
+
+        following = tf.cond(place == WINDOW - 1, choose, lambda: chosen.read_value())
+        return tf.reshape(following, [])
+
+    def _choose(self, label: str, seconds: float) -> np.int32:
+        choice = self.choices[label]
+        if choice.after(seconds):
+            self._say(
+                f"Measured for a step: {_listed(choice.names, choice.measured)}. "
+                f"Goes on with {choice.names[choice.current]}."
+            )
+        return np.int32(choice.current)
+
+    def _own(self, name: str, label: str, start) -> tf.Variable:
+        key = f"auto/{name}/{label}"
+        if key not in self._chosen:
+            with tf.init_scope():
+                dtype = tf.int64 if isinstance(start, int) else tf.float64
+                self._chosen[key] = own_variable(tf.constant(start, dtype))
+        return self._chosen[key]
+
+    def _say(self, text: str) -> None:
+        if self._collective.topology.is_chief:
+            print(f'tfdml: compression="auto": {text}', flush=True)
+
+
+def aggregator_of(
+    collective: Collective, compressor: Compressor
+) -> CompressedAggregator | AutoAggregator:
+    """Returns what sums gradients with a compressor."""
+    if isinstance(compressor, Auto):
+        return AutoAggregator(collective, compressor)
+    return CompressedAggregator(collective, compressor)
+
+
+def _listed(names: Sequence[str], seconds: dict[int, float]) -> str:
+    return ", ".join(f"{names[i]} {1e3 * s:.1f} ms" for i, s in sorted(seconds.items()))

@@ -1,0 +1,96 @@
+"""What an exchange should take: from the link's latency and bandwidth, and a codec's speed."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
+from tfdml.compression.two_phase import chunk_length
+
+_FLOAT = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What connects the processes.
+
+    Attributes:
+        latency: Seconds of an exchange of next to nothing, all ranks included.
+        bandwidth: Bytes per second that a rank sends in an exchange.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What a rank sends and computes in one step.
+
+    Attributes:
+        sent: Bytes that it sends.
+        exchanges: How many collective operations there are.
+        encoded: Bytes of gradients that go through the codec.
+    """
+
+    sent: float
+    exchanges: int
+    encoded: int
+
+
+def traffic(
+    compressor: Compressor | None, shapes: Sequence[Sequence[int]], dtypes: Sequence, size: int
+) -> Traffic:
+    """Returns what a rank sends in one step: 2(N-1)/N of what the gradients become.
+
+    That is so for a ring's all-reduce as for the two phases.
+
+    Args:
+        compressor: What makes gradients smaller; None for nothing.
+        shapes: The gradients' shapes.
+        dtypes: Their dtypes.
+        size: The number of ranks, N.
+    """
+    taken = [
+        compressor is not None and compressor.takes(s, d)
+        for s, d in zip(shapes, dtypes, strict=True)
+    ]
+    lengths = [_length(s) for s in shapes]
+    plain = [n * d.size for n, d, t in zip(lengths, dtypes, taken, strict=True) if not t]
+    plain_dtypes = [d for d, t in zip(dtypes, taken, strict=True) if not t]
+    payload, exchanges = float(sum(plain)), len(plan_buckets(plain, plain_dtypes))
+    chosen = [(s, n) for s, n, t in zip(shapes, lengths, taken, strict=True) if t]
+    sizes = [_FLOAT * n for _, n in chosen]
+    for bucket in plan_buckets(sizes, ["float32"] * len(sizes), BUCKET_BYTES, FIRST_BUCKET_BYTES):
+        exchanges += 2
+        if isinstance(compressor, ChunkCompressor):
+            total = sum(chosen[i][1] for i in bucket.indices)
+            chunk = chunk_length(total, size, compressor.block)
+            payload += size * compressor.row_bytes(chunk)
+        elif isinstance(compressor, SummableCompressor):
+            payload += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
+    return Traffic(2 * (size - 1) / size * payload, exchanges, sum(sizes))
+
+
+def exchange_seconds(traffic: Traffic, link: Link, codec: float) -> float:
+    """Returns the seconds of a step's exchange, encoding and decoding included.
+
+    Buckets overlap: while one is on the wire, another is encoded. So the longer of both counts in
+    full, and the shorter for one bucket.
+
+    Args:
+        traffic: What is sent and computed.
+        link: What connects the ranks.
+        codec: Seconds per byte of gradients.
+    """
+    wire = traffic.sent / link.bandwidth + traffic.exchanges * link.latency
+    compute = traffic.encoded * codec
+    buckets = max(1, traffic.exchanges // 2)
+    return max(wire, compute) + min(wire, compute) / buckets
+
+
+def _length(shape: Sequence[int]) -> int:
+    length = 1
+    for n in shape:
+        length *= n
+    return length

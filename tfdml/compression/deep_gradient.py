@@ -1,0 +1,242 @@
+"""Deep gradient compression: the largest numbers of what momentum has gathered."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.error_feedback import Memory, State
+from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
+from tfdml.compression.top_k import check_ratio
+
+# The part that is sent at the start of the warm-up: the paper's.
+_FIRST_RATIO = 0.25
+# A threshold is taken from this part of the numbers, and this many at least.
+_SAMPLE, _LEAST_SAMPLE = 0.01, 1024
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class DeepGradientCompression(ChunkCompressor):
+    """Sends a thousandth of all numbers: the largest of what each process has gathered.
+
+    It does the optimizer's momentum before the exchange, where it is right for numbers that are
+    sent late (momentum correction), and forgets the momentum of what has been sent (masking). So
+    it is for `keras.optimizers.SGD` with momentum, whose own is then left out; gradients that go
+    uncompressed get theirs after the exchange. On one process the optimizer does its own.
+
+    The largest numbers are those above a threshold that is found in a sample of 1 %. In the first
+    epochs more is sent: 25 % at first, and less from step to step, by the same factor.
+
+    Args:
+        ratio: The part of all numbers that is sent after the warm-up.
+        momentum: The optimizer's.
+        nesterov: The optimizer's.
+        warmup_epochs: Epochs until `ratio` is reached; the paper's is 4.
+        steps_per_epoch: Updates of an epoch; needed for a warm-up.
+        clip_norm: Largest norm of a variable's gradient, None for any. Each of N processes clips
+            its part to `clip_norm / sqrt(N)` before it is gathered.
+        masking: Whether the momentum of what has been sent is forgotten.
+
+    Raises:
+        ValueError: If an argument is wrong.
+
+    Reference:
+        Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training", arXiv:1712.01887.
+    """
+
+    block = 8
+    static = False
+    replaces_momentum = True
+
+    def __init__(
+        self,
+        ratio: float = 0.001,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        warmup_epochs: float = 0,
+        steps_per_epoch: int | None = None,
+        clip_norm: float | None = None,
+        masking: bool = True,
+    ):
+        self.ratio = check_ratio(ratio)
+        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            raise ValueError(
+                f"`momentum` must be the optimizer's, from 0 to less than 1. Received: "
+                f"momentum={momentum!r}."
+            )
+        if not isinstance(warmup_epochs, int | float) or warmup_epochs < 0:
+            raise ValueError(
+                f"`warmup_epochs` must be a number of epochs, 0 for no warm-up. Received: "
+                f"warmup_epochs={warmup_epochs!r}."
+            )
+        if warmup_epochs and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
+            raise ValueError(
+                f"`steps_per_epoch` must be a positive integer with a warm-up: the rows of the "
+                f"data by the batch size, rounded up. Received: steps_per_epoch="
+                f"{steps_per_epoch!r}, warmup_epochs={warmup_epochs!r}."
+            )
+        if clip_norm is not None and (
+            not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf
+        ):
+            raise ValueError(
+                f"`clip_norm` must be positive, or None for no clipping. Received: "
+                f"clip_norm={clip_norm!r}."
+            )
+        self.momentum, self.nesterov = float(momentum), bool(nesterov)
+        self.warmup_epochs, self.steps_per_epoch = warmup_epochs, steps_per_epoch
+        self.clip_norm, self.masking = clip_norm, bool(masking)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "ratio": self.ratio,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "warmup_epochs": self.warmup_epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "clip_norm": self.clip_norm,
+            "masking": self.masking,
+        }
+
+    def memory(self, size: int) -> Memory:
+        """Returns the momentum correction."""
+        clip = None if self.clip_norm is None else self.clip_norm / math.sqrt(size)
+        return MomentumCorrection(self.momentum, self.nesterov, clip, self.masking)
+
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
+        """Refuses an optimizer whose momentum is not this one's.
+
+        Raises:
+            ValueError: If it is not `keras.optimizers.SGD` with the same momentum.
+        """
+        if type(optimizer) is not keras.optimizers.SGD:
+            raise ValueError(
+                f"`DeepGradientCompression` must be used with keras.optimizers.SGD: the momentum "
+                f"that it corrects is defined for that alone. Received: "
+                f"{type(optimizer).__name__}. Choose another compressor, such as "
+                f"tfdml.compression.TopK(0.01), for this optimizer."
+            )
+        theirs = (float(optimizer.momentum), bool(optimizer.nesterov))
+        if theirs != (self.momentum, self.nesterov):
+            raise ValueError(
+                f"`momentum` and `nesterov` must be the optimizer's. Received: momentum="
+                f"{self.momentum}, nesterov={self.nesterov}, and from SGD momentum={theirs[0]}, "
+                f"nesterov={theirs[1]}. Give both the same."
+            )
+
+    def ratio_at(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the part that is sent in a step: float64, shape `[]`."""
+        steps = self.warmup_epochs * (self.steps_per_epoch or 0)
+        if not steps or self.ratio >= _FIRST_RATIO:
+            return tf.constant(self.ratio, tf.float64)
+        progress = tf.minimum(tf.cast(step, tf.float64) / steps, 1.0)
+        return _FIRST_RATIO * tf.exp(math.log(self.ratio / _FIRST_RATIO) * progress)
+
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of a row after the warm-up; see `ChunkCompressor`."""
+        return 8 * max(1, math.ceil(self.ratio * length))
+
+    def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        length = values.shape[1]
+        count = tf.cast(tf.math.ceil(self.ratio_at(seed[0]) * length), tf.int32)
+        count = tf.clip_by_value(count, 1, length)
+        offset = tf.random.stateless_uniform([], seed, 0, _stride(length), tf.int32)
+        return tf.map_fn(
+            lambda row: _largest(row, count, offset),
+            values,
+            fn_output_signature=tf.TensorSpec([None], tf.uint8),
+        )
+
+    def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        parts = tf.reshape(payload, [tf.shape(payload)[0], 2, -1])
+        chosen = bytes_to_floats(parts[:, 0], tf.float32)
+        places = bytes_to_floats(parts[:, 1], tf.int32)
+        rows = tf.shape(payload)[0]
+        starts = tf.range(rows)[:, None] * length
+        flat = tf.reshape(starts + places, [-1, 1])
+        spread = tf.scatter_nd(flat, tf.reshape(chosen, [-1]), [rows * length])
+        return tf.reshape(spread, [payload.shape[0] or rows, length])
+
+
+class MomentumCorrection(Memory):
+    """Gathers gradients after their momentum, and sends what it has gathered.
+
+    Args:
+        momentum: The factor.
+        nesterov: Whether momentum looks ahead.
+        clip_norm: Largest norm of a gradient, None for any.
+        masking: Whether the momentum of what has been sent is forgotten.
+    """
+
+    def __init__(self, momentum: float, nesterov: bool, clip_norm: float | None, masking: bool):
+        self.momentum, self.nesterov = momentum, nesterov
+        self.clip_norm, self.masking = clip_norm, masking
+
+    def init(self, shape: Sequence[int]) -> State:
+        """Returns zeros; see `Memory`."""
+        return {"velocity": tf.zeros(shape), "residual": tf.zeros(shape)}
+
+    def compensate(self, gradient: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        """Returns all that is not yet sent; see `Memory`."""
+        if self.clip_norm is not None:
+            gradient = tf.clip_by_norm(gradient, self.clip_norm)
+        speed, step = self._move(gradient, state["velocity"])
+        return state["residual"] + step, {"velocity": speed}
+
+    def update(self, value: tf.Tensor, sent: tf.Tensor, state: State) -> State:
+        """Returns what is left; see `Memory`."""
+        speed = state["velocity"]
+        if self.masking:
+            speed = tf.where(sent != 0, tf.zeros_like(speed), speed)
+        return {"velocity": speed, "residual": value - sent}
+
+    def init_plain(self, shape: Sequence[int]) -> State:
+        """Returns a speed of zero; see `Memory`."""
+        return {"sum_velocity": tf.zeros(shape)}
+
+    def after_sum(self, total: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        """Returns the sum after its momentum; see `Memory`."""
+        speed, step = self._move(total, state["sum_velocity"])
+        return step, {"sum_velocity": speed}
+
+    def _move(self, gradient: tf.Tensor, speed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the new speed, and what it and the gradient move the weights by."""
+        speed = self.momentum * speed + gradient
+        return speed, self.momentum * speed + gradient if self.nesterov else speed
+
+
+def _stride(length: int) -> int:
+    return max(1, length // max(int(length * _SAMPLE), _LEAST_SAMPLE))
+
+
+def _largest(row: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes of the largest numbers of a row, and then of their places.
+
+    Args:
+        row: float32, shape `[n]`.
+        count: How many: int32, shape `[]`.
+        offset: Where the sample begins: int32, shape `[]`.
+    """
+    sizes = tf.abs(row)
+    # What is not finite is sent first.
+    sizes = tf.where(tf.math.is_finite(sizes), sizes, tf.fill(sizes.shape, float("inf")))
+    sample = sizes[offset :: _stride(row.shape[0])]
+    # As many of the sample as of the row, and two standard deviations more: what passes too much
+    # is sorted out below, what is missed waits for the next step.
+    part = tf.cast(count, tf.float32) / row.shape[0] * tf.cast(tf.size(sample), tf.float32)
+    among = tf.cast(tf.math.ceil(part + 2.0 * tf.sqrt(part)), tf.int32)
+    threshold = tf.reduce_min(tf.math.top_k(sample, tf.clip_by_value(among, 1, tf.size(sample)))[0])
+    places = tf.cast(tf.where(sizes >= threshold)[:, 0], tf.int32)
+    found = tf.minimum(tf.size(places), count)
+    order = tf.math.top_k(tf.gather(sizes, places), found, sorted=False).indices
+    places = tf.gather(places, order)
+    # Where the sample's threshold was too high: nothing, at the first place.
+    missing = [[0, count - found]]
+    chosen, places = tf.pad(tf.gather(row, places), missing), tf.pad(places, missing)
+    return tf.concat([floats_to_bytes(t[None, :])[0] for t in (chosen, places)], 0)

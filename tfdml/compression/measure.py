@@ -1,0 +1,83 @@
+"""Measures what connects the processes and what a codec costs, in about a second."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.echo import EchoCollective
+from tfdml.compression.compressor import ChunkCompressor, Compressor
+from tfdml.compression.cost_model import Link
+from tfdml.compression.rounds import sum_in_rounds
+from tfdml.compression.two_phase import sum_in_two_phases
+
+_REPEATS = 5
+# A message is made larger until it takes this long, so that its latency does not count: a slow
+# network's queues swallow the first hundred kilobytes.
+_LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
+# The codec's trial: a matrix of 1 MB.
+_SHAPE = (512, 512)
+
+
+def measure_link(collective: Collective) -> Link:
+    """Measures the link; a collective call. The result is the same on all ranks."""
+    small = tf.zeros([2])
+    _seconds(lambda: collective.all_reduce([small], "link/latency"), 1)
+    latency = _seconds(lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
+    (latency,) = agreed(collective, [latency])
+    length = _FIRST_BYTES
+    while True:
+        large = tf.zeros([length // 4])
+        name = f"link/bandwidth_{length}"
+        _seconds(lambda large=large, name=name: collective.all_reduce([large], name), 1)
+        seconds = _seconds(lambda large=large, name=name: collective.all_reduce([large], name), 2)
+        (seconds,) = agreed(collective, [seconds])
+        if seconds > _LEAST_SECONDS or length >= _MOST_BYTES:
+            break
+        length *= 4
+    sent = 2 * (collective.size - 1) / collective.size * length
+    return Link(latency, sent / max(seconds - latency, 1e-9))
+
+
+def measure_codec(collective: Collective, compressor: Compressor) -> float:
+    """Measures encoding and decoding, feedback included; a collective call.
+
+    Returns:
+        Seconds per byte of gradients, the same on all ranks.
+    """
+    alone = EchoCollective(collective.size)
+    memory = compressor.memory(collective.size)
+    gradient = tf.random.stateless_normal(_SHAPE, [1, collective.rank])
+    rates = (tf.constant(1.0), tf.constant(1.0))
+
+    def step() -> None:
+        own, kept = [gradient], [memory.init(_SHAPE)]
+        if isinstance(compressor, ChunkCompressor):
+            total = sum_in_two_phases(
+                alone, compressor, own, kept, {}, rates, tf.constant(0), "codec"
+            )
+        else:
+            states = [compressor.init("codec", _SHAPE)]
+            total = sum_in_rounds(alone, compressor, own, kept, states, rates, "codec")
+        total[1].numpy()
+
+    _seconds(step, 1)
+    return agreed(collective, [_seconds(step, _REPEATS)])[0] / (4 * _SHAPE[0] * _SHAPE[1])
+
+
+def agreed(collective: Collective, values: Sequence[float]) -> list[float]:
+    """Returns the means over all ranks; a collective call."""
+    (total,) = collective.all_reduce([tf.constant(values, tf.float64)], f"agreed_{len(values)}")
+    return [float(v) / collective.size for v in total.numpy()]
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> float:
+    """Returns the median of some calls."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

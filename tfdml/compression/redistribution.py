@@ -1,0 +1,58 @@
+"""What ranks keep of their gradients, for another number of ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdml.compression.compressor import ChunkCompressor, Compressor
+from tfdml.compression.two_phase import chunk_length
+
+# What is each rank's own, and enters the sum over the ranks.
+_OWN = ("residual/", "velocity/")
+_SERVER, _LENGTH = "server_residual/", "bucket_length/"
+
+
+def redistributed(
+    states: Sequence[dict[str, np.ndarray]], compressor: Compressor, size: int
+) -> list[dict[str, np.ndarray]]:
+    """Returns the states of another number of ranks, by which nothing is lost.
+
+    Gradients are summed over the ranks, so what waits to be sent is the sum of all ranks' parts:
+    each new rank has an equal share of it. (Where ranks average gradients, that is the mean.) What
+    the owners of chunks keep is put together and cut anew; the rest is the same on all ranks.
+
+    Args:
+        states: What `CompressedAggregator.state` was on each rank, in their order.
+        compressor: The compressor.
+        size: The new number of ranks.
+
+    Raises:
+        ValueError: If the ranks have not kept the same things.
+    """
+    names = states[0].keys()
+    if any(s.keys() != names for s in states):
+        raise ValueError(
+            "`states` must be of all ranks of one job, at the same step. Received: some that "
+            "differ in their names."
+        )
+    if size < 1:
+        raise ValueError(f"`size` must be a positive number of ranks. Received: size={size}.")
+    new: list[dict[str, np.ndarray]] = [{} for _ in range(size)]
+    for name in names:
+        values = [state[name] for state in states]
+        if name.startswith(_OWN):
+            parts = [np.sum(values, 0, dtype=values[0].dtype) / values[0].dtype.type(size)] * size
+        elif name.startswith(_SERVER):
+            length = int(states[0][_LENGTH + name.removeprefix(_SERVER)])
+            parts = _cut(np.concatenate(values)[:length], compressor, size)
+        else:
+            parts = values[:1] * size
+        for rank, part in enumerate(parts):
+            new[rank][name] = part
+    return new
+
+
+def _cut(whole: np.ndarray, compressor: Compressor, size: int) -> list[np.ndarray]:
+    block = compressor.block if isinstance(compressor, ChunkCompressor) else 1
+    chunk = chunk_length(len(whole), size, block)
+    return list(np.pad(whole, (0, size * chunk - len(whole))).reshape(size, chunk))

@@ -1,0 +1,81 @@
+"""Sums of sparse gradients: gathered as rows where that is fewer bytes, else summed as a whole."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+_INDEX_BYTES = 8
+
+
+def sum_sparse(
+    collective: Collective, slices: Sequence[tf.IndexedSlices], name: str
+) -> list[tf.IndexedSlices]:
+    """Sums sparse gradients over all processes.
+
+    Gathering sends each rank's rows to all others; a ring's all-reduce of the whole table sends
+    2(N-1)/N of it. The rows differ from rank to rank and step to step, so the ranks first add up
+    their numbers, in one small exchange for all.
+
+    Args:
+        collective: What moves the bytes, between N processes.
+        slices: This process's gradients.
+        name: What the exchanges are called.
+
+    Returns:
+        The sums; rows may occur more than once.
+    """
+    slices = [_as_tensors(s) for s in slices]
+    if not slices or collective.size == 1:
+        return slices
+    counts = tf.stack([tf.shape(s.indices, tf.int64)[0] for s in slices])
+    (totals,) = collective.all_reduce([counts], f"{name}/sparse_rows")
+    return [_sum(collective, s, totals[i], f"{name}/sparse_{i}") for i, s in enumerate(slices)]
+
+
+def is_sparse_fewer(rows: tf.Tensor, row_bytes: int, table_rows: tf.Tensor) -> tf.Tensor:
+    """Returns whether gathering sends fewer bytes than summing the whole.
+
+    Both by N / (N - 1): a rank passes on all ranks' rows, or twice the table.
+
+    Args:
+        rows: Of all ranks together.
+        row_bytes: Bytes of a row's numbers.
+        table_rows: Rows of the whole.
+    """
+    return rows * (row_bytes + _INDEX_BYTES) < 2 * table_rows * row_bytes
+
+
+def _as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    shape = slices.dense_shape
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(slices.values),
+        tf.convert_to_tensor(slices.indices),
+        shape if shape is None else tf.convert_to_tensor(shape),
+    )
+
+
+def _sum(
+    collective: Collective, own: tf.IndexedSlices, rows: tf.Tensor, name: str
+) -> tf.IndexedSlices:
+    width = own.values.shape[1:].num_elements()
+    if own.dense_shape is None or width is None:
+        return _gathered(collective, own, name)
+    table = tf.cast(own.dense_shape[0], tf.int64)
+
+    def summed() -> tf.IndexedSlices:
+        (total,) = collective.all_reduce([tf.convert_to_tensor(own)], f"{name}_whole")
+        indices = tf.range(tf.cast(table, own.indices.dtype))
+        return tf.IndexedSlices(total, indices, own.dense_shape)
+
+    fewer = is_sparse_fewer(rows, width * own.values.dtype.size, table)
+    return tf.cond(fewer, lambda: _gathered(collective, own, name), summed)
+
+
+def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    return tf.IndexedSlices(
+        collective.all_gather(own.values, f"{name}_values"),
+        collective.all_gather(own.indices, f"{name}_indices"),
+        own.dense_shape,
+    )

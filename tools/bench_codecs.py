@@ -1,0 +1,112 @@
+"""Times the codecs alone, on all cores: Gbit/s of float32 gradients.
+
+    .venv/bin/python tools/bench_codecs.py [--write tools/benchmarks/codecs.md]
+
+"encode" is what happens before the exchange: feedback added, encoded, and what is left out kept.
+"exchange" is all around it: the owner's decoding, adding and encoding, and the last decoding too.
+As on one of 2 ranks, in buckets of 4 million numbers.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import tensorflow as tf
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_job import conditions
+
+from tfdml import compression
+from tfdml.collectives.echo import EchoCollective
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.rounds import sum_in_rounds
+from tfdml.compression.two_phase import encoder, sum_in_two_phases
+
+SIZE, SHAPE = 2, (2048, 2048)
+CODECS = (
+    compression.Float16(),
+    compression.BFloat16(),
+    compression.QSGD(8),
+    compression.QSGD(8, stochastic=True),
+    compression.QSGD(4),
+    compression.QSGD(2),
+    compression.NaturalCompression(),
+    compression.TernGrad(),
+    compression.OneBit(),
+    compression.TopK(0.01),
+    compression.DeepGradientCompression(0.001),
+    compression.RandomK(0.01),
+    compression.PowerSGD(4),
+)
+# What is aimed at, Gbit/s.
+BARS = {
+    "QSGD(bits=8, bucket_size=512, norm='max', stochastic=False)": 60,
+    "QSGD(bits=8, bucket_size=512, norm='max', stochastic=True)": 40,
+    "QSGD(bits=4, bucket_size=512, norm='max', stochastic=False)": 50,
+    "OneBit()": 50,
+    "TopK(ratio=0.01)": 40,
+}
+
+
+def seconds(call: Callable[[], object], least: float = 1.0) -> float:
+    """Returns the median of as many calls as fit in some seconds."""
+    call(), call()
+    times, begin = [], time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - begin < least:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure(codec: compression.Compressor) -> tuple[float | None, float]:
+    """Returns the seconds of encoding (None where it is no step of its own), and of all."""
+    alone = EchoCollective(SIZE)
+    gradient = tf.random.stateless_normal(SHAPE, [1, 2])
+    memory = codec.memory(SIZE)
+    kept = [memory.init(SHAPE)]
+    rates, step = (tf.constant(1.0), tf.constant(1.0)), tf.constant(0)
+    if not isinstance(codec, ChunkCompressor):
+        states = [codec.init("w", SHAPE)]
+
+        @tf.function
+        def rounds():
+            return sum_in_rounds(alone, codec, [gradient], kept, states, rates, "w")
+
+        return None, seconds(lambda: rounds()[1].numpy())
+
+    @tf.function
+    def encode():
+        return encoder(codec, SIZE)([gradient], kept, *rates, tf.constant([0, 1]))
+
+    @tf.function
+    def exchange():
+        return sum_in_two_phases(alone, codec, [gradient], kept, {}, rates, step, "w")
+
+    return seconds(lambda: encode()[0].numpy()), seconds(lambda: exchange()[1].numpy())
+
+
+def main(write: Path | None = None) -> None:
+    """Prints the table."""
+    gigabits = 32e-9 * SHAPE[0] * SHAPE[1]
+    lines = ["| | encode | bar | exchange |", "|---|---:|---:|---:|"]
+    for codec in CODECS:
+        encode, exchange = measure(codec)
+        first = f"{gigabits / encode:.1f}" if encode else ""
+        bar = BARS.get(repr(codec), "")
+        if bar and encode:
+            bar = f"{bar}: {'met' if gigabits / encode >= bar else '**missed**'}"
+        lines.append(f"| `{codec!r}` | {first} | {bar} | {gigabits / exchange:.1f} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    text = f"Gbit/s of float32. Measured with {conditions()}.\n\n" + "\n".join(lines) + "\n"
+    print(text)
+    if write is not None:
+        command = "    .venv/bin/python tools/bench_codecs.py"
+        write.write_text(f"# How fast the codecs are\n\n{command}\n\n{text}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,118 @@
+"""Measures compressed training on slow networks, beside its peers in the same run.
+
+    .venv/bin/python tools/bench_compression.py --rate 100mbit --hosts 2   # results are kept
+    .venv/bin/python tools/bench_compression.py --report                   # of what is kept
+
+Each network is made by `tools/netlab` (root needed): ranks on hosts of their own, one rank each. A
+run of one network times, one after the other: ours under `model.fit`, each codec; hand-written
+loops over raw Horovod; TensorFlow's MultiWorkerMirroredStrategy; and PyTorch's DDP with gloo, in an
+environment that this tool makes (.venv-torch in the checkout). Results go to
+tools/benchmarks/compression.json, the report to compression.md and compression.png beside it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_compression_model import AUTO, BITS, PEERS, RANKS
+from bench_compression_report import write_report
+from bench_job import conditions
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "tools" / "benchmarks" / "compression.json"
+TORCH = ROOT / ".venv-torch"
+# In the order of preference: without what only GPUs need.
+TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
+RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
+HOROVOD = ["local", "raw Horovod", "raw Horovod fp16", *BITS, *RANKS, AUTO]
+DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
+
+
+def torch_python() -> Path | None:
+    """Returns the Python of an environment with PyTorch, made if need be; None if it cannot be."""
+    python = TORCH / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
+    for package in TORCH_PACKAGES:
+        if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
+            return python
+        subprocess.run([python, "-m", "pip", "install", "-q", package, "numpy"], timeout=1200)
+    print("PyTorch cannot be installed here: its rows are left out.", file=sys.stderr)
+    return None
+
+
+def run(python: Path | str, script: str, *arguments: str, hosts: int, rate: str, job: str) -> dict:
+    """Runs a script on all hosts of a lab; returns what rank 0 reports.
+
+    Raises:
+        RuntimeError: If it reports nothing.
+    """
+    lab = [str(ROOT / "tools" / "netlab"), "--hosts", str(hosts), "--job", job]
+    lab += ["--rate", rate] if rate else []
+    threads = str(max(1, (os.cpu_count() or 1) // hosts))
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
+    }
+    command = [*lab, "--", str(python), str(ROOT / "tools" / script), *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if "RESULT " not in done.stdout:
+        raise RuntimeError(f"{script} must report a result. Received: {done.stdout[-2000:]}")
+    return json.loads(done.stdout.split("RESULT ", 1)[1].splitlines()[0])
+
+
+def measure(rate: str, hosts: int, only: list[str]) -> Iterator[dict]:
+    """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
+    bits = str(RATES[rate])
+    network = {"hosts": hosts, "rate": rate}
+
+    def wanted(names: list[str]) -> str:
+        return ";".join(name for name in names if not only or name in only)
+
+    script = "bench_compression_rank.py"
+    if names := wanted(HOROVOD):
+        options = [] if rate == "100mbit" else ["--exchanges"]
+        yield run(sys.executable, script, names, bits, *options, job="horovod", **network)
+    if names := wanted(["MultiWorkerMirrored RING"]):
+        yield run(sys.executable, script, names, bits, job="multi-worker", **network)
+    if (names := wanted(DDP)) and (python := torch_python()):
+        yield run(python, "bench_compression_torch.py", names, bits, job="none", **network)
+
+
+def main(
+    rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
+    hosts: Annotated[int, typer.Option(min=2, help="Hosts, one rank each.")] = 2,
+    only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
+    keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
+) -> None:
+    """Measures one network, or writes the report of all that have been."""
+    if report:
+        write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
+        return
+    if rate not in RATES:
+        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    results = {}
+    for part in measure(rate, hosts, only or []):
+        results |= part
+        print(json.dumps(part, indent=1))
+        if keep:
+            kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            kept[f"{rate or 'unshaped'} x {hosts}"] = {
+                "conditions": conditions(),
+                "results": results,
+            }
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,217 @@
+"""What a rank of `bench_compression` runs with TensorFlow; that starts it, on a host of the lab."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import keras
+import numpy as np
+import tensorflow as tf
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_compression_model import (
+    AUTO,
+    CLASSES,
+    GLOBAL_BATCH,
+    LAYERS,
+    WIDTH,
+    Clock,
+    steps_of,
+    timed,
+)
+from bench_job import report
+
+import tfdml
+from tfdml import compression
+
+# Names as in `bench_compression_model`.
+OURS: dict[str, Callable[[], compression.Compressor | None]] = {
+    "none": lambda: None,
+    "fp16": compression.Float16,
+    "bf16": compression.BFloat16,
+    "int8": compression.QSGD,
+    "int8 stochastic": lambda: compression.QSGD(stochastic=True),
+    "int4": lambda: compression.QSGD(bits=4),
+    "int2": lambda: compression.QSGD(bits=2),
+    "natural": compression.NaturalCompression,
+    "terngrad": compression.TernGrad,
+    "onebit": compression.OneBit,
+    "topk 1 %": compression.TopK,
+    "dgc 1 %": lambda: compression.DeepGradientCompression(0.01),
+    "dgc 0.1 %": lambda: compression.DeepGradientCompression(0.001),
+    "randomk 1 %": compression.RandomK,
+    "powersgd 2": lambda: compression.PowerSGD(2),
+    "powersgd 4": lambda: compression.PowerSGD(4),
+    "powersgd 4 in turns": lambda: compression.PowerSGD(4, alternate=True),
+    AUTO: compression.Auto,
+}
+WARM_UP = 2
+
+
+def build() -> keras.Model:
+    """Returns the model, not compiled."""
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
+    return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(CLASSES)])
+
+
+def data(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns some global batches."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(GLOBAL_BATCH * steps, WIDTH)).astype("float32")
+    return x, rng.integers(0, CLASSES, len(x))
+
+
+def loss() -> keras.losses.Loss:
+    """Returns the loss."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def ours(strategy: tf.distribute.Strategy, steps: int, warm_up: int) -> dict[str, float]:
+    """Times steps of `fit` in a strategy's scope."""
+    with strategy.scope():
+        model = build()
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss())
+    clock = Clock()
+    ticks = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: clock.start(),
+        on_train_batch_end=lambda batch, logs: clock.tick(),
+    )
+    model.fit(*data(warm_up), batch_size=GLOBAL_BATCH, verbose=0)
+    model.fit(*data(steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
+    # The first step of a call comes after its checks.
+    clock.rows = clock.rows[1:] or clock.rows
+    return clock.summary()
+
+
+def raw_horovod(fp16: bool | None, steps: int) -> dict[str, float]:
+    """Times steps of a hand-written loop over Horovod; of no exchange at all for None."""
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    model, loss_function = build(), loss()
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    rows = GLOBAL_BATCH // hvd.size()
+    x, y = (tf.constant(a[:rows]) for a in data(1))
+    method = hvd.Compression.fp16 if fp16 else hvd.Compression.none
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            value = loss_function(y, model(x, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        if fp16 is not None:
+            small = [method.compress(g) for g in gradients]
+            sums = hvd.grouped_allreduce([g for g, _ in small], op=hvd.Average)
+            contexts = [c for _, c in small]
+            gradients = [method.decompress(g, c) for g, c in zip(sums, contexts, strict=True)]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return timed(step, steps, WARM_UP)
+
+
+def exchange(compressor: compression.Compressor | None, steps: int) -> dict[str, float]:
+    """Times the exchange of the gradients alone, encoding and decoding included."""
+    from tfdml.collectives.aggregator import sum_gradients
+    from tfdml.collectives.horovod import HorovodCollective
+    from tfdml.compression.aggregator import CompressedAggregator
+
+    collective = HorovodCollective()
+    gradients = [
+        tf.Variable(tf.random.stateless_normal(v.shape, [i, collective.rank]))
+        for i, v in enumerate(build().trainable_variables)
+    ]
+    names = [str(i) for i in range(len(gradients))]
+    aggregator = compressor and CompressedAggregator(collective, compressor)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        own = [g.read_value() for g in gradients]
+        if aggregator is None:
+            sums = sum_gradients(collective, own, "plain")
+        else:
+            sums = aggregator.sum_gradients(own, names, "compressed")
+        # Used, so that nothing is left out; a sum over all would cost a pass.
+        return tf.add_n([tf.reshape(s, [-1])[0] for s in sums])
+
+    return timed(lambda: step().numpy(), steps, WARM_UP)
+
+
+@contextlib.contextmanager
+def _cleared() -> Iterator[None]:
+    """Forgets a candidate's model and graphs."""
+    try:
+        yield
+    finally:
+        keras.backend.clear_session()
+
+
+def main(
+    names: str,
+    rate: float,
+    host: Annotated[int, typer.Option(envvar="NETLAB_HOST")],
+    hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
+    exchanges: bool = False,
+) -> None:
+    """Times candidates, separated by semicolons; rank 0 prints what came out."""
+    results = {}
+    for name in names.split(";"):
+        with _cleared():
+            steps = steps_of("powersgd 2" if name == "local" else name, hosts, rate)
+            if name == "MultiWorkerMirrored RING":
+                results[name] = _peer_multi_worker(steps)
+            elif name in OURS:
+                strategy = tfdml.HorovodStrategy(compression=OURS[name]())
+                # What chooses must have chosen.
+                warm_up = 35 if name == AUTO else WARM_UP
+                results[name] = ours(strategy, steps + 1, warm_up)
+                if exchanges and name != AUTO:
+                    results[name]["exchange"] = exchange(OURS[name](), steps)["median"]
+            else:
+                fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
+                results[name] = raw_horovod(fp16, steps)
+            if host == 0:
+                print(name, results[name], file=sys.stderr, flush=True)
+    if host == 0:
+        report(results)
+
+
+def _peer_multi_worker(steps: int) -> dict[str, float]:
+    """Times TensorFlow's own strategy in a hand-written loop: Keras 3 does not run under it."""
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    rows = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    x, y = (tf.constant(a[:rows]) for a in data(1))
+    with strategy.scope():
+        weights = []
+        for n, m in [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]:
+            weights += [
+                tf.Variable(tf.random.normal([n, m], stddev=n**-0.5)),
+                tf.Variable(tf.zeros([m])),
+            ]
+        speeds = [tf.Variable(tf.zeros(w.shape)) for w in weights]
+
+    def replica_step() -> None:
+        with tf.GradientTape() as tape:
+            h = x
+            for i in range(0, len(weights), 2):
+                h = h @ weights[i] + weights[i + 1]
+                h = tf.nn.relu(h) if i < 2 * LAYERS else h
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, h)
+            value = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
+        gradients = tape.gradient(value, weights)
+        replica = tf.distribute.get_replica_context()
+        for w, s, g in zip(weights, speeds, replica.all_reduce("sum", gradients), strict=True):
+            s.assign(0.9 * s - 0.01 * g)
+            w.assign_add(s)
+
+    return timed(tf.function(lambda: strategy.run(replica_step)), steps, WARM_UP)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,94 @@
+"""What `bench_compression` has measured, as tables and as a plot."""
+
+from pathlib import Path
+
+from bench_compression_model import GLOBAL_BATCH, PARAMETERS, PEERS, formula
+
+# Where the text of the report is kept apart from its numbers.
+_NOTES = Path(__file__).resolve().parent / "benchmarks" / "compression_notes.md"
+_COLUMNS = (
+    "",
+    "MB sent",
+    "of formula",
+    "step, ms (p90)",
+    "of raw Horovod",
+    "samples/s",
+    "step - local, ms",
+    "exchange alone, ms",
+    "processor s/step",
+)
+
+
+def rows(results: dict, hosts: int) -> list[list[str]]:
+    """Returns a network's rows, the fastest first."""
+    local = results.get("local", {}).get("median")
+    torch_local = results.get("PyTorch local", {}).get("median")
+    raw = results.get("raw Horovod", {}).get("median")
+    made = []
+    measured = {n: r for n, r in results.items() if "median" in r}
+    for name, r in sorted(measured.items(), key=lambda item: item[1]["median"]):
+        sends = name not in ("local", "PyTorch local") and not name.startswith("auto")
+        alone = torch_local if name.startswith("PyTorch") else local
+        exchange = r.get("exchange")
+        made.append(
+            [
+                name if name in PEERS or "local" in name else f"**{name}**",
+                f"{r['bytes'] / 1e6:.2f}",
+                f"{r['bytes'] / formula(name, hosts):.3f}" if sends else "",
+                f"{1e3 * r['median']:.0f} ({1e3 * r['p90']:.0f})",
+                f"{raw / r['median']:.2f} x" if raw else "",
+                f"{GLOBAL_BATCH / r['median']:.1f}",
+                f"{1e3 * (r['median'] - alone):.0f}" if alone else "",
+                f"{1e3 * exchange:.0f}" if exchange else "",
+                f"{r['cpu']:.2f}",
+            ]
+        )
+    return made
+
+
+def table(lines: list[list[str]]) -> str:
+    """Returns a Markdown table."""
+    head = [list(_COLUMNS), ["---", *["---:"] * (len(_COLUMNS) - 1)]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *lines])
+
+
+def plot(kept: dict, path: Path) -> None:
+    """Draws each network's steps against raw Horovod's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    networks = [n for n in kept if "raw Horovod" in kept[n]["results"]]
+    figure, axes = plt.subplots(1, len(networks), figsize=(4.2 * len(networks), 5.5), squeeze=False)
+    for axis, network in zip(axes[0], networks, strict=True):
+        results = {n: r for n, r in kept[network]["results"].items() if "median" in r}
+        names = sorted(results, key=lambda n: -results[n]["median"])
+        names = [n for n in names if "local" not in n]
+        base = results["raw Horovod"]["median"]
+        speeds = [base / results[n]["median"] for n in names]
+        colors = ["#999999" if n in PEERS else "#1f77b4" for n in names]
+        axis.barh(names, speeds, color=colors)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_title(network)
+        axis.set_xlabel("steps, times as fast as raw Horovod")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def write_report(kept: dict, path: Path) -> None:
+    """Writes the tables of all networks, and the plot beside them."""
+    parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
+    parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
+    for network, run in kept.items():
+        hosts = int(network.split(" x ")[1])
+        torch = run["results"].get("versions", {}).get("torch")
+        with_torch = f", torch {torch}" if torch else ""
+        parts.append(
+            f"## {network.split(' x ')[0]}, {hosts} ranks\n\n"
+            f"Measured with {run['conditions']}{with_torch}; {PARAMETERS:,} parameters.\n\n"
+            f"{table(rows(run['results'], hosts))}"
+        )
+    path.write_text("\n\n".join(parts) + "\n")
+    plot(kept, path.with_suffix(".png"))
