@@ -66,7 +66,11 @@ def test_insides_are_known_in_one_place(file):
     where = str(file.relative_to(PACKAGE))
     for private, room in {
         "keras.src": "strategies/keras_seam/",
-        "tensorflow.python": ("strategies/extended.py", "collectives/own_variable.py"),
+        "tensorflow.python": (
+            "strategies/extended.py",
+            "strategies/parameter_server/extended.py",
+            "collectives/own_variable.py",
+        ),
     }.items():
         found = {n for n in _imports(file) if n.startswith(private)}
         assert not found or where.startswith(room), f"{found}: only {room} may know {private}"

@@ -26,7 +26,12 @@ _MODULES = (
     "schedules",
     "strategies",
 )
-_STRATEGIES = ("HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy")
+_STRATEGIES = (
+    "HorovodStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
+)
 
 __all__ = [*_MODULES, *_STRATEGIES, "__version__"]
 

@@ -4,7 +4,12 @@ import os
 
 import tensorflow as tf
 
-from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
+from tfdml.strategies import (
+    HorovodStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+)
 from tfdml.topology import launched
 
 KIND = os.environ.get("TFDML_TEST_KIND", "horovod")
@@ -18,6 +23,8 @@ def strategy(devices: int = 1, **options: object) -> tf.distribute.Strategy:
             is asked for.
         **options: The constructor's.
     """
+    if KIND == "parameter_server":
+        return ParameterServerStrategy(synchronous=True, **options)
     if KIND == "mirrored":
         devices = int(os.environ["TFDML_TEST_SIZE"])
     names = [f"CPU:{i}" for i in range(devices)]

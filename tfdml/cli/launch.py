@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime import launcher, manifests
+from tfdml.runtime import launcher, manifests, server_job, server_manifests
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
@@ -24,6 +24,10 @@ def launch(
     horovod: Annotated[
         bool, typer.Option("--horovod", help="For HorovodStrategy: start by horovodrun.")
     ] = False,
+    ps: Annotated[
+        int,
+        typer.Option("--ps", min=0, help="For ParameterServerStrategy: parameter servers."),
+    ] = 0,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often a job that failed is started again.")
     ] = 0,
@@ -44,6 +48,11 @@ def launch(
 
     `tfdml launch --horovod --hosts node1:4,node2:4 train.py`
 
+    With `--ps` the script runs on one more process, the chief of a `ParameterServerStrategy`, and
+    workers and servers run `tfdml serve`. A worker that dies is started again:
+
+    `tfdml launch --workers 2 --ps 2 train.py`
+
     Lines begin with their rank. When a rank fails, its last lines are shown first, and the exit
     code is its own. Nothing is left running, whatever ends this command.
 
@@ -52,6 +61,18 @@ def launch(
     address; across machines use a private network.
     """
     try:
+        if ps:
+            if hosts or horovod:
+                raise ValueError(
+                    "`--ps` must be without `--hosts` and `--horovod`: it starts a job on this "
+                    "machine. Received: both. For several machines see `--print-slurm` and "
+                    "`--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
+                )
+            if print_slurm or print_kubernetes:
+                make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
+                typer.echo(make(workers, ps, program), nl=False)
+                return
+            raise typer.Exit(server_job.run_server_job(workers, ps, program, max_restarts))
         places = launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
         if print_slurm or print_kubernetes:
             typer.echo(_manifest(places, program, horovod, print_slurm), nl=False)

@@ -3,5 +3,11 @@
 from tfdml.strategies.horovod import HorovodStrategy
 from tfdml.strategies.mirrored import MirroredStrategy
 from tfdml.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
-__all__ = ["HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"]
+__all__ = [
+    "HorovodStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
+]

@@ -23,6 +23,7 @@ import tensorflow as tf
 from keras import ops
 from keras.src.losses import loss as keras_loss
 
+from tfdml.strategies.parameter_server.step_scope import current_step
 from tfdml.strategies.share import Share
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -92,6 +93,10 @@ def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, 
         per_entry = tf.size(values) / tf.size(mask)
         count = ops.sum(ops.cast(mask, values.dtype)) * tf.cast(per_entry, values.dtype)
     count = tf.stop_gradient(count * share.present(count.dtype))
-    replica = tf.distribute.get_replica_context()
-    global_count = replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
+    step = current_step()
+    if step is not None:
+        global_count = step.sum_over_shares(count)
+    else:
+        replica = tf.distribute.get_replica_context()
+        global_count = replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
     return tf.math.divide_no_nan(numerator * share.present(numerator.dtype), global_count)

@@ -48,10 +48,11 @@ from tfdml.strategies import misuse
 from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.keras_seam import losses
+from tfdml.strategies.keras_seam import losses, parameter_servers, partitions
 from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import for_this_process
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
+from tfdml.strategies.parameter_server.step_scope import current_step
 from tfdml.strategies.share import Share
 from tfdml.strategies.step import MetricStep, PredictStep
 
@@ -75,11 +76,14 @@ def install() -> None:
             f"insides. Received: Keras {keras.__version__}. Run `pip install "
             f"'keras=={SUPPORTED_KERAS}.*'`."
         )
-    for owner, name, make in _REPLACEMENTS:
+    partitions.install()
+    others = [*parameter_servers.REPLACEMENTS, *partitions.REPLACEMENTS]
+    for owner, name, make in [*_REPLACEMENTS, *others]:
         original = getattr(owner, name)
-        if not hasattr(original, "_tfdml_replaces"):
+        if make not in getattr(original, "_tfdml_makers", ()):
             replacement = functools.wraps(original)(make(original))
             replacement._tfdml_replaces = original
+            replacement._tfdml_makers = (*getattr(original, "_tfdml_makers", ()), make)
             setattr(owner, name, replacement)
 
 
@@ -115,6 +119,9 @@ def _current_replicas() -> ReplicaExtended | None:
 
 
 def _current_share() -> Share | None:
+    step = current_step()
+    if step is not None:
+        return step.share
     extended = _current_replicas()
     return extended.current_share() if extended is not None else None
 
@@ -382,7 +389,7 @@ _losses_by_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 def _compile_loss(original: Callable) -> Callable:
     def call(self, y_true, y_pred, sample_weight=None):
-        if _current_replicas() is None:
+        if _current_share() is None:
             return original(self, y_true, y_pred, sample_weight)
         # Keras's trackers of each output's loss weigh a step by its rows only if they are static.
         counted = tree.flatten(y_pred)[0].shape[0] is not None

@@ -1,0 +1,340 @@
+"""What the chief of a cluster of parameter servers runs."""
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from tests.strategies.cases import CLASSES, data
+from tfdml.strategies import ParameterServerStrategy
+
+STEPS = 25
+BATCH = 8
+
+
+def classifier(strategy: tf.distribute.Strategy, dropout: float = 0.0, **options) -> keras.Model:
+    """A small model, compiled."""
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Dense(8, activation="tanh"),
+                layers.Dropout(dropout, seed=3),
+                layers.Dense(CLASSES),
+            ]
+        )
+        model.compile(
+            **{
+                "optimizer": keras.optimizers.Adam(0.02),
+                "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                "metrics": ["accuracy"],
+                **options,
+            }
+        )
+    return model
+
+
+def dataset(rows: int = 101, batch: int = BATCH) -> tf.data.Dataset:
+    """Batches of labelled samples, of which an epoch is a few passes."""
+    return tf.data.Dataset.from_tensor_slices(data(rows)).repeat().batch(batch)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes what callbacks are told."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches: list = []
+        self.epochs: list = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append((batch, sorted(logs)))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(logs)
+
+
+def fit_asynchronously() -> dict:
+    """`fit` on a dataset, with everything that must not lose an update."""
+    strategy = ParameterServerStrategy()
+    model = classifier(strategy, dropout=0.2)
+    counter = CountedMean(name="samples")
+    recorder = Recorder()
+    with strategy.scope():
+        model.compile(
+            keras.optimizers.Adam(0.02),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy", counter],
+        )
+    history = model.fit(
+        dataset(),
+        epochs=3,
+        steps_per_epoch=STEPS,
+        verbose=0,
+        callbacks=[recorder],
+        validation_data=data(50),
+    )
+    seeds = [v for v in model.non_trainable_variables if "seed" in v.path]
+    return {
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "samples": history.history["samples"],
+        "seeds": [v.numpy().tolist() for v in seeds],
+        "loss": history.history["loss"],
+        "keys": sorted(history.history),
+        "batches": recorder.batches,
+        "devices": sorted({v.value.device for v in model.trainable_variables}),
+    }
+
+
+class CountedMean(keras.metrics.Metric):
+    """Counts samples by reading and assigning, as many metrics of Keras do."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rows = self.add_variable((), "zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows.assign(self.rows + tf.cast(tf.shape(y_pred)[0], self.rows.dtype))
+
+    def result(self):
+        return tf.identity(self.rows.value)
+
+
+def evaluate_and_predict(directory: str) -> dict:
+    """What the cluster says of a model, and what a plain copy of it says."""
+    strategy = ParameterServerStrategy()
+    x, y = data(53)
+    model = classifier(strategy)
+    model.fit(dataset(), epochs=1, steps_per_epoch=10, verbose=0)
+    result = {
+        "evaluate": model.evaluate(x, y, batch_size=8, verbose=0),
+        "evaluate_generator": model.evaluate(
+            ((x[i : i + 9], y[i : i + 9]) for i in range(0, 53, 9)), verbose=0
+        ),
+        "predict": model.predict(x, batch_size=8, verbose=0),
+        "predict_on_batch": model.predict_on_batch(x),
+    }
+    model.save(f"{directory}/model.keras")
+    plain = keras.saving.load_model(f"{directory}/model.keras")
+    result["plain"] = {
+        "strategy": type(plain.distribute_strategy).__name__,
+        "evaluate": plain.evaluate(x, y, batch_size=8, verbose=0),
+        "predict": plain.predict(x, batch_size=8, verbose=0),
+        "iterations": int(plain.optimizer.iterations.numpy()),
+    }
+    return result
+
+
+COUNTED_STEPS, PER_STEP = 100, 50
+
+
+class Counts(layers.Layer):
+    """Counts, and draws seeds, many times in a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, inputs):
+        for _ in range(PER_STEP):
+            self.count.assign_add(1.0)
+            self.seeds.next()
+        return inputs
+
+
+def count_many(part: str | None = None) -> dict[str, int]:
+    """Returns what two busy workers count.
+
+    Args:
+        part: One of our functions that is taken out.
+    """
+    from tfdml.strategies.keras_seam import parameter_servers
+
+    strategy = ParameterServerStrategy()  # It puts everything in place.
+    taken = [
+        (o, n, getattr(o, n))
+        for o, n, _ in parameter_servers.REPLACEMENTS
+        if f"{o.__name__}.{n}" == part
+    ]
+    for owner, name, ours in taken:
+        setattr(owner, name, ours._tfdml_replaces)
+    try:
+        with strategy.scope():
+            counts = Counts()
+            model = keras.Sequential([layers.Input((6,)), counts, layers.Dense(CLASSES)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, steps_per_execution=10)
+        # A worker's first step takes long: both are to be busy at once.
+        while len(getattr(model.train_function, "workers_seen", ())) < 2:
+            model.fit(dataset(), epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
+        counts.count.assign(0)
+        drawn = int(counts.seeds.state.numpy()[1])
+        model.fit(dataset(), epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
+    finally:
+        for owner, name, ours in taken:
+            setattr(owner, name, ours)
+    drawn = int(counts.seeds.state.numpy()[1]) - drawn
+    return {"count": int(counts.count.numpy()), "seeds": drawn}
+
+
+def staleness(bound: int | None) -> list[float]:
+    """Returns how many updates of others came during each step."""
+    strategy = ParameterServerStrategy(max_staleness=bound)
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        inputs = layers.Input((6,))
+        model = CountsUpdates(inputs, layers.Dense(CLASSES)(layers.Dense(64)(inputs)))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    seen: list[float] = []
+    each = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(logs.get("others", 0.0))
+    )
+    model.fit(dataset(), epochs=1, steps_per_epoch=60, verbose=0, callbacks=[each])
+    return seen
+
+
+class CountsUpdates(keras.Model):
+    """A model whose step returns how many updates others made in its middle."""
+
+    def train_step(self, data):
+        before = self.optimizer.iterations.value.read_value()
+        with tf.control_dependencies([before]):
+            logs = super().train_step(data)
+        with tf.control_dependencies(tf.nest.flatten(logs)):
+            after = self.optimizer.iterations.value.read_value()
+        return {**logs, "others": tf.cast(after - before - 1, tf.float32)}
+
+
+def other_data() -> dict:
+    """`fit` on arrays, on a function, and by single batches; returns iterations and samples."""
+    strategy = ParameterServerStrategy()
+    x, y = data(101)
+    model = classifier(strategy)
+    iterations = lambda: int(model.optimizer.iterations.numpy())  # noqa: E731
+    result = {}
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    result["arrays"], before = iterations(), iterations()
+    model.fit(lambda: dataset(), epochs=2, steps_per_epoch=10, verbose=0)
+    result["function"], before = iterations() - before, iterations()
+    fast = classifier(strategy, steps_per_execution=5)
+    fast.fit(
+        lambda context: dataset().shard(context.num_input_pipelines, context.input_pipeline_id),
+        epochs=2,
+        steps_per_epoch=10,
+        verbose=0,
+    )
+    result["steps_per_execution"] = int(fast.optimizer.iterations.numpy())
+    model.train_on_batch(x[:8], y[:8])
+    result["on_batch"] = iterations() - before
+    return result
+
+
+def what_each_worker_reads() -> dict[int, list[int]]:
+    """Returns the numbers of the samples in each worker's first batches."""
+    from tfdml.strategies.parameter_server.shipping import ShippedDataset
+    from tfdml.strategies.parameter_server.window import Window
+
+    strategy = ParameterServerStrategy()
+    numbered = tf.data.Dataset.range(96).batch(8)
+    iterators = iter(ShippedDataset(numbered, strategy.coordinator, strategy.size)).values
+    read = tf.function(lambda iterator: next(iterator))
+    read = read.get_concrete_function(iterators._values[0]._type_spec)
+    window, seen = Window(strategy.coordinator), {}
+    while sum(map(bool, seen.values())) < 2 or min(map(len, seen.values())) < 48:
+        window.begin(read, (iterators,))
+        window.wait_until(lambda: window.size < 4)
+        for task in window.take_done():
+            seen.setdefault(task.worker, []).extend(task.value.numpy().tolist())
+    window.cancel()
+    return {worker: numbers[:48] for worker, numbers in seen.items()}
+
+
+def _raised(call) -> str:
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def unsendable(kind: str) -> str:
+    """Returns what `fit` says of data that need Python on the workers."""
+    strategy = ParameterServerStrategy()
+    model = classifier(strategy)
+    x, y = data(32)
+    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8)]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int64))
+
+    def doubled(a, b):
+        (double,) = tf.py_function(lambda v: [v * 2], [a], [tf.float32])
+        double.set_shape(a.shape)
+        return double, b
+
+    made = {
+        "generator": lambda: iter(batches),
+        "pydataset": Batches,
+        "py_function": lambda: dataset().map(doubled),
+        "from_generator": lambda: tf.data.Dataset.from_generator(
+            lambda: iter(batches), output_signature=signature
+        ),
+    }[kind]()
+    if kind == "generator":
+        made = (batch for batch in batches)
+    message = _raised(lambda: model.fit(made, steps_per_epoch=4, verbose=0))
+    assert int(model.optimizer.iterations.numpy()) == 0
+    return message
+
+
+def refused(kind: str) -> str:
+    """Returns what is said of a call that workers cannot do."""
+    strategy = ParameterServerStrategy()
+    options, steps = {}, 4
+    if kind == "no steps_per_epoch":
+        steps = None
+    elif kind in ("run_eagerly", "jit_compile"):
+        options[kind] = True
+    elif kind == "another cluster":
+        spec = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(spec), task_type="chief", task_id=0
+        )
+        return _raised(lambda: ParameterServerStrategy(resolver))
+    elif kind == "backup workers":
+        return _raised(lambda: ParameterServerStrategy(synchronous=True, backup_workers=2))
+    elif kind == "optimizer outside":
+        options["optimizer"] = keras.optimizers.SGD()
+    if kind == "accumulation":
+        with strategy.scope():
+            options["optimizer"] = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    model = classifier(strategy, **options)
+    return _raised(lambda: model.fit(dataset(), steps_per_epoch=steps, verbose=0))
+
+
+def step_that_fails() -> tuple[str, int]:
+    """A loss that stops at a label, and then `fit` on data without it."""
+    strategy = ParameterServerStrategy()
+
+    def loss(y, p):
+        tf.debugging.assert_less(y, tf.cast(100, y.dtype), "the label is wrong")
+        return tf.reduce_mean(tf.square(p), -1)
+
+    model = classifier(strategy, loss=loss, metrics=[])
+    x, y = data(16)
+    wrong = tf.data.Dataset.from_tensor_slices((x, y + 100)).batch(8)
+    try:
+        model.fit(wrong, steps_per_epoch=4, verbose=0)
+        message = "nothing was raised"
+    except tf.errors.InvalidArgumentError as error:
+        message = str(error)
+    before = int(model.optimizer.iterations.numpy())
+    model.fit(dataset(), steps_per_epoch=5, verbose=0)
+    return message, int(model.optimizer.iterations.numpy()) - before

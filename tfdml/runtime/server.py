@@ -1,0 +1,57 @@
+"""What `tfdml serve` runs: TensorFlow's server of a worker or parameter server, and no script."""
+
+import os
+import sys
+
+from tfdml.runtime.guard_exit import EXIT_CODE
+from tfdml.runtime.server_link import ChiefLost, follow_chief
+from tfdml.runtime.server_task import CHIEF, Task
+
+
+def serve(task: Task, start_limit: float, silence_limit: float) -> int:
+    """Serves the chief until it is done or lost.
+
+    Args:
+        task: This process's task: a worker or a parameter server.
+        start_limit: Seconds to wait for the chief to start.
+        silence_limit: Seconds after which a chief that nothing is heard of is taken for lost.
+
+    Returns:
+        The exit code: 0 when the chief is done, 70 when it is lost or has failed.
+
+    Raises:
+        ValueError: If the task is the chief's.
+        OSError: If this task's port is taken.
+    """
+    if task.role == CHIEF:
+        raise ValueError(
+            "`tfdml serve` must run as a worker or parameter server. Received: the chief's task. "
+            "Run the training script there."
+        )
+    import tensorflow as tf
+
+    try:
+        # It serves as long as it is referred to.
+        running = tf.distribute.Server(
+            tf.train.ClusterSpec(task.cluster), job_name=task.role, task_index=task.index
+        )
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"The port of every task must be free on its machine. Received for {task.name}: "
+            f"{task.address}: {error.message}. End what listens there, or choose another port."
+        ) from error
+    print(f"tfdml serve: {task.name} serves {running.target}.", file=sys.stderr, flush=True)
+    try:
+        follow_chief(task, start_limit, silence_limit)
+    except ChiefLost as error:
+        print(f"tfdml serve: {task.name} ends, because {error}.", file=sys.stderr, flush=True)
+        return EXIT_CODE
+    print(f"tfdml serve: {task.name} ends, the chief is done.", file=sys.stderr, flush=True)
+    return 0
+
+
+def leave(code: int) -> None:
+    """Ends this process at once: TensorFlow's server cannot be shut down in an orderly way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

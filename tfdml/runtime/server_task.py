@@ -1,0 +1,148 @@
+"""A task of a parameter server cluster: what `TF_CONFIG` says, checked before any start."""
+
+import dataclasses
+import json
+from typing import Any
+
+from tfdml import topology
+
+CHIEF, WORKER, SERVER = "chief", "worker", "ps"
+_ROLES = (CHIEF, WORKER, SERVER)
+_EXAMPLE = (
+    'TF_CONFIG=\'{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], '
+    '"ps": ["host2:2222"]}, "task": {"type": "worker", "index": 0}}\''
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process of a cluster.
+
+    Attributes:
+        cluster: The addresses, as "host:port", of each role: "chief", "worker" and "ps".
+        role: This process's role.
+        index: This process among those of its role.
+    """
+
+    cluster: dict[str, list[str]]
+    role: str
+    index: int
+
+    @property
+    def address(self) -> str:
+        """This process's own address."""
+        return self.cluster[self.role][self.index]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return name_of(self.role, self.index)
+
+    @property
+    def others(self) -> list[tuple[str, int]]:
+        """All workers and servers."""
+        return [(role, i) for role in (WORKER, SERVER) for i in range(len(self.cluster[role]))]
+
+
+def name_of(role: str, index: int) -> str:
+    """Returns what messages call a task."""
+    return {CHIEF: "the chief", WORKER: f"worker {index}"}.get(role, f"parameter server {index}")
+
+
+def task_from_environment() -> Task:
+    """Reads this process's task from `TF_CONFIG`.
+
+    Raises:
+        ValueError: If it is not set, is not JSON, or does not describe a cluster with one chief,
+            workers and servers, each with an address of its own, and a task of it.
+    """
+    text = topology.setting("TF_CONFIG")
+    if not text:
+        raise ValueError(
+            f"`TF_CONFIG` must describe the cluster and this process's task. Received: nothing. "
+            f"Set it, as in {_EXAMPLE}, or start the job by `tfdml launch --workers 2 --ps 2`."
+        )
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"`TF_CONFIG` must be JSON. Received: {text[:200]!r}: {error}. Write it as in "
+            f"{_EXAMPLE}."
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(f"`TF_CONFIG` must be a JSON object, as in {_EXAMPLE}. Received: {text}.")
+    task = config.get("task")
+    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+        raise ValueError(
+            f"`TF_CONFIG` must have a task with a type and an index. Received: task={task!r}. "
+            f"Write it as in {_EXAMPLE}."
+        )
+    return checked_task(config.get("cluster"), task["type"], task["index"])
+
+
+def checked_task(cluster: Any, role: Any, index: Any) -> Task:
+    """Checks a cluster's description and a task of it.
+
+    Args:
+        cluster: The addresses of each role.
+        role: This process's role.
+        index: This process among those of its role; as a number, or a string of digits.
+
+    Raises:
+        ValueError: As `task_from_environment` does.
+    """
+    if not isinstance(cluster, dict) or not all(
+        isinstance(tasks, list) and all(isinstance(a, str) for a in tasks)
+        for tasks in cluster.values()
+    ):
+        raise ValueError(
+            f"The cluster must name lists of addresses by role. Received: cluster={cluster!r}. "
+            f"Write it as in {_EXAMPLE}."
+        )
+    missing = [job for job in _ROLES if not cluster.get(job)]
+    if missing:
+        raise ValueError(
+            f"The cluster must have a chief, workers and parameter servers. Received: no "
+            f"{' and no '.join(missing)} in {cluster}. Add them, as in {_EXAMPLE}."
+        )
+    unknown = sorted(set(cluster) - set(_ROLES))
+    if unknown:
+        raise ValueError(
+            f"The cluster's roles must be among chief, worker and ps. Received: {unknown}. Leave "
+            f"them out: evaluation runs on the workers."
+        )
+    if len(cluster[CHIEF]) != 1:
+        raise ValueError(
+            f"The cluster must have one chief, which runs the script. Received: {cluster[CHIEF]}."
+        )
+    _check_addresses(cluster)
+    if role not in _ROLES:
+        raise ValueError(
+            f"The task's type must be chief, worker or ps. Received: type={role!r}, "
+            f"index={index!r}. Write it as in {_EXAMPLE}."
+        )
+    number = int(index) if str(index).isdecimal() else -1
+    if not 0 <= number < len(cluster[role]):
+        raise ValueError(
+            f"The task's index must be from 0 to {len(cluster[role]) - 1} for a {role}. Received: "
+            f"index={index!r} in {cluster}."
+        )
+    return Task({job: list(cluster[job]) for job in _ROLES}, role, number)
+
+
+def _check_addresses(cluster: dict[str, list[str]]) -> None:
+    seen: dict[str, str] = {}
+    for role in _ROLES:
+        for index, address in enumerate(cluster[role]):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(
+                    f"An address must be host:port. Received: {address!r} for "
+                    f"{name_of(role, index)}."
+                )
+            if address in seen:
+                raise ValueError(
+                    f"Every task must have a port of its own on its host. Received: {address} for "
+                    f"{seen[address]} and for {name_of(role, index)}. Change one of the ports."
+                )
+            seen[address] = name_of(role, index)

@@ -1,0 +1,296 @@
+"""Where parameter servers enter Keras 3.15: what the chief does in `fit`, and workers in a step.
+
+| Keras's function | what is different under a `ParameterServerStrategy` |
+|---|---|
+| `fit`, `evaluate`, `predict` | early checks; a lost server is named |
+| `TFEpochIterator` | data are sent to the workers once, or read by the chief |
+| `TFEpochIterator.tf_sync` | an epoch ends when its last step has |
+| `_maybe_symbolic_build` | builds from the data's shapes |
+| `_make_function`, `make_predict_function` | steps are tasks for workers |
+| `Variable.assign_add`, `assign_sub` | done on the server: nothing is lost |
+| `SeedGenerator.next` | workers draw different random numbers; the counter loses nothing |
+| `Optimizer.apply` | an asynchronous step's gradients are encoded and decoded here, if asked; |
+| | a synchronous step's are taken out |
+"""
+
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common.variables import Variable
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from tfdml.collectives.collective import LocalCollective
+from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
+from tfdml.strategies.parameter_server import checks
+from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.pushing import pushed
+from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
+from tfdml.strategies.parameter_server.share_step import ShareStep
+from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset
+from tfdml.strategies.parameter_server.step_scope import (
+    STREAM_STRIDE,
+    add_on_server,
+    current_step,
+)
+from tfdml.strategies.parameter_server.synchronous import SynchronousTraining
+from tfdml.strategies.parameter_server.worker_step import WorkerStep
+
+
+def _ours(strategy: tf.distribute.Strategy | None) -> bool:
+    return isinstance(getattr(strategy, "extended", None), ParameterServerExtended)
+
+
+# The call whose data Keras is setting up: its model, and what it is for.
+_call: contextvars.ContextVar[tuple[keras.Model, str] | None] = contextvars.ContextVar(
+    "_call", default=None
+)
+
+
+# -- The trainer -------------------------------------------------------------------------------
+
+
+def _loop(original: Callable) -> Callable:
+    """`fit`, `evaluate` and `predict`."""
+    name, signature = original.__name__, inspect.signature(original)
+
+    def loop(self, *args, **kwargs):
+        if not _ours(self._distribute_strategy):
+            return original(self, *args, **kwargs)
+        checks.check_call(self, name, signature.bind(self, *args, **kwargs).arguments)
+        token = _call.set((self, name))
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            _give_up(self)
+            checks.explain_loss(self.distribute_strategy, name, error)
+            raise
+        except BaseException:
+            _give_up(self)
+            raise
+        finally:
+            _call.reset(token)
+
+    return loop
+
+
+def _functions(model: keras.Model) -> Iterator[Any]:
+    for function in (model.train_function, model.test_function, model.predict_function):
+        if hasattr(function, "cancel"):
+            yield function
+
+
+def _give_up(model: keras.Model) -> None:
+    for function in _functions(model):
+        function.cancel()
+
+
+class _Unlimited(DataAdapter):
+    """Keras's view of data that workers read for themselves."""
+
+    @property
+    def num_batches(self) -> None:
+        """The number of batches: there is no end."""
+
+
+def _epoch_iterator(original: Callable) -> Callable:
+    def __init__(self, distribute_strategy=None, *args, **kwargs):
+        if not _ours(distribute_strategy) or _call.get() is None:
+            return original(self, distribute_strategy, *args, **kwargs)
+        (model, call), strategy = _call.get(), distribute_strategy
+        if call == "fit":
+            # What follows in the same call is the validation's.
+            _call.set((model, "evaluate"))
+        self._distribute_strategy, self._tfdml_model = strategy, model
+        reads_remotely = call == "fit" and not strategy.synchronous
+        source = kwargs.get("x")
+        if not (reads_remotely and callable(source)):
+            kwargs["x"] = as_dataset(source)
+            EpochIterator.__init__(self, *args, **kwargs)
+            source = _dataset_of(self.data_adapter, shuffled_by_us=not reads_remotely)
+        if reads_remotely:
+            steps = kwargs.get("steps_per_epoch")
+            if isinstance(getattr(self, "data_adapter", None), ArrayDataAdapter):
+                steps = steps or self.data_adapter.num_batches
+            _read_remotely(self, source, steps, kwargs.get("steps_per_execution", 1), strategy)
+        elif call == "predict":
+            model.make_predict_function()
+            self._distributed_dataset = _Ahead(source, model)
+        else:
+            self._distributed_dataset = source
+
+    return __init__
+
+
+def _read_remotely(self: TFEpochIterator, source: Any, steps, steps_per_execution, strategy):
+    self._distributed_dataset = ShippedDataset(source, strategy.coordinator, strategy.size)
+    self.data_adapter = _Unlimited()
+    self.steps_per_epoch, self.steps_per_execution = steps, steps_per_execution
+    self._num_batches = self._current_iterator = self._epoch_iterator = None
+    self._steps_seen = 0
+
+
+def _dataset_of(adapter: DataAdapter, shuffled_by_us: bool) -> tf.data.Dataset:
+    if shuffled_by_us and isinstance(adapter, ArrayDataAdapter):
+        # As under the other strategies: an order that follows from Keras's seed.
+        seed = agreed_seed(LocalCollective()) if adapter._shuffle else None
+        return array_batches(adapter, seed, None)
+    return adapter.get_tf_dataset()
+
+
+class _Ahead:
+    """Batches for `predict`, sent to the workers ahead of their turn.
+
+    Args:
+        dataset: The batches.
+        model: The model.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, model: keras.Model):
+        self._dataset = dataset
+        self._model = model
+
+    def __iter__(self) -> Iterator:
+        return self._model.predict_function.ahead(self._dataset)
+
+
+def _tf_sync(original: Callable) -> Callable:
+    def tf_sync(self):
+        model = getattr(self, "_tfdml_model", None)
+        if model is None:
+            return original(self)
+        for function in _functions(model):
+            function.join()
+
+    return tf_sync
+
+
+def _maybe_symbolic_build(original: Callable) -> Callable:
+    def maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if not _ours(self._distribute_strategy):
+            return original(self, iterator, data_batch)
+        if iterator is not None:
+            data_batch = _spec_of(iterator._distributed_dataset)
+        with self._distribute_strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+        checks.check_partitions(self)
+
+    return maybe_symbolic_build
+
+
+def _spec_of(data: Any) -> Any:
+    def leaf(value):
+        return None if isinstance(value, tf.OptionalSpec) else value
+
+    return tf.nest.map_structure(leaf, data.element_spec)
+
+
+def _make_function(original: Callable) -> Callable:
+    def make_function(self, step_function):
+        strategy = self._distribute_strategy
+        if not _ours(strategy):
+            return original(self, step_function)
+        checks.check_model(self)
+        if step_function.__name__ != "train_step":
+            return ScatteredEvaluation(self, strategy, WorkerStep(self, step_function))
+        if strategy.synchronous:
+            return SynchronousTraining(self, strategy, ShareStep(self, step_function))
+        return AsynchronousTraining(self, strategy, WorkerStep(self, step_function))
+
+    return make_function
+
+
+def _make_predict_function(original: Callable) -> Callable:
+    def make_predict_function(self, force=False):
+        if not _ours(self._distribute_strategy):
+            return original(self, force)
+        if self.predict_function is None or force:
+            step = WorkerStep(self, self.predict_step)
+            self.predict_function = ScatteredPrediction(self, self._distribute_strategy, step)
+
+    return make_predict_function
+
+
+# -- What a step on a worker changes -----------------------------------------------------------
+
+
+def _assign_add(original: Callable) -> Callable:
+    def assign_add(self, value):
+        step = current_step()
+        if step is None or step.owns(self):
+            return original(self, value)
+        return add_on_server(self, keras.ops.convert_to_tensor(value, self._dtype))
+
+    return assign_add
+
+
+def _assign_sub(original: Callable) -> Callable:
+    def assign_sub(self, value):
+        step = current_step()
+        if step is None or step.owns(self):
+            return original(self, value)
+        return add_on_server(self, -keras.ops.convert_to_tensor(value, self._dtype))
+
+    return assign_sub
+
+
+def _next_seed(original: Callable) -> Callable:
+    def next_seed(self, ordered=True):
+        step = current_step()
+        if step is None:
+            return original(self, ordered)
+        # A worker takes one step at a time, so in its own stream no two numbers are alike.
+        seed = tf.convert_to_tensor(self.state) * 1
+        self.state.assign_add(np.array([0, 1]))
+        return seed + tf.cast(tf.stack([step.stream * STREAM_STRIDE, 0]), seed.dtype)
+
+    return next_seed
+
+
+def _apply(original: Callable) -> Callable:
+    def apply(self, grads, trainable_variables=None):
+        step = current_step()
+        if step is None:
+            return original(self, grads, trainable_variables)
+        if step.share is not None:
+            step.gradients = list(grads)
+            return None
+        compressor = tf.distribute.get_strategy().compressor
+        if compressor is not None and not step.has_pushed:
+            # Once: the optimizer inside one that scales the loss comes here too.
+            step.has_pushed = True
+            inner = getattr(self, "inner_optimizer", self)
+            variables = list(trainable_variables or inner._trainable_variables)
+            devices = [v.value.device for v in variables]
+            return original(self, pushed(compressor, list(grads), devices), variables)
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+    (TensorFlowTrainer, "fit", _loop),
+    (TensorFlowTrainer, "evaluate", _loop),
+    (TensorFlowTrainer, "predict", _loop),
+    (TFEpochIterator, "__init__", _epoch_iterator),
+    (TFEpochIterator, "tf_sync", _tf_sync),
+    (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
+    (TensorFlowTrainer, "_make_function", _make_function),
+    (TensorFlowTrainer, "make_predict_function", _make_predict_function),
+    (Variable, "assign_add", _assign_add),
+    (Variable, "assign_sub", _assign_sub),
+    (SeedGenerator, "next", _next_seed),
+    (BaseOptimizer, "apply", _apply),
+    (LossScaleOptimizer, "apply", _apply),
+]

@@ -1,0 +1,1 @@
+"""Parameter servers: variables on servers, steps on workers, the script on the chief."""

@@ -1,0 +1,159 @@
+"""What `tf.distribute` asks of a parameter server strategy: where variables are, and who computes.
+
+With `strategies/extended.py` this is what knows the insides of `tf.distribute` (TensorFlow 2.21).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
+from tensorflow.python.distribute.parameter_server_strategy_v2 import (
+    ParameterServerStrategyV2Extended,
+)
+
+CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+class ParameterServerExtended(ParameterServerStrategyV2Extended):
+    """Variables on the servers, each on the one that has the fewest bytes so far.
+
+    Metrics' variables stay on the chief: a step returns what it adds to them.
+
+    Args:
+        strategy: The strategy that this extends.
+        cluster_resolver: What describes the cluster.
+        partitioner: How many parts a variable is split into; None for one.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        partitioner: Callable | None,
+    ):
+        super().__init__(strategy, cluster_resolver, None)
+        self.partitioner = partitioner
+        # TensorFlow warns of what is not traced by its coordinator's own `schedule`.
+        self._allow_run_without_coordinator = True
+        self.bytes_on = [0] * self._num_ps
+        # Every variable: its name, its server, its shape and dtype.
+        self.placed: list[tuple[str, int, tf.TensorShape, tf.DType]] = []
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any):
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
+            with tf.device(None), tf.device(CHIEF_DEVICE):
+                return next_creator(**{**kwargs, "aggregation": tf.VariableAggregation.NONE})
+        # Counters and statistics stay whole: they are changed as a whole.
+        parted = self.partitioner is not None and kwargs.get("trainable") is not False
+        self._variable_partitioner = self._parts if parted else None
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _parts(self, shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
+        """Asks the partitioner, and checks what it says."""
+        parts = self.partitioner(shape=shape, dtype=dtype)
+        usable = isinstance(parts, list | tuple) and len(parts) == shape.rank
+        if not usable or parts[0] < 1 or any(p != 1 for p in parts[1:]):
+            raise ValueError(
+                f"`variable_partitioner` must return a number of parts for the first axis, and 1 "
+                f"for each other axis. Received: {parts!r} for a variable of shape "
+                f"{tuple(shape)}. Use one of `tf.distribute.experimental.partitioners`."
+            )
+        return parts
+
+    def _create_variable_round_robin(self, next_creator: Callable, **kwargs: Any):
+        """Takes the place of TensorFlow's, which looks at the number of variables only."""
+        value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+        with tf.init_scope(), tf.device(None), tf.device(CHIEF_DEVICE):
+            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
+        server = min(range(self._num_ps), key=self.bytes_on.__getitem__)
+        self.bytes_on[server] += value.shape.num_elements() * value.dtype.size
+        self.placed.append((kwargs.get("name") or "variable", server, value.shape, value.dtype))
+        with tf.device(None), tf.device(f"/job:ps/task:{server}/device:CPU:0"):
+            return next_creator(**{**kwargs, "initial_value": value})
+
+    def batch_reduce_to(
+        self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: Any, options: Any = None
+    ) -> list:
+        """Returns the values: a worker is one replica, with nobody to reduce with."""
+        del reduce_op, options
+        return [value for value, _ in value_destination_pairs]
+
+    def _call_for_each_replica(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """Runs `fn` where it is: a worker is one replica, which updates may branch in."""
+        with tf.distribute.ReplicaContext(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+
+class Task(Closure):
+    """A call of a function on a worker: any that is free, unless it is cancelled before.
+
+    A task whose worker dies goes to another one: then it may have run in part already.
+
+    Args:
+        function: A concrete function.
+        coordinator: TensorFlow's coordinator.
+        args: Its arguments. Of a `PerWorkerValues`, the worker's own value is taken.
+        finished: Called with the task when it has ended, in the worker's thread.
+
+    Attributes:
+        value: What the function returned, on the chief.
+        error: What ended the task instead.
+        worker: The number of the worker that ran it last.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        args: tuple,
+        finished: Callable[["Task"], None],
+    ):
+        self._queue = coordinator._cluster.closure_queue
+        super().__init__(function, self._queue._cancellation_mgr, args=args)
+        self._finished = finished
+        self._result: Any = None
+        self.cancelled = False
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.worker: int | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.value is not None or self.error is not None
+
+    def schedule(self) -> "Task":
+        """Hands the task to the first worker that is free; returns it."""
+        self._queue.put(self)
+        return self
+
+    def execute_on(self, worker: Any) -> None:
+        """Runs on a worker; called in its thread."""
+        if not self.cancelled:
+            self.worker = worker.worker_index
+            super().execute_on(worker)
+
+    # -- To TensorFlow, the task is also what remembers its result -----------------------------
+
+    def maybe_call_with_output_remote_value(self, method: Callable) -> Any:
+        """Lets TensorFlow set or get the result."""
+        return method(self)
+
+    def _set_values(self, result: Any) -> None:
+        self._result = result
+
+    def _set_error(self, error: Exception) -> None:
+        self.error = error
+        self._finished(self)
+
+    def get(self) -> None:
+        """Brings the result to the chief, in the worker's thread; a lost worker is seen here."""
+        if not self.cancelled:
+            with tf.device(CHIEF_DEVICE):
+                self.value = tf.nest.map_structure(
+                    tf.identity, self._result, expand_composites=True
+                )
+            self._result = None
+        self._finished(self)

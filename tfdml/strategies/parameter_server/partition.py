@@ -1,0 +1,143 @@
+"""Variables in parts on several servers: what Keras, and an optimizer, see of them.
+
+A layer has one variable, whose value is TensorFlow's `ShardedVariable`: reading it joins the parts,
+and files hold it whole. A model's list of trainable variables has the parts in its place. So each
+part gets a gradient of its own, sparse where only some rows were looked up, and an optimizer keeps
+each part's slots on the part's server.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def _as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    del copy
+    return np.asarray(sharded.numpy(), dtype)
+
+
+# NumPy, by which Keras writes files, would take it for a sequence.
+tf.__internal__.distribute.ShardedVariable.__array__ = _as_array
+
+
+def is_partitioned(variable: Any) -> bool:
+    """Returns whether a Keras variable's value is in parts."""
+    return isinstance(getattr(variable, "_value", None), tf.__internal__.distribute.ShardedVariable)
+
+
+def parts_of(variable: keras.Variable) -> list[keras.Variable]:
+    """Returns a partitioned variable's parts, the same ones each time.
+
+    Each has the whole's path, and `whole` and `place`: what it is a part of, and which.
+    """
+    sharded = variable._value
+    if not hasattr(sharded, "_tfdml_parts"):
+        sharded._tfdml_parts = [
+            _part(variable, shard, place) for place, shard in enumerate(sharded.variables)
+        ]
+    return sharded._tfdml_parts
+
+
+def _part(variable: keras.Variable, shard: tf.Variable, place: int) -> keras.Variable:
+    part = copy.copy(variable)
+    part._value = shard
+    part._shape = tuple(shard.shape)
+    part.whole, part.place = variable, place
+    return part
+
+
+def with_parts(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    """Returns variables with the parts in the place of each one that is partitioned."""
+    result: list[keras.Variable] = []
+    for variable in variables:
+        result += parts_of(variable) if is_partitioned(variable) else [variable]
+    return result
+
+
+def groups(variables: Sequence[Any]) -> list[list[int]]:
+    """Returns the places of variables, those of one whole together, in the order of the first."""
+    found: dict[Any, list[int]] = {}
+    for place, variable in enumerate(variables):
+        whole = getattr(variable, "whole", None)
+        found.setdefault(id(variable) if whole is None else id(whole), []).append(place)
+    return list(found.values())
+
+
+# -- Slots -------------------------------------------------------------------------------------
+
+
+def note_slot(slot: keras.Variable, reference: Any) -> None:
+    """Remembers what part a slot belongs to."""
+    if hasattr(reference, "whole"):
+        slot.slot_of = reference
+
+
+def whole_slots(variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
+    """Returns an optimizer's variables as they would be without parts: each a list of its parts."""
+    result: list[list[keras.Variable]] = []
+    # The k-th slot of a whole is made of the k-th slots of its parts.
+    numbers: dict[int, int] = {}
+    by_key: dict[tuple[int, int], list[keras.Variable]] = {}
+    for variable in variables:
+        part = getattr(variable, "slot_of", None)
+        if part is None:
+            result.append([variable])
+            continue
+        number = numbers.get(id(part), 0)
+        numbers[id(part)] = number + 1
+        key = (id(part.whole), number)
+        if key not in by_key:
+            result.append(by_key.setdefault(key, []))
+        by_key[key].append(variable)
+    return result
+
+
+def joined(parts: Sequence[keras.Variable]) -> np.ndarray:
+    """Returns the value of a whole."""
+    values = [part.numpy() for part in parts]
+    return values[0] if len(values) == 1 else np.concatenate(values)
+
+
+def assign_joined(parts: Sequence[keras.Variable], value: Any) -> None:
+    """Assigns a whole's value to its parts."""
+    value, begin = np.asarray(value), 0
+    if len(parts) == 1:
+        parts[0].assign(value)
+        return
+    for part in parts:
+        parts_rows = part.shape[0]
+        part.assign(value[begin : begin + parts_rows])
+        begin += parts_rows
+
+
+# -- Gradients ---------------------------------------------------------------------------------
+
+
+def clip_by_whole_norm(gradients: Sequence, variables: Sequence, norm: float) -> list:
+    """Clips each variable's gradient by its own norm; parts by that of the whole.
+
+    Args:
+        gradients: Dense or sparse; None where there is none.
+        variables: The variables.
+        norm: The largest norm that is left as it is.
+    """
+    clipped = list(gradients)
+    for places in groups(variables):
+        present = [i for i in places if gradients[i] is not None]
+        if present:
+            # Of a sparse one's rows as they are, as TensorFlow does.
+            factor = norm / tf.maximum(tf.linalg.global_norm([gradients[i] for i in present]), norm)
+            for i in present:
+                clipped[i] = _times(gradients[i], factor)
+    return clipped
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    factor = tf.cast(factor, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor

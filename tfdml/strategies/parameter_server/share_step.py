@@ -1,0 +1,169 @@
+"""What a worker runs in a synchronous step: gradients of its share, and no update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.packing import pack, unpack
+from tfdml.strategies.parameter_server.pushing import decoded, encoded, is_taken
+from tfdml.strategies.parameter_server.step_scope import StepScope
+from tfdml.strategies.parameter_server.worker_step import (
+    any_rows,
+    own_results,
+    without_optionals,
+)
+from tfdml.strategies.replica_state import moving_variables
+from tfdml.strategies.share import Share
+
+
+class ShareStep:
+    """A model's train step on a share of a global batch, as functions for workers.
+
+    Args:
+        model: The model.
+        step: Its `train_step`.
+
+    Attributes:
+        own_names: What the step returns besides the metrics; known once a function was made.
+        has_gradient: For each trainable variable, whether it has one; known likewise.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable):
+        self._model = model
+        self._step = step
+        self._functions: dict[Any, Callable | None] = {}
+        self.own_names: list[str] = []
+        self.has_gradient: list[bool] = []
+        self._metrics = model.metrics_variables
+        # Averaged over the rows, as the other strategies do.
+        self._moving = moving_variables(model)
+        averaged = {id(v) for v in [*self._metrics, *self._moving]}
+        # Seeds and counters: each share changes them alike, so the first one's are taken.
+        self._counters = [v for v in model.non_trainable_variables if id(v) not in averaged]
+        # Shape and dtype of each gradient that comes as bytes.
+        self._encoded: list[tuple[tf.TensorShape, tf.DType] | None] = []
+
+    def counts(self, *share: Any) -> Callable | None:
+        """Returns a function that counts what a loss divides by; None where that is the rows.
+
+        A mean over a mask, or over weights, divides by a number that follows from the data: the
+        whole batch's has to be known before gradients can be taken.
+
+        Args:
+            *share: A batch of the share's rows, its rows, all rows, the working shares, and a
+                stream of random numbers.
+        """
+
+        def run(batch, rows, global_rows, working, stream):
+            scope = self._scope(Share(rows, global_rows, working), stream, None)
+            with scope:
+                self._model.distribute_strategy.run(self._step, args=(without_optionals(batch),))
+            return pack(scope.counts)
+
+        function = self._function("counts", run, share)
+        return function if function.outputs[0].shape[0] else None
+
+    def on_share(self, *share: Any) -> Callable:
+        """Returns a function that computes a share's results and gradients.
+
+        Args:
+            *share: As in `counts`, and the sums of all shares' counts: float64, shape `[counts]`.
+
+        Returns:
+            A concrete function that returns a vector, and the gradients that there are.
+        """
+
+        def run(batch, rows, global_rows, working, stream, totals):
+            parts = Share(rows, global_rows, working)
+            with self._scope(parts, stream, tf.unstack(totals)) as scope:
+                outputs = self._model.distribute_strategy.run(
+                    self._step, args=(without_optionals(batch),)
+                )
+                extra = own_results(self._model, outputs)
+            self.own_names = list(extra)
+            self.has_gradient = [g is not None for g in scope.gradients]
+            averaged = [scope.get_current_value(v) for v in self._moving]
+            vector = pack(
+                [
+                    *(_present(parts, scope.get_current_value(v)) for v in self._metrics),
+                    *(_weighed(parts, value) for value in averaged),
+                    *(_weighed(parts, value) for value in extra.values()),
+                ]
+            )
+            counters = pack([scope.get_current_value(v) for v in self._counters])
+            return tf.concat([vector, counters], 0), self._encode(scope.gradients)
+
+        return self._function("share", run, share)
+
+    def _encode(self, gradients: list) -> list:
+        """Returns the gradients that there are, in bytes where the compressor takes them."""
+        compressor = self._model.distribute_strategy.compressor
+        present = [g for g in gradients if g is not None]
+        self._encoded = [
+            (g.shape, g.dtype) if compressor is not None and is_taken(compressor, g) else None
+            for g in present
+        ]
+        seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
+        return [
+            g if how is None else encoded(compressor, g, seed + i)
+            for i, (g, how) in enumerate(zip(present, self._encoded, strict=True))
+        ]
+
+    def decode(self, gradients: list) -> list:
+        """Returns a share's gradients from what came of it; called in the graph of the update."""
+        compressor = self._model.distribute_strategy.compressor
+        return [
+            g if how is None else decoded(compressor, g, *how)
+            for g, how in zip(gradients, self._encoded, strict=True)
+        ]
+
+    def _scope(self, share: Share, stream: tf.Tensor, totals: Any) -> StepScope:
+        own = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
+        own += [(v, tf.identity(v.value)) for v in [*self._moving, *self._counters]]
+        return StepScope(own, stream, share=share, totals=totals)
+
+    def _function(self, kind: str, run: Callable, share: tuple) -> Callable:
+        batch, *others = share
+        specs = tf.nest.map_structure(any_rows, batch)
+        key = (kind, str(specs))
+        if key not in self._functions:
+            rest = [tf.TensorSpec(t.shape, t.dtype) for t in others]
+            with self._model.distribute_strategy.scope():
+                made = tf.function(run, autograph=False).get_concrete_function(specs, *rest)
+            self._functions[key] = made
+        return self._functions[key]
+
+    def assign_state(self, total: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        """Changes what layers change in a step; called in the graph of the update.
+
+        Args:
+            total: The sum of all shares' vectors.
+            first: One share's.
+
+        Returns:
+            The metrics' part of the sum, and the step's own results.
+        """
+        metrics, moving, counters = map(_size, (self._metrics, self._moving, self._counters))
+        end = total.shape[0] - counters
+        averages = total[metrics : metrics + moving]
+        for variables, vector in ((self._moving, averages), (self._counters, first[end:])):
+            for variable, value in zip(variables, unpack(vector, variables), strict=True):
+                variable.value.assign(value)
+        return tf.concat([total[:metrics], total[metrics + moving : end]], 0)
+
+
+def _size(variables: list[keras.Variable]) -> int:
+    return sum(int(np.prod(v.shape)) for v in variables)
+
+
+def _present(share: Share, value: tf.Tensor) -> tf.Tensor:
+    # A choice, not a product with 0: what a padded share computed may be NaN.
+    return tf.where(share.rows > 0, value, tf.zeros_like(value))
+
+
+def _weighed(share: Share, value: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(value, tf.float64)
+    return _present(share, value * share.fraction(tf.float64))

@@ -1,0 +1,169 @@
+"""Data sets that workers read for themselves: sent once, as a graph."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.strategies.agreement import shuffles_without_seed
+
+_IGNORE_EXTERNAL_STATE = 1
+# Operations that call back into the Python process where the dataset was made.
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_LARGEST = 1 << 31
+
+
+class ShippedDataset:
+    """A dataset on every worker; what Keras iterates over is an iterator on each.
+
+    The workers together read each batch once in a pass: worker w reads every batch, and keeps those
+    whose number is w modulo the number of workers. A dataset that shuffles without a seed has an
+    order of its own on each worker, and each keeps all. Passes follow one another without end.
+
+    Args:
+        source: The dataset, or a function that makes it: with an `InputContext`, or without
+            arguments. A function's dataset is left as it is, but for passes without end.
+        coordinator: TensorFlow's coordinator.
+        workers: The number of workers.
+
+    Raises:
+        ValueError: If it cannot be sent.
+    """
+
+    def __init__(
+        self,
+        source: tf.data.Dataset | Callable,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        workers: int,
+    ):
+        self._coordinator = coordinator
+        self._workers = workers
+        make = _from_graph(source, workers) if isinstance(source, tf.data.Dataset) else source
+        if not isinstance(source, tf.data.Dataset):
+            make = functools.partial(_call, source, workers)
+        self._make = tf.function(make).get_concrete_function(tf.TensorSpec([], tf.int64))
+        _check_graph(self._make.graph.as_graph_def())
+        self.element_spec = self._make.structured_outputs.element_spec
+
+    def __iter__(self) -> Iterator:
+        """Returns an endless iterator on every worker, made again on a worker that comes back."""
+        spec = tf.data.IteratorSpec(self.element_spec)
+        return RemoteIterators(on_each_worker(self._coordinator, self._iterator, spec))
+
+    def _iterator(self, worker: int) -> Iterator:
+        return iter(self._make(tf.constant(worker, tf.int64)))
+
+
+def on_each_worker(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator, make: Callable, spec: tf.TypeSpec
+) -> tf.distribute.experimental.coordinator.PerWorkerValues:
+    """Makes a value on every worker, and again on one that comes back.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+        make: Called with the worker's number, while its device is the default.
+        spec: What describes the value.
+    """
+    values = []
+    for worker in coordinator._cluster.workers:
+        value = worker.create_resource(functools.partial(make, worker.worker_index))
+        value._type_spec = spec
+        values.append(value)
+    return tf.distribute.experimental.coordinator.PerWorkerValues(tuple(values))
+
+
+class RemoteIterators:
+    """An iterator on every worker. The chief sees none of their elements.
+
+    Args:
+        values: TensorFlow's view of them.
+    """
+
+    def __init__(self, values: tf.distribute.experimental.coordinator.PerWorkerValues):
+        self.values = values
+
+    def __iter__(self) -> "RemoteIterators":
+        return self
+
+    def __next__(self) -> None:
+        raise TypeError("The chief reads none of what the workers read.")
+
+
+def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
+    """Returns a function that makes the dataset again from its graph."""
+    spec = dataset.element_spec
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor,
+        external_state_policy=_IGNORE_EXTERNAL_STATE,
+        strip_device_assignment=True,
+    )
+    serialized = graph.numpy()
+    _check_graph(tf.compat.v1.GraphDef.FromString(serialized))
+    if len(serialized) >= _LARGEST - (1 << 20):
+        raise ValueError(
+            f"The data must be smaller than 2 GiB to be sent to the workers. Received: "
+            f"{len(serialized) >> 20} MiB. Write them to files, which the workers read."
+        )
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    keep_all = policy == tf.data.experimental.AutoShardPolicy.OFF or shuffles_without_seed(dataset)
+
+    def make(worker: tf.Tensor) -> tf.data.Dataset:
+        # Captured, not a constant: TensorFlow would make the dataset while it optimises the graph.
+        made = _GraphDataset(graph, spec).repeat()
+        if not keep_all:
+            made = made.shard(workers, worker)
+        return made.prefetch(tf.data.AUTOTUNE)
+
+    return make
+
+
+def _call(dataset_fn: Callable, workers: int, worker: tf.Tensor) -> tf.data.Dataset:
+    arguments = []
+    if inspect.signature(dataset_fn).parameters:
+        arguments.append(tf.distribute.InputContext(workers, worker, workers))
+    made = dataset_fn(*arguments)
+    if not isinstance(made, tf.data.Dataset):
+        raise ValueError(
+            f"A function given as data must return a `tf.data.Dataset`. Received: {made!r}."
+        )
+    return made.repeat().prefetch(tf.data.AUTOTUNE)
+
+
+def as_dataset(source: Any) -> Any:
+    """Returns the data that the chief reads: what a function makes for it, all else as it is."""
+    if not callable(source) or isinstance(source, type):
+        return source
+    arguments = []
+    if inspect.signature(source).parameters:
+        arguments.append(tf.distribute.InputContext())
+    return source(*arguments)
+
+
+class _GraphDataset(tf.data.Dataset):
+    """A dataset that a graph describes."""
+
+    def __init__(self, graph: tf.Tensor, spec: Any):
+        self._spec = spec
+        super().__init__(tf.raw_ops.DatasetFromGraph(graph_def=graph))
+
+    def _inputs(self) -> list:
+        return []
+
+    @property
+    def element_spec(self) -> Any:
+        """The description of an element."""
+        return self._spec
+
+
+def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    calls = sorted({node.op for node in nodes} & _PYTHON)
+    if calls:
+        raise ValueError(
+            f"The data must be a `tf.data` pipeline of TensorFlow's own operations, because the "
+            f"workers read it for themselves and Python runs on the chief alone. Received: a "
+            f"pipeline with {', '.join(calls)}, as `from_generator`, `py_function` and "
+            f"`numpy_function` make it. Write the data to files, such as TFRecords."
+        )

@@ -1,0 +1,111 @@
+"""`ParameterServerStrategy`: `model.fit` with variables on servers and steps on workers."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdml.compression import Compressor
+from tfdml.runtime.meeting import bounded
+from tfdml.runtime.server_task import SERVER, WORKER
+from tfdml.strategies import arguments, keras_seam
+from tfdml.strategies.parameter_server import checks
+from tfdml.strategies.parameter_server.connection import chief_task, connect
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.placement import placement_table
+from tfdml.strategies.parameter_server.pushing import check_compressor
+from tfdml.strategies.parameter_server.shipping import on_each_worker
+
+# All have come by then: TensorFlow only has to connect.
+_CONNECT_SECONDS = 120.0
+
+
+class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
+    """Training on parameter servers and workers, in a strategy scope.
+
+    ```python
+    strategy = tfdml.ParameterServerStrategy()
+    with strategy.scope():
+        model = build()
+        model.compile("adam", "binary_crossentropy", metrics=["AUC"])
+    model.fit(dataset, epochs=10, steps_per_epoch=1000)
+    ```
+
+    The script runs on the chief alone; workers and servers run `tfdml serve`. Each is told the
+    cluster and its role by `TF_CONFIG`, or all are started by `tfdml launch --workers 2 --ps 2`.
+
+    Args:
+        cluster_resolver: What describes the cluster; `TF_CONFIG` by default.
+        variable_partitioner: One of `tf.distribute.experimental.partitioners`.
+        synchronous: Whether a step is taken by all workers together.
+        backup_workers: How many of the slowest workers a synchronous step does not wait for.
+        max_staleness: The most updates of others that an asynchronous step may miss.
+        compression: How gradients are compressed on their way from a worker.
+        start_limit: Seconds to wait for the workers and servers to start.
+        silence_limit: Seconds after which a process that nothing is heard of is taken for lost. One
+            that dies is noticed at once.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        variable_partitioner: Callable | None = None,
+        synchronous: bool = False,
+        backup_workers: int = 0,
+        max_staleness: int | None = None,
+        compression: Compressor | str | None = None,
+        *,
+        start_limit: float = 300.0,
+        silence_limit: float = 60.0,
+    ):
+        checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
+        compressor = check_compressor(arguments.check(None, compression, silence_limit))
+        arguments.check_seconds("start_limit", start_limit)
+        keras_seam.install()
+        self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)
+        self.synchronous = synchronous
+        self.backup_workers = backup_workers
+        self.max_staleness = max_staleness
+        self.compressor = compressor
+        super().__init__(self.connection.resolver)
+        # TensorFlow's constructor makes an extension of its own, and has no argument for another.
+        extended = ParameterServerExtended(self, self.connection.resolver, variable_partitioner)
+        tf.distribute.Strategy.__init__(self, extended)
+        if backup_workers >= self.size:
+            raise ValueError(
+                f"`backup_workers` must be fewer than there are workers. Received: "
+                f"backup_workers={backup_workers}, {self.size} workers."
+            )
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        # Each worker's own number, there: what its random numbers follow from.
+        self.streams = on_each_worker(
+            self.coordinator, lambda i: tf.constant(i, tf.int64), tf.TensorSpec([], tf.int64)
+        )
+
+    def _connect_to_cluster(self, coordinator_name: str) -> None:
+        """Connects TensorFlow to the cluster, once in a process; called by its constructor."""
+        cluster = self.connection.task.cluster
+        self._num_workers, self._num_ps = len(cluster[WORKER]), len(cluster[SERVER])
+        if not self.connection.connected:
+            with bounded(_CONNECT_SECONDS):
+                super()._connect_to_cluster(coordinator_name)
+            self.connection.connected = True
+
+    @property
+    def rank(self) -> int:
+        """The chief's: 0."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and messages: always, for it runs the script."""
+        return True
+
+    @property
+    def placement(self) -> str:
+        """Which variable, or part of one, is on which server, and their sizes; to be printed."""
+        return placement_table(self.extended.placed, self._num_ps)

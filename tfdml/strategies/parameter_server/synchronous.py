@@ -1,0 +1,132 @@
+"""Synchronous training: the workers' gradients of one global batch, then one update.
+
+The chief reads a batch and sends each worker its share of the rows; a share whose worker dies goes
+to another one. Nothing is changed before all have come, so a step is taken wholly or not at all.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
+from tfdml.strategies.parameter_server.logs import Logs
+from tfdml.strategies.parameter_server.share_step import ShareStep
+from tfdml.strategies.parameter_server.window import Window
+from tfdml.strategies.share import Splitter
+
+
+class SynchronousTraining:
+    """What Keras calls a train function: it takes one step with all workers.
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        step: What a worker runs on its share.
+
+    Attributes:
+        workers: The workers that took part in the last step.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: ShareStep):
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._window = Window(strategy.coordinator)
+        self._logs = Logs(model)
+        self._steps = model.steps_per_execution
+        workers = strategy.size
+        self._splitter = Splitter(0, workers, workers)
+        self._needed = workers - strategy.backup_workers
+        self._update: Callable | None = None
+        self.workers: set[int] = set()
+
+    def __call__(self, batches: Iterator) -> dict:
+        """Takes a step, or `steps_per_execution` of them.
+
+        Returns:
+            The logs after it.
+
+        Raises:
+            StopIteration: At the end of the data.
+        """
+        for number in range(self._steps):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                if number:
+                    break
+                raise
+            self._take(batch)
+        return self._logs.result()
+
+    def _take(self, batch: Any) -> None:
+        with tf.device(CHIEF_DEVICE):
+            # `train_on_batch` is given arrays.
+            batch = tf.nest.map_structure(_as_tensor, batch)
+            portion = self._splitter.split(batch)
+            shares = [
+                (part, portion.rows[i], portion.global_rows, portion.working_replicas)
+                for i, part in enumerate(portion.parts)
+            ]
+            streams = [tf.constant(i, tf.int64) for i in range(len(shares))]
+        totals = tf.zeros([0], tf.float64)
+        counts = self._step.counts(*shares[0], streams[0])
+        if counts is not None:
+            arguments = [(*s, stream) for s, stream in zip(shares, streams, strict=True)]
+            totals = tf.add_n(self._run(counts, arguments, len(shares)))
+        function = self._step.on_share(*shares[0], streams[0], totals)
+        arguments = [(*s, stream, totals) for s, stream in zip(shares, streams, strict=True)]
+        results = self._run(function, arguments, self._needed)
+        if self._update is None:
+            self._update = tf.function(self._apply)
+            self._logs.own_names = self._step.own_names
+        vectors, gradients = zip(*results, strict=True)
+        with self._strategy.scope():
+            self._logs.add(self._update(list(vectors), list(gradients)))
+
+    def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
+        """Returns the results of the first `needed` tasks, in the order of their shares."""
+        tasks = [self._window.begin(function, own) for own in arguments]
+        done = lambda: [t for t in tasks if t.value is not None]  # noqa: E731
+        self._window.wait_until(lambda: len(done()) >= needed)
+        first = done()[:needed] if needed < len(tasks) else tasks
+        self._window.forget()
+        self.workers = {task.worker for task in first}
+        return [task.value for task in first]
+
+    def _apply(self, vectors: list, gradients: list) -> tf.Tensor:
+        """Applies the sum of all shares' gradients; returns the metrics' part of the results."""
+        with tf.device(CHIEF_DEVICE):
+            whole = [self._step.decode(g) for g in gradients]
+            sums = [_sum(parts) for parts in zip(*whole, strict=True)]
+            vector = tf.add_n(vectors)
+            rest = self._step.assign_state(vector, vectors[0])
+        optimizer, variables = self._model.optimizer, self._model.trainable_variables
+        present = iter(sums)
+        summed = [next(present) if has else None for has in self._step.has_gradient]
+        self._strategy.run(lambda: optimizer.apply(summed, variables))
+        return rest
+
+    def join(self) -> None:
+        """Does nothing: a step is done when it returns."""
+
+    def cancel(self) -> None:
+        """Gives up what is scheduled."""
+        self._window.cancel()
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _sum(parts: tuple) -> Any:
+    if isinstance(parts[0], tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([p.values for p in parts], 0),
+            tf.concat([p.indices for p in parts], 0),
+            parts[0].dense_shape,
+        )
+    return tf.add_n(list(parts))

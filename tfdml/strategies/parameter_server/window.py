@@ -1,0 +1,92 @@
+"""Tasks in flight: how many, in which order they began, and what became of them."""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.extended import Task
+
+
+class Window:
+    """The tasks that are not done yet.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+    """
+
+    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
+        self._coordinator = coordinator
+        self._changed = threading.Condition()
+        # In the order of their beginnings.
+        self._running: dict[int, Task] = {}
+        self._done: collections.deque[Task] = collections.deque()
+        self._begun = 0
+        self._error: Exception | None = None
+
+    def begin(self, function: Callable, args: tuple) -> Task:
+        """Schedules a task."""
+        with self._changed:
+            number = self._begun
+            self._begun += 1
+        task = Task(function, self._coordinator, args, lambda t: self._on_end(number, t))
+        with self._changed:
+            self._running[number] = task
+        return task.schedule()
+
+    def _on_end(self, number: int, task: Task) -> None:
+        with self._changed:
+            if self._running.pop(number, None) is not None:
+                if task.error is None:
+                    self._done.append(task)
+                else:
+                    self._error = self._error or task.error
+            self._changed.notify_all()
+
+    @property
+    def size(self) -> int:
+        """The number of tasks that are not done."""
+        return len(self._running)
+
+    @property
+    def spread(self) -> int:
+        """How many tasks have begun since the oldest that is not done, itself included."""
+        with self._changed:
+            oldest = next(iter(self._running), self._begun)
+            return self._begun - oldest
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits for tasks to end until a condition holds.
+
+        Raises:
+            Exception: What ended a task.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or condition())
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def take_done(self) -> list[Task]:
+        """Returns the tasks that have ended since the last call."""
+        with self._changed:
+            done, self._done = list(self._done), collections.deque()
+            return done
+
+    def forget(self) -> None:
+        """Leaves tasks that have not ended to themselves; those that have not begun will not."""
+        with self._changed:
+            for task in self._running.values():
+                task.cancelled = True
+            self._running.clear()
+            self._done.clear()
+
+    def cancel(self) -> None:
+        """Gives up all tasks, and waits for those that run."""
+        self.forget()
+        # TensorFlow would raise an earlier error at the next task that is scheduled.
+        with contextlib.suppress(Exception):
+            self._coordinator.join()
+        self._error = None

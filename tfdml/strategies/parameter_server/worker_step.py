@@ -1,0 +1,146 @@
+"""What a worker runs: a model's step on a batch, with the results in one vector."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.packing import pack
+from tfdml.strategies.parameter_server.step_scope import StepScope
+from tfdml.strategies.share import unpacked
+
+_STREAM = tf.TensorSpec([], tf.int64)
+
+
+class WorkerStep:
+    """A model's train, test or predict step as functions for workers.
+
+    Args:
+        model: The model.
+        step: Its method.
+
+    Attributes:
+        own_names: What the step returns besides the metrics; known once a function was made.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable):
+        self._model = model
+        self._step = step
+        self._functions: dict[Any, Callable] = {}
+        self.own_names: list[str] = []
+
+    def on_iterator(self, iterators: Any) -> Callable:
+        """Returns a function that takes `steps_per_execution` steps on a worker's own data.
+
+        Args:
+            iterators: An iterator on each worker.
+
+        Returns:
+            A concrete function of an iterator and a stream of random numbers. It returns the sum
+            of what the steps add to the metrics, and the last one's own results.
+        """
+        steps = self._model.steps_per_execution
+
+        def run(iterator, stream):
+            vector = self.results(next(iterator), stream)
+            own = len(self.own_names)
+
+            def another(step, before):
+                after = self.results(next(iterator), stream)
+                return step + 1, before * added + after
+
+            if steps > 1:
+                # Of the step's own results the last one's are kept.
+                metrics = vector.shape[0] - own
+                added = tf.constant([1.0] * metrics + [0.0] * own, vector.dtype)
+                _, vector = tf.while_loop(lambda step, _: step < steps, another, [1, vector])
+            return vector
+
+        spec = iterators._values[0]._type_spec
+        return self._concrete(run, spec, _STREAM)
+
+    def on_batch(self, batch: Any) -> Callable:
+        """Returns a function that takes one step on a batch which it is given.
+
+        Args:
+            batch: A batch.
+
+        Returns:
+            A concrete function of such a batch, of any number of rows, and a stream. For
+            `predict_step` it returns what that returns, else the results as one vector.
+        """
+        specs = tf.nest.map_structure(any_rows, batch)
+        key = str(specs)
+        if key not in self._functions:
+            run = self.outputs if self._step.__name__ == "predict_step" else self.results
+            self._functions[key] = self._concrete(run, specs, _STREAM)
+        return self._functions[key]
+
+    def _concrete(self, run: Callable, *specs: Any) -> Callable:
+        with self._model.distribute_strategy.scope():
+            return tf.function(run, autograph=False).get_concrete_function(*specs)
+
+    def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
+        """Returns what the model's step returns."""
+        with StepScope([], stream):
+            return self._model.distribute_strategy.run(self._step, args=(without_optionals(batch),))
+
+    def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
+        """Takes a step in the graph; returns what it adds to the metrics, and its own results."""
+        metrics = self._model.metrics_variables
+        own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
+        with StepScope(own, stream, scale_of(self._model)) as scope:
+            outputs = self._model.distribute_strategy.run(
+                self._step, args=(without_optionals(batch),)
+            )
+            extra = own_results(self._model, outputs)
+        self.own_names = list(extra)
+        return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
+
+
+def own_results(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
+    """Returns the scalars that a step returns besides the metrics."""
+    if not isinstance(outputs, dict):
+        return {"loss": tf.reduce_mean(outputs)} if tf.is_tensor(outputs) else {}
+    known = model.get_metrics_result()
+    return {
+        name: tf.convert_to_tensor(value)
+        for name, value in outputs.items()
+        if name not in known and not isinstance(value, dict)
+    }
+
+
+def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Returns the loss scale as it is at the beginning of a step.
+
+    Another worker may change it in the middle: the loss and its gradients have one scale.
+    """
+    scale = getattr(model.optimizer, "dynamic_scale", None)
+    return [] if scale is None else [(scale, tf.identity(scale.value))]
+
+
+def without_optionals(batch: Any) -> Any:
+    """Returns a batch with None for the empty optionals that stand for it in a pipeline."""
+    batch = unpacked(batch) if isinstance(batch, tuple) else batch
+
+    def leaf(value):
+        return None if isinstance(value, tf.experimental.Optional) else value
+
+    return tf.nest.map_structure(leaf, batch)
+
+
+def any_rows(value: Any) -> Any:
+    """Returns the description of a batch's tensor, for any number of rows."""
+    if value is None or isinstance(value, tf.experimental.Optional):
+        return value
+    spec = tf.type_spec_from_value(value)
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(
+            [None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec
