@@ -1,6 +1,7 @@
 """Keras callbacks for training on several processes."""
 
+from tfdml.callbacks.fault_tolerant_checkpoint import FaultTolerantCheckpoint
 from tfdml.callbacks.optimizer_log import OptimizerLog
 from tfdml.callbacks.step_monitor import StepMonitor
 
-__all__ = ["OptimizerLog", "StepMonitor"]
+__all__ = ["FaultTolerantCheckpoint", "OptimizerLog", "StepMonitor"]

@@ -1,7 +1,8 @@
 """Sums gradients over all processes in fewer bytes: what is compressed, sent, fed back and kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, sum_gradients
@@ -9,6 +10,7 @@ from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buc
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
+from tfdml.compression.keeping import kept_by
 from tfdml.compression.two_phase import sum_in_two_phases
 
 
@@ -38,11 +40,23 @@ class CompressedAggregator:
         self._compressor = compressor
         self._bucket_bytes = (bucket_bytes, first_bucket_bytes)
         self._state: dict[str, tf.Variable] = {}
+        # What an earlier job's ranks have kept; variables are made when they are first used.
+        self._before: list[Mapping[str, np.ndarray]] = []
 
     @property
     def state(self) -> dict[str, tf.Variable]:
         """What is kept between steps, by name: this process's own."""
         return dict(self._state)
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Goes on with what the ranks of an earlier job have kept.
+
+        Args:
+            before: Each rank's `state`, in the order of the ranks, however many they were.
+        """
+        self._before = list(before)
+        for name, variable in self._state.items():
+            variable.assign(self._start(name, tf.zeros_like(variable)))
 
     def sum_gradients(
         self,
@@ -199,8 +213,14 @@ class CompressedAggregator:
     def _kept(self, name: str, start: tf.Tensor) -> tf.Variable:
         """Returns what is kept under a name; not the strategy's, but this process's own."""
         if name not in self._state:
-            self._state[name] = own_variable(start)
+            self._state[name] = own_variable(self._start(name, start))
         return self._state[name]
+
+    def _start(self, name: str, start: tf.Tensor) -> tf.Tensor:
+        if not self._before or name not in self._before[0]:
+            return start
+        own = (self._collective.rank, self._collective.size)
+        return tf.constant(kept_by(*own, name, self._before, start.shape.num_elements()))
 
 
 def chunk_length(length: int, size: int, block: int) -> int:

@@ -28,6 +28,7 @@ from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 from tfdml.strategies.step_clock import StepClock
+from tfdml.strategies.stop_vote import StopVote
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -66,11 +67,15 @@ class ReplicaExtended(MirroredExtended):
             self.aggregator = CompressedAggregator(collective, compressor)
         # What a `StepMonitor` reads, where there is one.
         self.clock: StepClock | None = None
+        # By which ranks ask all to stop, where there is a callback that does.
+        self.vote: StopVote | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
         self._global_steps = False
         self.accumulator: Accumulator | None = None
+        # The same between steps: of the model that was set up last.
+        self.gathering: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices)
 

@@ -65,6 +65,7 @@ class MetricStep(GlobalStep):
         if self.name == "train_step" and accumulation_steps(model):
             inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
             self._accumulator = Accumulator(self._strategy, inner)
+            self._extended.gathering = self._accumulator
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = self.model.metrics_variables
@@ -100,10 +101,15 @@ class MetricStep(GlobalStep):
         slots = [digest_slots(portion.digest, collective)]
         if clock is not None:
             slots.append(clock.slots())
+        vote = self._extended.vote if self.name == "train_step" else None
+        if vote is not None:
+            slots.append(vote.slots())
         sums = sum_packed(collective, [*parts, *slots], f"{self.name}/state")
         check_digests(sums[len(parts)])
         if clock is not None:
-            clock.add(sums[-1])
+            clock.add(sums[len(parts) + 1])
+        if vote is not None:
+            vote.add(sums[-1])
         own = len(metrics.variables)
         layers.assign(sums[own : len(parts)])
         with metrics.assign(sums[:own]):
