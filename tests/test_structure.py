@@ -18,10 +18,12 @@ MAY_IMPORT = {
     "horovod_build": {"topology", "runtime"},
     "optimizers": set(),
     "schedules": set(),
-    "callbacks": {"strategies"},
+    "checkpointing": set(),
+    "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "mixed_precision": set(),
     "data": set(),
-    "cli": {"topology", "horovod_build", "runtime", "data", "compression"},
+    "elastic": {"topology", "collectives", "strategies", "callbacks"},
+    "cli": {"topology", "horovod_build", "runtime", "data", "checkpointing", "compression"},
 }
 
 

@@ -16,7 +16,7 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     """Returns the sum of some steps' sums, and what is then kept."""
     aggregator = CompressedAggregator(collective, compressor)
     if state is not None:
-        aggregator.load(state[collective.rank])
+        aggregator.restore(state)
     total = [np.zeros(s, "float32") for s in SHAPES]
     for step in range(steps):
         own = gradients(collective.rank, step)
@@ -90,7 +90,7 @@ def test_states_of_another_job_are_refused():
     def rank(collective):
         aggregator = CompressedAggregator(collective, TopK(0.1))
         aggregator.sum_gradients(gradients(collective.rank, 0), NAMES, "g")
-        aggregator.load({f"residual/{NAMES[0]}": np.zeros(3, "float32")})
+        aggregator.restore([{f"residual/{NAMES[0]}": np.zeros(3, "float32")}] * 2)
 
-    with pytest.raises(ValueError, match="`state` must be of the same model"):
+    with pytest.raises(ValueError, match="`before` must be of the same model"):
         run_ranks(2, rank)

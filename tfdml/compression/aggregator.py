@@ -1,6 +1,6 @@
 """Sums gradients over all processes in fewer bytes: what is compressed, sent, fed back and kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import Compressor, SummableCompressor
 from tfdml.compression.error_feedback import State
+from tfdml.compression.redistribution import redistributed
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.sparse import sum_sparse
 from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
@@ -49,27 +50,36 @@ class CompressedAggregator:
         self._bucket_bytes = (bucket_bytes, first_bucket_bytes)
         self._state: dict[str, tf.Variable] = {} if state is None else state
         self._prefix = prefix
+        # What this rank goes on with; variables are made when they are first used.
+        self._before: Mapping[str, np.ndarray] = {}
 
     @property
     def state(self) -> dict[str, tf.Variable]:
         """What is kept between steps, by name: this process's own."""
         return dict(self._state)
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
-        """Goes on from what another aggregator has kept: `state`, as arrays.
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Goes on with what the ranks of an earlier job have kept.
+
+        Args:
+            before: Each rank's `state` as arrays, in the order of the ranks, however many they
+                were. Names that are not of this aggregator are left alone.
 
         Raises:
             ValueError: If something has another shape than what is kept here.
         """
-        for name, value in state.items():
-            variable = self._kept(name, tf.constant(value))
-            if variable.shape != value.shape:
-                raise ValueError(
-                    f"`state` must be of the same model, compressor and number of processes. "
-                    f"Received: {name} of shape {value.shape}, kept is {variable.shape}. See "
-                    f"tfdml.compression.redistributed for another number."
-                )
-            variable.assign(value)
+        if len(before) != self._collective.size:
+            before = redistributed(before, self._compressor, self._collective.size)
+        own = before[self._collective.rank]
+        self._before = {name: value for name, value in own.items() if self._is_mine(name)}
+        for name, variable in self._state.items():
+            if self._is_mine(name):
+                variable.assign(self._start(name, tf.zeros_like(variable)))
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether something that is kept is not of another candidate's exchanges."""
+        of = name.partition("/")[2]
+        return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
 
     def sum_gradients(
         self,
@@ -223,8 +233,19 @@ class CompressedAggregator:
     def _kept(self, name: str, start: tf.Tensor) -> tf.Variable:
         """Returns what is kept under a name; not the strategy's, but this process's own."""
         if name not in self._state:
-            self._state[name] = own_variable(start)
+            self._state[name] = own_variable(self._start(name, start))
         return self._state[name]
+
+    def _start(self, name: str, start: tf.Tensor) -> tf.Tensor:
+        if name not in self._before:
+            return start
+        value = self._before[name]
+        if start.shape != value.shape:
+            raise ValueError(
+                f"`before` must be of the same model and compressor. Received: {name} of shape "
+                f"{value.shape}, kept is {start.shape}. Begin anew, or go on as before."
+            )
+        return tf.constant(value)
 
 
 def _values(variables: dict[str, tf.Variable]) -> State:

@@ -1,6 +1,6 @@
 """Sums gradients by what is the fastest: every candidate is a branch of the step's graph."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -48,6 +48,11 @@ class AutoAggregator:
     def state(self) -> dict[str, tf.Variable]:
         """What is kept between steps, by name: this process's own."""
         return dict(self._state)
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Goes on with what the ranks of an earlier job have kept; see `CompressedAggregator`."""
+        for part in self._parts:
+            part.restore(before)
 
     def sum_gradients(
         self,

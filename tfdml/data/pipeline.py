@@ -131,6 +131,15 @@ class TFRecordPipeline(tf.data.Dataset):
         """
         return to_state(self._position if self._began else self._next, self._recipe())
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """Makes the next pass go on from a state, as `read_tfrecords(state=...)` does.
+
+        Raises:
+            ValueError: If `state` is of other data or another order.
+        """
+        self._next = self._position = from_state(state, self._recipe())
+        self._began = None
+
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Returns the state after `step` batches of a whole epoch."""
         return to_state(Position(epoch, step * self.batch_size), self._recipe())

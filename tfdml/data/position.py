@@ -64,14 +64,29 @@ class PositionCallback(keras.callbacks.Callback):
     def __init__(self, pipeline: Any):
         super().__init__()
         self._pipeline = pipeline
+        # The epoch's step with which its reading has begun; not 0 where `fit` has been resumed.
+        self._first: int | None = None
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing of its own is state: the position is the pipeline's."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `get_state`."""
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """The epoch that `fit` calls so is the one that is read."""
         self._pipeline.begin_epoch(epoch)
+        self._first = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Notes the first batch that is read."""
+        if self._first is None:
+            self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """All batches up to this one have been used, with `steps_per_execution` several at once."""
-        self._pipeline.used(batch + 1)
+        self._pipeline.used(batch + 1 - self._first)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """The next one begins at its first sample."""

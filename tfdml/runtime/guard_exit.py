@@ -8,6 +8,8 @@ import threading
 import psutil
 
 EXIT_CODE = 70
+# A process that was asked to end and has saved its state: start it again (`EX_TEMPFAIL`).
+PREEMPTED_EXIT_CODE = 75
 
 
 def end_now() -> None:

@@ -30,6 +30,7 @@ from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 from tfdml.strategies.step_clock import StepClock
+from tfdml.strategies.stop_vote import StopVote
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -69,11 +70,15 @@ class ReplicaExtended(MirroredExtended):
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
         self.noise_scale: NoiseScale | None = None
+        # By which ranks ask all to stop, where there is a callback that does.
+        self.vote: StopVote | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         self._shares: list[Share] | None = None
         self._global_steps = False
         self.accumulator: Accumulator | None = None
+        # The same between steps: of the model that was set up last.
+        self.gathering: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices)
 
@@ -105,9 +110,9 @@ class ReplicaExtended(MirroredExtended):
         return replica_id_in_sync_group % self.num_local_replicas
 
     @property
-    def observers(self) -> list[StepClock | NoiseScale]:
+    def observers(self) -> list[StepClock | NoiseScale | StopVote]:
         """What watches a train step: told when it begins, and what the ranks' slots add up to."""
-        return [o for o in (self.clock, self.noise_scale) if o is not None]
+        return [o for o in (self.clock, self.noise_scale, self.vote) if o is not None]
 
     @property
     def experimental_between_graph(self) -> bool:

@@ -65,6 +65,7 @@ class MetricStep(GlobalStep):
         if self.name == "train_step" and accumulation_steps(model):
             inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
             self._accumulator = Accumulator(self._strategy, inner)
+            self._extended.gathering = self._accumulator
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = self.model.metrics_variables

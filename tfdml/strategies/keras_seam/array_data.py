@@ -24,17 +24,33 @@ def agreed_seed(collective: Collective) -> int:
     return int(collective.broadcast(own, "data_seed"))
 
 
+class ArrayOrder:
+    """The order of arrays in each pass over them.
+
+    Args:
+        seed: What the orders follow from; None keeps the order of the arrays.
+
+    Attributes:
+        passes: The passes that have begun: int64. What is assigned to it, the next pass goes on
+            from.
+    """
+
+    def __init__(self, seed: int | None):
+        self.seed = seed
+        self.passes = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+
 def array_batches(
-    adapter: ArrayDataAdapter, seed: int | None, splitter: Splitter | None
+    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: Splitter | None
 ) -> tf.data.Dataset:
-    """Returns the adapter's global batches in an order that follows from `seed` alone.
+    """Returns the adapter's global batches in an order that follows from a seed alone.
 
     Each pass over the dataset has an order of its own, the k-th pass the same on every process.
 
     Args:
         adapter: Keras's adapter of the arrays, with `shuffle=True` or `"batch"` (which keeps the
             batches and shuffles within them).
-        seed: The seed; None keeps the order of the arrays.
+        order: The order.
         splitter: What splits the batches; this process then reads its own rows only.
 
     Returns:
@@ -62,20 +78,20 @@ def array_batches(
         return indices._replace(parts=tuple(rows(part) for part in indices.parts))
 
     return (
-        _index_batches(adapter, seed, splitter)
+        _index_batches(adapter, order, splitter)
         .map(rows if splitter is None else portion, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
     )
 
 
 def _index_batches(
-    adapter: ArrayDataAdapter, seed: int | None, splitter: Splitter | None
+    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: Splitter | None
 ) -> tf.data.Dataset:
     """Returns a dataset of the indices of each global batch: int64, shape `[rows]`.
 
     If there is a `splitter`, it is one of portions: their parts are the indices of own rows.
     """
-    samples, size = adapter._num_samples, adapter._batch_size
+    samples, size, seed = adapter._num_samples, adapter._batch_size, order.seed
     whole = samples // size * size
 
     def batches(indices: tf.Tensor, pass_number: tf.Tensor | None = None) -> tf.data.Dataset:
@@ -92,7 +108,7 @@ def _index_batches(
         return batches(tf.range(samples, dtype=tf.int64))
 
     @tf.autograph.experimental.do_not_convert
-    def order(pass_number: tf.Tensor) -> tf.data.Dataset:
+    def one_pass(pass_number: tf.Tensor) -> tf.data.Dataset:
         indices = tf.range(samples, dtype=tf.int64)
         if adapter._shuffle == "batch":
             return batches(indices, pass_number)
@@ -100,16 +116,14 @@ def _index_batches(
         return batches(shuffle(indices, seed=[seed, pass_number]))
 
     # Counted, not drawn: `Dataset.random` mixes in the global seed, which may differ by process.
-    passes = tf.Variable(0, trainable=False, dtype=tf.int64)
-
     @tf.autograph.experimental.do_not_convert
     def next_pass(_: tf.Tensor) -> tf.Tensor:
-        return passes.assign_add(1)
+        return order.passes.assign_add(1)
 
     return (
         tf.data.Dataset.range(1)
         .map(next_pass)
-        .flat_map(order)
+        .flat_map(one_pass)
         .apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
     )
 

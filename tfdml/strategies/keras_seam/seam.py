@@ -4,12 +4,14 @@ Of the two ways that were open, a hook in `strategy.run` while Keras traces, and
 trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
 `predict`, whose step has no `__self__`, and it needs no guess about what a function is. The
 functions below replace Keras's, and go straight on to Keras's own unless the model, or the replica
-that calls, belongs to one of our strategies.
+that calls, belongs to one of our strategies, or a callback of `fit` resumes it (see `resuming`).
 
 | Keras's function | what is different under our strategies |
 |---|---|
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only; the guard |
 | `TFEpochIterator` | data come as portions of global batches; see `feed_modes` |
+| `_enumerate_iterator` | where a `fit` goes on, steps begin later; see `data_position` |
+| `_get_metrics_result_or_logs` | the same: an epoch may have had its last step before |
 | `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |
 | `_make_function` | a step is a `MetricStep` on a global batch |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |
@@ -43,13 +45,14 @@ from keras.src.random.seed_generator import SeedGenerator
 from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from tfdml.collectives.collective import LocalCollective
 from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.keras_seam import losses, parameter_servers, partitions
-from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
+from tfdml.strategies.keras_seam import losses, parameter_servers, partitions, resuming
+from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import for_this_process
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.parameter_server.step_scope import current_step
@@ -138,11 +141,14 @@ def _loop(original: Callable) -> Callable:
         if extended is None:
             if _extended(tf.distribute.get_strategy()) is not None:
                 misuse.refuse_model_made_outside(self)
-            return original(self, *args, **kwargs)
+            bound = signature.bind(self, *args, **kwargs)
+            with resuming.resumed(self, original.__name__, bound.arguments):
+                return original(*bound.args, **bound.kwargs)
         bound = signature.bind(self, *args, **kwargs)
         with extended.collective_call(original.__name__):
             _prepare(self, original.__name__, bound.arguments, extended)
-            return original(*bound.args, **bound.kwargs)
+            with resuming.resumed(self, original.__name__, bound.arguments):
+                return original(*bound.args, **bound.kwargs)
 
     return loop
 
@@ -169,9 +175,14 @@ _distributing: contextvars.ContextVar[ReplicaExtended | None] = contextvars.Cont
 
 def _epoch_iterator(original: Callable) -> Callable:
     def __init__(self, distribute_strategy=None, *args, **kwargs):
+        with resuming.setting_up(self):
+            set_up(self, distribute_strategy, *args, **kwargs)
+
+    def set_up(self, distribute_strategy, *args, **kwargs):
         extended = _extended(distribute_strategy)
         if extended is None:
-            return original(self, distribute_strategy, *args, **kwargs)
+            original(self, distribute_strategy, *args, **kwargs)
+            return
         token = _distributing.set(extended)
         try:
             with extended.global_steps():
@@ -188,15 +199,39 @@ def _epoch_iterator(original: Callable) -> Callable:
 
 def _get_tf_dataset(original: Callable) -> Callable:
     def get_tf_dataset(self):
-        extended = _distributing.get()
-        if extended is None:
+        extended, position = _distributing.get(), resuming.position()
+        if extended is None and position is None:
             return original(self)
-        check_arrays(self._inputs, extended.collective)
-        seed = agreed_seed(extended.collective) if self._shuffle else None
-        splitter = extended.splitter if extended._num_replicas_in_sync > 1 else None
-        return array_batches(self, seed, splitter)
+        collective = LocalCollective() if extended is None else extended.collective
+        check_arrays(self._inputs, collective)
+
+        def seed() -> int | None:
+            return agreed_seed(collective) if self._shuffle else None
+
+        order = ArrayOrder(seed()) if position is None else position.array_order(seed)
+        splitter = None
+        if extended is not None and extended._num_replicas_in_sync > 1:
+            splitter = extended.splitter
+        return array_batches(self, order, splitter)
 
     return get_tf_dataset
+
+
+def _enumerate_iterator(original: Callable) -> Callable:
+    def enumerate_iterator(self):
+        found = getattr(self, "_tfdml_position", None)
+        return original(self) if found is None else found.steps()
+
+    return enumerate_iterator
+
+
+def _logs_of_epoch(original: Callable) -> Callable:
+    def get_metrics_result_or_logs(self, logs):
+        found = getattr(self, "_tfdml_position", None)
+        # An epoch that was resumed behind its last step has no logs of its own.
+        return original(self, found.logs if found is not None and not logs else logs)
+
+    return get_metrics_result_or_logs
 
 
 def _maybe_symbolic_build(original: Callable) -> Callable:
@@ -425,7 +460,9 @@ _REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "evaluate", _loop),
     (TensorFlowTrainer, "predict", _loop),
     (TFEpochIterator, "__init__", _epoch_iterator),
+    (TFEpochIterator, "_enumerate_iterator", _enumerate_iterator),
     (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
+    (TensorFlowTrainer, "_get_metrics_result_or_logs", _logs_of_epoch),
     (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
     (TensorFlowTrainer, "_make_function", _make_function),
     (TensorFlowTrainer, "make_predict_function", _make_predict_function),

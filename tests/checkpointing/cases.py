@@ -1,0 +1,190 @@
+"""What ranks run with checkpoints: a training that may be ended anywhere, and what came of it."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdml
+from tests.harness import job
+from tfdml.callbacks.checkpoint_session import end_session, session_of
+from tfdml.checkpointing import Files
+
+SAMPLES, BATCH = 40, 8
+STEPS = SAMPLES // BATCH
+
+
+class Killing(Files):
+    """Ends the process by SIGKILL at one of its operations."""
+
+    def __init__(self, at: int):
+        self._left = at
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+for _name in (
+    "make_directory", "create", "write", "sync", "sync_directory", "rename", "unlink",
+    "remove_directory",
+):  # fmt: skip
+
+    def _counted(self, *args, _name=_name):
+        self._count()
+        return getattr(Files, _name)(self, *args)
+
+    setattr(Killing, _name, _counted)
+
+
+class Draws(keras.callbacks.Callback):
+    """Remembers random numbers and logs of every batch; sends this process a signal at a step."""
+
+    def __init__(self, at: int | None, number: int, rank: int | None):
+        super().__init__()
+        self.numbers: list[float] = []
+        self.losses: list[float] = []
+        self.batches: list[int] = []
+        self.at, self.number, self.rank = at, number, rank
+
+    def on_train_batch_end(self, batch, logs=None):
+        own = keras.random.uniform([])
+        self.numbers.append(random.random() + np.random.rand() + float(own))
+        self.losses.append(float(logs["loss"]))
+        self.batches.append(batch)
+        if self.at == len(self.losses) and self.rank in (None, job.rank()):
+            if self.number == signal.SIGKILL:
+                time.sleep(0.05)  # A part of the write that runs now, a whole one, or none.
+            os.kill(os.getpid(), self.number)
+
+
+def model(optimizer: str = "adam", width: int = 8) -> keras.Model:
+    built = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(width, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+    )
+    made = {
+        "adam": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+        "slow adam": lambda: keras.optimizers.Adam(0.001, use_ema=True, ema_momentum=0.9),
+        "scaled": lambda: tfdml.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.01, momentum=0.9), initial_scale=8, dynamic_growth_steps=3
+        ),
+        "gathering": lambda: keras.optimizers.SGD(
+            0.01, momentum=0.9, gradient_accumulation_steps=3
+        ),
+        "schedule": lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 15), momentum=0.9
+        ),
+    }[optimizer]()
+    built.compile(made, "mse", metrics=["mae", keras.metrics.CosineSimilarity()])
+    return built
+
+
+def numbers(samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    made = np.random.default_rng(7)
+    x = made.normal(size=(samples, 6)).astype("float32")
+    return x, made.normal(size=(samples, 3)).astype("float32")
+
+
+def data(kind: str, ledger: str | None) -> dict:
+    """Returns arguments of `fit`."""
+    x, y = numbers()
+    if kind == "arrays":
+        return {"x": x, "y": y, "batch_size": BATCH}
+    if kind in ("dataset", "repeated"):
+        made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(SAMPLES, seed=3)
+        if kind == "dataset":
+            return {"x": made.batch(BATCH)}
+        return {"x": made.batch(BATCH).repeat(), "steps_per_epoch": 4}
+    if kind == "generator":
+        rows = tf.data.Dataset.from_generator(
+            lambda: zip(x, y, strict=True),
+            output_signature=(tf.TensorSpec((6,)), tf.TensorSpec((3,))),
+        )
+        return {"x": rows.batch(BATCH)}
+    return {
+        "x": tfdml.data.read_tfrecords(
+            kind, BATCH, features=["x"], label="y", seed=5, ledger=ledger
+        )
+    }
+
+
+def train(
+    directory: str,
+    kind: str = "arrays",
+    at: int | None = None,
+    number: int = signal.SIGKILL,
+    rank: int | None = None,
+    operation: int | None = None,
+    epochs: int = 3,
+    optimizer: str = "adam",
+    width: int = 8,
+    compression: str | None = None,
+    fits: int = 1,
+    strategy: bool = False,
+    ledger: str | None = None,
+    **options,
+) -> dict:
+    """Trains with a checkpoint, in one process or as a rank; returns what came of it.
+
+    Args:
+        directory: Of the checkpoints.
+        kind: The data.
+        at: The step at which a signal comes.
+        number: The signal.
+        rank: The rank that gets it; None for all.
+        operation: The operation on files at which the process is killed.
+    """
+    keras.utils.set_random_seed(11 + job.rank())
+    place = job.strategy(compression=compression) if strategy else None
+    with place.scope() if place else contextlib.nullcontext():
+        built = model(optimizer, width)
+        given = data(kind, ledger)
+    if operation is not None:
+        session_of(directory).files = Killing(operation)
+    code, histories = 0, []
+    draws = Draws(at, number, rank)
+    try:
+        for _ in range(fits):
+            checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(
+                directory, **{"save_freq": 2, **options}
+            )
+            callbacks = [
+                draws,
+                keras.callbacks.EarlyStopping("val_loss", patience=4, restore_best_weights=True),
+                checkpoint,
+                keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=0.5),
+            ]
+            if optimizer == "schedule":
+                callbacks.pop()
+            history = built.fit(
+                **given, epochs=epochs, validation_data=numbers(8), verbose=0, callbacks=callbacks
+            )
+            histories.append((history.history, history.epoch))
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        end_session(directory)
+    return {
+        "code": code,
+        "weights": [np.asarray(w).tobytes() for w in built.get_weights()],
+        "values": [np.asarray(w) for w in built.get_weights()],
+        "slots": [v.numpy().tobytes() for v in built.optimizer.variables],
+        "histories": histories,
+        "numbers": draws.numbers,
+        "losses": draws.losses,
+        "batches": draws.batches,
+        "trained": int(built.optimizer.iterations.numpy()),
+        "saved": sorted(n for n in os.listdir(directory) if n != "lock"),
+    }

@@ -1,0 +1,288 @@
+"""A save that ends anywhere: the checkpoint before it, or the new one, is found whole."""
+
+import errno
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpointing.faulty_files import Crash, CrashingFiles, FailingFiles
+from tfdml import checkpointing
+from tfdml.checkpointing import CheckpointDirectory, Files, Manifest
+from tfdml.checkpointing.commit import write_member
+from tfdml.checkpointing.files import remove_tree
+
+RANKS = 2
+
+
+def tensors(step: int, rank: int) -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng([step, rank])
+    return {"w": numbers.normal(size=(3, 5)).astype("float32"), "n": np.int64(step)[None]}
+
+
+def save(files: Files, directory: Path, step: int) -> None:
+    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+    for rank in (1, 0):
+        part = tensors(step, rank)
+        checkpointing.save(
+            files, str(directory), "job", rank, manifest, part, {"r": rank}, wait=1.0
+        )
+    opened(files, directory).keep(1, fit=0)
+
+
+def opened(files: Files, directory: Path, said: list | None = None) -> CheckpointDirectory:
+    return CheckpointDirectory(str(directory), files, (said if said is not None else []).append)
+
+
+def check(directory: Path, steps: tuple[int, ...], said: list | None = None) -> int:
+    """Recovers as a restart does; returns the step that was found."""
+    said = [] if said is None else said
+    own = opened(Files(), directory, said)
+    own.claim()
+    found = own.newest(0)
+    assert found is not None, f"nothing left in {os.listdir(directory)}"
+    assert found.manifest.step in steps
+    for rank, (arrays, notes) in enumerate(found.read()):
+        assert notes == {"r": rank}
+        for name, array in tensors(found.manifest.step, rank).items():
+            np.testing.assert_array_equal(arrays[name], array)
+    assert not [n for n in os.listdir(directory) if n.startswith("partial-")]
+    own.release()
+    return found.manifest.step
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """A directory with a checkpoint of step 1."""
+    directory = tmp_path / "base"
+    directory.mkdir()
+    save(Files(), directory, 1)
+    return directory
+
+
+def crash_points(tmp_path: Path, base: Path, files: type = CrashingFiles) -> list[tuple[int, bool]]:
+    directory = tmp_path / "count"
+    shutil.copytree(base, directory)
+    counted = files(directory)
+    save(counted, directory, 2)
+    shutil.rmtree(directory)
+    halves = [(i, True) for i, name in enumerate(counted.operations) if name == "write"]
+    return [(i, False) for i in range(len(counted.operations) + 1)] + halves
+
+
+def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set[int]:
+    """Ends a save of step 2 at each operation, and restarts; returns the steps found."""
+    found = set()
+    for stop_at, half in crash_points(tmp_path, base, files):
+        directory = tmp_path / f"{stop_at}{half}"
+        shutil.copytree(base, directory)
+        crashing = files(directory, stop_at, half)
+        committed = (2,)
+        try:
+            save(crashing, directory, 2)
+        except Crash:
+            committed = (1, 2)
+        left = crashing.survivors(tmp_path / f"{stop_at}{half}left") if power else [directory]
+        for place in left:
+            said: list[str] = []
+            found.add(check(place, committed, said))
+            assert not said
+            # The next save finds nothing in its way.
+            save(Files(), place, 3)
+            assert check(place, (3,)) == 3
+            shutil.rmtree(place)
+    return found
+
+
+def test_killed_at_every_operation(tmp_path, base):
+    assert kill_everywhere(tmp_path, base, CrashingFiles, power=False) == {1, 2}
+
+
+def test_power_lost_at_every_operation(tmp_path, base):
+    assert kill_everywhere(tmp_path, base, CrashingFiles, power=True) == {1, 2}
+
+
+class WithoutFileSync(CrashingFiles):
+    def sync(self, file):
+        self._count("sync")
+
+
+class WithoutDirectorySync(CrashingFiles):
+    def sync_directory(self, path):
+        self._count("sync_directory")
+
+
+class RenamesByParts(CrashingFiles):
+    """What a save would be that wrote under the final name."""
+
+    def rename(self, source, target):
+        if not os.path.isdir(source) or "gone" in target:
+            return super().rename(source, target)
+        self.make_directory(target)
+        for name in sorted(os.listdir(source), reverse=True):
+            super().rename(os.path.join(source, name), os.path.join(target, name))
+        self.remove_directory(source)
+
+
+@pytest.mark.parametrize("mutant", [WithoutFileSync, WithoutDirectorySync, RenamesByParts])
+def test_each_part_of_the_commit_is_needed(tmp_path, base, mutant):
+    """With the sync of files or names, or the one rename, taken out the tests above fail."""
+    with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
+        kill_everywhere(tmp_path, base, mutant, power=True)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_an_error_of_every_operation(tmp_path, base, error, lasting):
+    for fail_at in range(60):
+        directory = tmp_path / str(fail_at)
+        shutil.copytree(base, directory)
+        failing = FailingFiles(fail_at, error, lasting)
+        try:
+            save(failing, directory, 2)
+        except OSError:
+            left = [n for n in os.listdir(directory) if n.startswith("partial-fit")]
+            # What rank 1 has written in vain stays until the next start, what rank 0 has does not.
+            assert fail_at < 10 or not left or "gone" in left[0]
+            assert check(directory, (1, 2))
+        else:
+            assert failing.count <= fail_at
+            assert fail_at > 20
+            break
+        save(Files(), directory, 3)
+        assert check(directory, (3,)) == 3
+
+
+def test_short_writes(tmp_path, base):
+    class Short(Files):
+        def write(self, file, data):
+            return super().write(file, data[:7])
+
+    save(Short(), base, 2)
+    assert check(base, (2,)) == 2
+
+
+def damages(path: Path):
+    """Yields a word for each way in which a file is damaged, while it is."""
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
+            )
+            yield f"bit {bit} of byte {place}"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        yield f"cut to {length} bytes"
+    path.write_bytes(whole + b"\0")
+    yield "longer"
+    path.unlink()
+    yield "missing"
+    path.write_bytes(whole)
+
+
+def undetected(directory: Path, names: str = "*") -> list[str]:
+    """Returns the damages of a checkpoint's files that nothing notices."""
+    found = []
+    for path in sorted(directory.glob(names)):
+        for damage in damages(path):
+            try:
+                checkpointing.verify(str(directory))
+                found.append(f"{path.name}: {damage}")
+            except checkpointing.DamagedCheckpoint as error:
+                found += [] if str(path) in str(error) else [f"{path.name} is not named: {error}"]
+    return found
+
+
+def test_every_flipped_bit_and_every_truncation_is_found_and_named(base):
+    (name,) = (n for n in os.listdir(base) if n.startswith("fit-"))
+    assert len(os.listdir(base / name)) == RANKS + 1
+    assert not undetected(base / name)
+
+
+def test_without_checksums_damage_goes_unnoticed(base, monkeypatch):
+    monkeypatch.setattr(zlib, "crc32", lambda data, value=0: 0)
+    save(Files(), base, 2)
+    assert undetected(base / "fit-000-epoch-0000-step-0000000002", "*.safetensors")
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
+    own, said = opened(Files(), base), []
+    for step in (2, 3):
+        manifest = Manifest(0, 0, step, 1, (), {})
+        checkpointing.save(Files(), str(base), "job", 0, manifest, tensors(step, 0), {"r": 0})
+    member = base / "fit-000-epoch-0000-step-0000000003" / "rank-00000-of-00001.safetensors"
+    member.write_bytes(member.read_bytes()[:-1])
+    own = opened(Files(), base, said)
+    own.claim()
+    assert own.newest(0).manifest.step == 2
+    assert len(said) == 1
+    assert "damaged-fit-000-epoch-0000-step-0000000003" in said[0]
+    assert str(member) in said[0]
+    assert (base / "damaged-fit-000-epoch-0000-step-0000000003").is_dir()
+
+
+def test_none_whole_is_refused_unless_told(base):
+    shutil.rmtree(base / "fit-000-epoch-0000-step-0000000001")
+    (base / "fit-000-epoch-0000-step-0000000001").mkdir()
+    own = opened(Files(), base)
+    own.claim()
+    for _ in range(2):  # Also where the damaged one has been set aside before.
+        with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
+            own.newest(0)
+    assert own.newest(0, start_anew=True) is None
+    assert own.newest(1) is None
+
+
+def test_a_second_job_is_refused_until_the_first_has_ended(base):
+    first, second = opened(Files(), base), opened(Files(), base)
+    first.claim()
+    with pytest.raises(checkpointing.DirectoryInUse, match=f"process {os.getpid()} on"):
+        second.claim()
+    first.release()
+    second.claim()
+
+
+def test_leftovers_of_dead_writers_are_cleaned(base):
+    dead = base / "partial-fit-000-epoch-0000-step-0000000009-dead"
+    write_member(Files(), str(dead), 1, 2, tensors(1, 1), {})
+    own = opened(Files(), base)
+    own.claim()
+    assert not dead.exists()
+    assert own.newest(0).manifest.step == 1
+
+
+def test_what_is_kept(tmp_path):
+    own = opened(Files(), tmp_path)
+    for fit, steps in ((0, (1, 2, 3)), (1, (1, 2, 3, 4))):
+        for step in steps:
+            manifest = Manifest(fit, 0, step, 1, (), {})
+            checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {})
+            own.keep(2, fit, also=["fit-001-epoch-0000-step-0000000001"])
+    assert own.checkpoints(0) == ["fit-000-epoch-0000-step-0000000003"]
+    assert own.checkpoints(1) == [f"fit-001-epoch-0000-step-{s:010d}" for s in (1, 3, 4)]
+
+
+def test_a_rank_whose_part_does_not_come_is_named(tmp_path):
+    manifest = Manifest(0, 0, 1, 2, (), {})
+    with pytest.raises(TimeoutError, match="rank 1 must write its part"):
+        checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {}, wait=0.05)
+    assert os.listdir(tmp_path) == []
+
+
+def test_members_are_safetensors(base):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    path = base / "fit-000-epoch-0000-step-0000000001" / "rank-00001-of-00002.safetensors"
+    for name, array in safetensors.load_file(path).items():
+        np.testing.assert_array_equal(array, tensors(1, 1)[name])
+
+
+def test_removing_a_tree(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_text("x")
+    remove_tree(Files(), str(tmp_path / "a"))
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,293 @@
+"""Killed anywhere, started again: the same bits as a run that was never interrupted."""
+
+import os
+import signal
+
+import pytest
+
+from tests.checkpointing import cases
+from tests.harness.pool import RankFailure
+from tfdml.data import write_tfrecords
+from tfdml.data.ledger import Account
+
+SAME = ("weights", "slots", "histories", "numbers", "losses", "batches")
+
+
+def run(ranks, size, *arguments, kind="horovod", **keywords):
+    return ranks(size, kind).run(train, arguments, keywords)
+
+
+def train(arguments: tuple, keywords: dict) -> dict:
+    return cases.train(*arguments, **keywords)
+
+
+def killed(ranks, size, *arguments, **keywords) -> None:
+    with pytest.raises(RankFailure, match="died"):
+        run(ranks, size, *arguments, **keywords)
+
+
+def same(whole: list[dict], resumed: list[dict]) -> None:
+    for one, other in zip(whole, resumed, strict=True):
+        for name in SAME:
+            assert one[name] == other[name], name
+
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def plain(ranks, tmp_path_factory) -> list[dict]:
+    """The end of a run on arrays that was never interrupted."""
+    return run(ranks, 1, str(tmp_path_factory.mktemp("plain")))
+
+
+def test_killed_at_two_steps(ranks, tmp_path, plain):
+    """In an epoch, and after its last step."""
+    for step in (8, 10):
+        killed(ranks, 1, str(tmp_path), at=step)
+    resumed = run(ranks, 1, str(tmp_path))
+    same(plain, resumed)
+    assert plain[0]["saved"] == resumed[0]["saved"]
+    assert len(plain[0]["saved"]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "kills"),
+    [
+        ("arrays", "adam", (1, 5, 8, 13)),
+        ("dataset", "scaled", (4, 11)),
+        ("repeated", "gathering", (6, 11)),
+        ("generator", "schedule", (5, 9)),
+        ("arrays", "gathering", (7, 14)),
+    ],
+)
+def test_killed_at_steps(ranks, tmp_path, kind, optimizer, kills):
+    whole = run(ranks, 1, str(tmp_path / "whole"), kind, optimizer=optimizer)
+    directory = str(tmp_path / "killed")
+    for step in kills:
+        killed(ranks, 1, directory, kind, at=step, optimizer=optimizer)
+    resumed = run(ranks, 1, directory, kind, optimizer=optimizer)
+    same(whole, resumed)
+    assert whole[0]["saved"] == resumed[0]["saved"]
+    assert len(whole[0]["saved"]) == 3
+
+
+@pytest.mark.parametrize(
+    "operation", [45, *(pytest.param(i, marks=slow) for i in (0, 3, 9, 10, 15, 40, 60))]
+)
+def test_killed_while_saving(ranks, tmp_path, plain, operation):
+    killed(ranks, 1, str(tmp_path), operation=operation)
+    same(plain, run(ranks, 1, str(tmp_path)))
+
+
+@pytest.fixture(scope="module")
+def records_of(tmp_path_factory) -> str:
+    path = str(tmp_path_factory.mktemp("records"))
+    x, y = cases.numbers()
+    rows = ({"x": a, "y": b} for a, b in zip(x, y, strict=True))
+    write_tfrecords(rows, path, shards=1)
+    return path
+
+
+def test_records_go_on_where_they_were(ranks, tmp_path, records_of):
+    whole = run(ranks, 1, str(tmp_path / "whole"), records_of)
+    directory = str(tmp_path / "killed")
+    killed(ranks, 1, directory, records_of, at=8)
+    same(whole, run(ranks, 1, directory, records_of))
+
+
+@pytest.mark.parametrize(
+    ("kind", "compression", "optimizer"),
+    [
+        pytest.param("horovod", "onebit", "adam", marks=pytest.mark.slow),
+        pytest.param("horovod", "powersgd", "gathering", marks=pytest.mark.slow),
+        pytest.param("horovod", None, "scaled", marks=pytest.mark.slow),
+        pytest.param("multi_worker", "powersgd", "adam", marks=pytest.mark.slow),
+        pytest.param("mirrored", None, "adam", marks=pytest.mark.slow),
+    ],
+)
+def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimizer):
+    # Matrices of 1,024 numbers or more are compressed.
+    options = {
+        "strategy": True, "compression": compression, "optimizer": optimizer, "width": 400,
+    }  # fmt: skip
+    whole = run(ranks, 2, str(tmp_path / "whole"), kind=kind, **options)
+    directory = str(tmp_path / "killed")
+    for step, rank in ((4, 0 if kind == "mirrored" else 1), (11, 0)):
+        killed(ranks, 2, directory, at=step, rank=rank, kind=kind, **options)
+    same(whole, run(ranks, 2, directory, kind=kind, **options))
+
+
+def test_more_and_fewer_ranks_lose_nothing(ranks, tmp_path, records_of):
+    """Killed on two ranks, gone on with on one, then on two again: each sample once an epoch."""
+    options = {"strategy": True, "compression": "onebit", "width": 400}
+    options["ledger"] = str(tmp_path / "ledger")
+    directory = str(tmp_path / "killed")
+    killed(ranks, 2, directory, records_of, at=4, rank=1, **options)
+    killed(ranks, 1, directory, records_of, at=9, **options)
+    resumed = run(ranks, 2, directory, records_of, **options)
+    for result in resumed:
+        assert result["batches"] == [*range(cases.STEPS)] * 3
+        assert result["trained"] == 3 * cases.STEPS
+        assert result["weights"] == resumed[0]["weights"]
+    account = Account(options["ledger"])
+    assert (account.problems, account.unfinished) == ([], [])
+    assert account.epochs == dict.fromkeys(range(3), cases.SAMPLES)
+
+
+def test_a_finished_run_is_not_trained_again(ranks, tmp_path):
+    directory = str(tmp_path / "a")
+    first = run(ranks, 1, directory, save_freq="epoch")
+    same(first, run(ranks, 1, directory, save_freq="epoch"))
+    assert len(first[0]["saved"]) == 3
+
+
+@pytest.mark.slow
+def test_more_epochs_than_before(ranks, tmp_path):
+    whole = run(ranks, 1, str(tmp_path / "whole"), epochs=4)
+    run(ranks, 1, str(tmp_path / "parts"), epochs=2)
+    parts = run(ranks, 1, str(tmp_path / "parts"), epochs=4)
+    for name in ("weights", "slots", "histories", "losses"):
+        assert whole[0][name] == parts[0][name]
+
+
+@pytest.mark.slow
+def test_a_second_fit_of_the_program(ranks, tmp_path):
+    whole = run(ranks, 1, str(tmp_path / "whole"), fits=2)
+    assert len(whole[0]["losses"]) == 6 * cases.STEPS
+    for step in (4, 3 * cases.STEPS + 6):
+        killed(ranks, 1, str(tmp_path / "killed"), fits=2, at=step)
+    same(whole, run(ranks, 1, str(tmp_path / "killed"), fits=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 9}, r"Received: .*dense\w*/kernel of shape \(6, 9\).*, before .*\(6, 8\)"),
+        pytest.param(
+            {"optimizer": "slow adam"}, "Received: optimizer with learning_rate=0.001", marks=slow
+        ),
+        pytest.param({"optimizer": "scaled"}, "must be those that .* was saved with", marks=slow),
+    ],
+)
+def test_a_changed_model_or_optimizer_is_refused(ranks, tmp_path, change, message):
+    killed(ranks, 1, str(tmp_path), at=4)
+    with pytest.raises(RankFailure, match=message):
+        run(ranks, 1, str(tmp_path), **change)
+    assert run(ranks, 1, str(tmp_path))[0]["trained"] == 3 * cases.STEPS
+
+
+@pytest.mark.slow
+def test_changed_data_are_refused(ranks, tmp_path):
+    killed(ranks, 1, str(tmp_path), "dataset", at=4)
+    with pytest.raises(RankFailure, match="steps_per_epoch 4, before None|batches"):
+        run(ranks, 1, str(tmp_path), "repeated")
+
+
+@pytest.mark.slow
+def test_a_fresh_start_on_purpose(ranks, tmp_path):
+    killed(ranks, 1, str(tmp_path), at=12)
+    result = run(ranks, 1, str(tmp_path), resume=False, epochs=1)[0]
+    assert len(result["losses"]) == cases.STEPS
+    assert len(result["saved"]) == 3
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_none_is_refused(ranks, tmp_path, plain):
+    directory = tmp_path / "killed"
+    killed(ranks, 1, str(directory), at=12)
+    newest = sorted(directory.glob("fit-*"))[-1]
+    member = newest / "rank-00000-of-00001.safetensors"
+    content = bytearray(member.read_bytes())
+    content[-5] ^= 4
+    member.write_bytes(content)
+    resumed = run(ranks, 1, str(directory))
+    assert f"damaged-{newest.name}" in resumed[0].pop("saved")
+    same(plain, resumed)
+    for path in directory.glob("fit-*/checkpoint.json"):
+        path.unlink()
+    with pytest.raises(RankFailure, match="allow_fresh_start=True"):
+        run(ranks, 1, str(directory))
+
+
+@pytest.mark.slow
+def test_the_best_is_kept_besides(ranks, tmp_path):
+    result = run(ranks, 1, str(tmp_path), max_to_keep=1, keep_best="val_loss", save_freq="epoch")[0]
+    losses = result["histories"][0][0]["val_loss"]
+    best = losses.index(min(losses)) + 1
+    kept = {int(name.split("-")[3]) for name in result["saved"]}
+    assert kept == {best, 3}
+
+
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=slow)])
+def test_a_full_disk(ranks, tmp_path, asynchronous):
+    with pytest.raises(RankFailure, match="A checkpoint could not be written.* rank 0.*No space"):
+        ranks(1).run(train_on_a_full_disk, str(tmp_path), asynchronous, "raise")
+    (result,) = ranks(1).run(train_on_a_full_disk, str(tmp_path), asynchronous, "warn")
+    assert result["trained"] == 3 * cases.STEPS
+    assert len(result["saved"]) == 1
+
+
+def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str) -> dict:
+    import errno
+
+    from tfdml.callbacks.checkpoint_session import session_of
+    from tfdml.checkpointing import Files
+
+    class Full(Files):
+        """Has room for one checkpoint."""
+
+        def create(self, path):
+            if any(name.startswith("fit-") for name in os.listdir(directory)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path)
+
+    session_of(directory).files = Full()
+    return cases.train(directory, asynchronous=asynchronous, on_write_error=on_write_error)
+
+
+@pytest.mark.slow
+def test_a_time_between_saves(ranks, tmp_path):
+    import datetime
+
+    result = run(ranks, 2, str(tmp_path), strategy=True, max_to_keep=0, epochs=6,
+                 save_freq=datetime.timedelta(milliseconds=1))  # fmt: skip
+    assert len(result[0]["saved"]) > 2
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"),
+    [pytest.param(1, None, marks=slow), pytest.param(2, None, marks=slow), (2, 1)],
+)
+def test_asked_to_end(ranks, tmp_path, size, rank):
+    """By SIGTERM on all ranks or on one: all save after the same step, and say so by their code."""
+    options = {"strategy": size > 1}
+    whole = run(ranks, size, str(tmp_path / "whole"), **options)
+    directory = str(tmp_path / "asked")
+    for step in (3, 8):
+        ended = run(
+            ranks, size, directory, at=step, number=signal.SIGTERM, rank=rank, save_freq="epoch",
+            **options,
+        )  # fmt: skip
+        assert [r["code"] for r in ended] == [75] * size
+        trained = {r["trained"] for r in ended}
+        assert len(trained) == 1
+        assert trained.pop() in (step, step + 1)
+    resumed = run(ranks, size, directory, save_freq="epoch", **options)
+    for one, other in zip(whole, resumed, strict=True):
+        for name in SAME:
+            assert one[name] == other[name], name
+
+
+def test_arguments():
+    import tfdml
+
+    make = tfdml.callbacks.FaultTolerantCheckpoint
+    for bad in (0, "step", 1.5, None):
+        with pytest.raises(ValueError, match="`save_freq` must be"):
+            make("x", save_freq=bad)
+    with pytest.raises(ValueError, match="`max_to_keep` must be"):
+        make("x", max_to_keep=-1)
+    with pytest.raises(ValueError, match="`on_write_error` must be"):
+        make("x", on_write_error="ignore")
+    assert not os.path.exists("x")

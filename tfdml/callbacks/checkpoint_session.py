@@ -1,0 +1,94 @@
+"""What a process remembers of a directory of checkpoints, from one `fit` to the next."""
+
+import dataclasses
+import os
+import secrets
+import sys
+from typing import Any
+
+from tfdml.checkpointing import CheckpointDirectory, DirectoryInUse, Files, NoWholeCheckpoint
+from tfdml.checkpointing.chaos import VARIABLE, Chaos, Plan
+from tfdml.topology import launched, setting
+
+
+def say(sentence: str) -> None:
+    """Tells the person who watches the job."""
+    print(f"tfdml: {sentence}", file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass
+class Session:
+    """One process's use of a directory.
+
+    Attributes:
+        path: The directory.
+        fits: How many calls of `fit` have used it: the first of a program is its first again
+            after a restart.
+        job: What tells this job's writing from that of dead ones; rank 0's.
+        files: What changes the file system.
+        directory: Rank 0's view of the directory, once it is claimed.
+    """
+
+    path: str
+    fits: int = 0
+    job: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
+    files: Files = dataclasses.field(default_factory=Files)
+    directory: CheckpointDirectory | None = None
+
+    @property
+    def chaos(self) -> Chaos | None:
+        """What `tfdml chaos` has in mind."""
+        return self.files if isinstance(self.files, Chaos) else None
+
+    def choose(self, fit: int, resume: bool, allow_fresh_start: bool) -> dict[str, Any]:
+        """Chooses the checkpoint that a `fit` goes on from; rank 0's part.
+
+        Returns:
+            What all ranks are told: the checkpoint's name or None, the job, and an error's text.
+        """
+        name = error = None
+        try:
+            if self.directory is None:
+                directory = CheckpointDirectory(self.path, self.files, say)
+                directory.claim()
+                self.directory = directory
+                if not resume:
+                    directory.clear()
+            found = self.directory.newest(fit, allow_fresh_start)
+            name = found.manifest.directory if found else None
+        except (DirectoryInUse, NoWholeCheckpoint, OSError) as raised:
+            error = str(raised)
+        return {"name": name, "job": self.job, "error": error}
+
+
+_sessions: dict[str, Session] = {}
+
+
+def session_of(path: str) -> Session:
+    """Returns this process's session of a directory."""
+    path = os.path.abspath(path)
+    if path not in _sessions:
+        _sessions[path] = Session(path)
+        if plan := _plan():
+            fault = plan.fault if launched().rank == plan.rank else None
+            counts = f"{plan.directory}.counts" if launched().rank == 0 else None
+            _sessions[path].files = Chaos(fault, counts)
+    return _sessions[path]
+
+
+def placed(directory: str | os.PathLike) -> str:
+    """Returns where checkpoints go: where the program says, but for `tfdml chaos`."""
+    plan = _plan()
+    return plan.directory if plan else os.path.abspath(directory)
+
+
+def _plan() -> Plan | None:
+    said = setting(VARIABLE)
+    return Plan.from_json(said) if said else None
+
+
+def end_session(path: str) -> None:
+    """Gives a directory up: the next `fit` that uses it is the program's first."""
+    session = _sessions.pop(os.path.abspath(path), None)
+    if session is not None and session.directory is not None:
+        session.directory.release()

@@ -1,0 +1,319 @@
+"""Checkpoints of everything: kill the job anywhere, run the same command, lose nothing."""
+
+import datetime
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml import checkpointing
+from tfdml.callbacks.checkpoint_schedule import Schedule
+from tfdml.callbacks.checkpoint_session import placed, say, session_of
+from tfdml.callbacks.preemption import Preemption
+from tfdml.callbacks.training_state import OwnState, TrainingState
+from tfdml.checkpointing import Checkpoint, HostCopy, Manifest, Writer
+from tfdml.checkpointing.manifest import read_manifest
+from tfdml.runtime.guard_exit import PREEMPTED_EXIT_CODE
+from tfdml.strategies import keras_seam
+from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
+from tfdml.strategies.rank_state import RankState
+from tfdml.strategies.stop_vote import StopVote
+
+# What the names of a rank's own tensors begin with.
+_OWN = "rank/"
+
+
+class FaultTolerantCheckpoint(ResumingCallback):
+    """Saves the whole state of a `fit`, and goes on from it when the program is started again.
+
+    ```python
+    model.fit(data, epochs=10, callbacks=[tfdml.callbacks.FaultTolerantCheckpoint("run1")])
+    ```
+
+    If the directory holds a checkpoint, training goes on from it, also within an epoch: weights,
+    optimizers, metrics of the epoch so far, `History`, the state of other callbacks, random
+    generators, the position in the data, and what each rank keeps (residuals of compression,
+    gathered gradients). On a CPU and with as many ranks as before, the run ends with the same bits
+    as one that was never interrupted; with more or fewer ranks nothing is lost.
+
+    - **Data.** Arrays and `tfdml.data` pipelines go on exactly. Of other data the batches that were
+      used are read again and dropped: for `tf.data` with seeded shuffles that is exact too. Arrays
+      get a new order each epoch, from a seed that follows `keras.utils.set_random_seed`.
+    - **Several `fit`s** of a program are told apart by their order: one that had finished is not
+      trained again, the next one goes on. More `epochs` than before are trained from where the
+      others have ended. A run that `EarlyStopping` has ended stays so.
+    - **Other callbacks**: what training has changed of their attributes is saved; see
+      `CallbackState` for callbacks of your own.
+    - **A directory** is for one job at a time, and the same one on all ranks.
+    - **Preemption**: after SIGTERM on any rank all ranks save after the same step, and exit with
+      code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
+
+    Args:
+        directory: Where checkpoints are; made if need be.
+        save_freq: "epoch", a number of steps, or a `datetime.timedelta`. The end of a `fit` is
+            always saved.
+        max_to_keep: How many checkpoints stay, 0 for all.
+        keep_best: A name in the logs, such as "val_accuracy": the checkpoint of the epoch with its
+            best value stays besides, and is saved at once.
+        asynchronous: Whether training goes on while a copy of the state is written. The copy takes
+            the memory of what this rank writes: the state's size over the number of ranks.
+        on_preemption: Whether to save on SIGTERM; or a function that says, called every five
+            seconds, whether the machine is about to be taken away: then on both.
+        resume: Whether to go on from what is there. False removes it; leave it out again before
+            the job is restarted.
+        allow_fresh_start: Whether to train from scratch where there are only damaged checkpoints.
+        on_write_error: What to do where a checkpoint cannot be written, because the disk is full
+            for example: "raise", at the next save or at the end; or "warn" and go on.
+        keep_best_mode: "min" or "max"; "auto" takes "min" for names with "loss" or "error".
+
+    Raises:
+        ValueError: If an argument is wrong; in `fit`, if the model, the optimizer, the data or the
+            callbacks are others than those that were saved.
+        RuntimeError: In `fit`, if another job uses the directory, or there are only damaged
+            checkpoints.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        save_freq: str | int | datetime.timedelta = "epoch",
+        max_to_keep: int = 3,
+        keep_best: str | None = None,
+        asynchronous: bool = True,
+        on_preemption: bool | Callable[[], bool] = True,
+        *,
+        resume: bool = True,
+        allow_fresh_start: bool = False,
+        on_write_error: str = "raise",
+        keep_best_mode: str = "auto",
+    ):
+        super().__init__()
+        Schedule.check(save_freq)
+        if type(max_to_keep) is not int or max_to_keep < 0:
+            raise ValueError(
+                f"`max_to_keep` must be 0 or positive. Received: max_to_keep={max_to_keep!r}."
+            )
+        for name, value, allowed in (
+            ("on_write_error", on_write_error, ("raise", "warn")),
+            ("keep_best_mode", keep_best_mode, ("auto", "min", "max")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be one of {allowed}. Received: {value!r}.")
+        keras_seam.install()
+        self.directory = placed(directory)
+        self._save_freq, self._max_to_keep = save_freq, max_to_keep
+        self._asynchronous, self._resume = asynchronous, resume
+        self._allow_fresh_start, self._on_write_error = allow_fresh_start, on_write_error
+        self._keep_best = keep_best
+        if keep_best_mode == "auto" and keep_best is not None:
+            keep_best_mode = "min" if "loss" in keep_best or "error" in keep_best else "max"
+        self._sign = -1.0 if keep_best_mode == "min" else 1.0
+        watcher = on_preemption if callable(on_preemption) else None
+        self._preemption = Preemption(watcher) if on_preemption else None
+        self._copy, self._writer = HostCopy(), Writer()
+
+    # -- Where a fit goes on -------------------------------------------------------------------
+
+    def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
+        """Chooses the checkpoint, alike on all ranks; returns the data's position in it."""
+        self._ranks = RankState(model)
+        self._session = session_of(self.directory)
+        self._others = [c for c in callbacks if c is not self]
+        self._fit, self._session.fits = self._session.fits, self._session.fits + 1
+        chosen = None
+        if self._ranks.rank == 0:
+            chosen = self._session.choose(self._fit, self._resume, self._allow_fresh_start)
+        chosen = self._ranks.told_by_rank_0(chosen)
+        if chosen["error"]:
+            raise RuntimeError(chosen["error"])
+        self._job, self._saves = chosen["job"], 0
+        self._epoch = self._step = self._total = 0
+        self._best: list | None = None
+        self._last, self._manifest = chosen["name"], None
+        if self._preemption is not None:
+            self._preemption.start()
+            self._prepare_vote(model)
+        if chosen["name"] is None:
+            return None
+        path = os.path.join(self.directory, chosen["name"])
+        if self._session.chaos:
+            self._session.chaos.restore()
+        self._manifest = read_manifest(path)
+        self._parts = Checkpoint(path, self._manifest).read()
+        return self._manifest.state["data"]
+
+    def _prepare_vote(self, model: keras.Model) -> None:
+        self._vote: StopVote | None = None
+        if self._ranks.size > 1:
+            extended = model.distribute_strategy.extended
+            if extended.vote is None:
+                extended.vote = StopVote()
+                model.train_function = None  # Traced anew, with the vote.
+            self._vote = extended.vote
+            self._vote.reset()
+
+    def on_train_begin(self, logs=None):
+        """Restores the state, if there is one."""
+        self._training = TrainingState(self.model, self._others, self.data, self._ranks)
+        saved = self._manifest
+        if saved is not None:
+            path = os.path.join(self.directory, saved.directory)
+            self._training.check(saved.state, path)
+            self._epoch, self._step, self._total = saved.epoch, saved.state["step"], saved.step
+            self._best = saved.state["best"]
+            over = saved.state["stopped"]
+            begin_with(self.model, self.params["epochs"] if over else saved.epoch)
+            self._restore()
+            if self._ranks.rank == 0:
+                what = "has finished" if saved.finished else f"goes on at step {self._step}"
+                say(f"epoch {saved.epoch} {what}, from {path}")
+            if not self._step:
+                self._parts = self._manifest = None
+        self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self._total)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Restores the state anew, within an epoch: its metrics, and what callbacks did here."""
+        self._epoch = epoch
+        if self._manifest is not None:
+            self._restore()
+            self._parts = self._manifest = None
+
+    def _restore(self) -> None:
+        shared: dict[str, np.ndarray] = {}
+        own = []
+        for tensors, notes in self._parts:
+            shared |= {k: v for k, v in tensors.items() if not k.startswith(_OWN)}
+            mine = {k.removeprefix(_OWN): v for k, v in tensors.items() if k.startswith(_OWN)}
+            own.append(OwnState(mine, notes))
+        self._training.restore(self._manifest.state, shared, own)
+
+    # -- When it saves -------------------------------------------------------------------------
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Saves, if it is time; ends the process, if it has been asked to end."""
+        if self._session.chaos:
+            self._session.chaos.step()
+        self.data.used(logs)
+        self._total += batch + 1 - self._step
+        self._step = batch + 1
+        if self._asked_to_end():
+            self._save({}, finished=False)
+            self._leave()
+        elif self._schedule.due(self._total):
+            self._save({}, finished=False)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves after an epoch, if that is asked for, and after the last one."""
+        self._epoch, self._step = epoch + 1, 0
+        metrics = {name: float(value) for name, value in (logs or {}).items()}
+        finished = self.model.stop_training or self._epoch >= self.params["epochs"]
+        best = self._is_best(metrics)
+        if best or finished or self._save_freq == "epoch":
+            self._save(metrics, finished)
+
+    def on_train_end(self, logs=None):
+        """Waits for the last write."""
+        self._collect()
+        if self._session.chaos:
+            self._session.chaos.end()
+
+    def end_fit(self) -> None:
+        """Waits for what is being written, and listens no more."""
+        if self._preemption is not None:
+            self._preemption.stop()
+        self._parts = self._manifest = None
+        if sys.exc_info()[0] is None:
+            self._collect()
+
+    def _asked_to_end(self) -> bool:
+        if self._preemption is None:
+            return False
+        if self._vote is None:
+            return self._preemption.asked
+        if self._preemption.asked:
+            self._vote.wish()
+        return self._vote.decided
+
+    def _leave(self) -> None:
+        self._collect()
+        # Whoever leaves first must not end the others before all is written.
+        self._ranks.any_of_all(True)
+        if self._ranks.rank == 0:
+            say(f"asked to end, saved after step {self._step} of epoch {self._epoch}.")
+        sys.exit(PREEMPTED_EXIT_CODE)
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        if self._keep_best is None:
+            return False
+        if self._keep_best not in metrics:
+            raise ValueError(
+                f"`keep_best` must be a name in the logs, {sorted(metrics)}. Received: "
+                f"keep_best={self._keep_best!r}."
+            )
+        value = metrics[self._keep_best]
+        better = self._best is None or self._sign * value > self._sign * self._best[0]
+        if better:
+            self._best = [value, self._named().directory]
+        return better
+
+    # -- How it saves --------------------------------------------------------------------------
+
+    def _named(self, **fields: Any) -> Manifest:
+        fields = {"state": {}, "members": (), **fields}
+        return Manifest(self._fit, self._epoch, self._total, self._ranks.size, **fields)
+
+    def _save(self, metrics: dict[str, float], finished: bool) -> None:
+        self._collect()
+        snapshot = self._training.read(self._step)
+        state = {**snapshot.shared, "best": self._best}
+        fields = {"state": state, "metrics": metrics, "finished": finished, "saved": time.time()}
+        manifest = self._named(**fields)
+        if manifest.directory == self._last:
+            return
+        self._last = manifest.directory
+        tensors = self._own_part(snapshot.tensors)
+        tensors |= {f"{_OWN}{name}": value for name, value in snapshot.own.tensors.items()}
+        if self._asynchronous:
+            tensors = self._copy.of(tensors)
+        self._saves += 1
+        job = f"{self._job}-{self._saves}"
+        self._writer.submit(
+            functools.partial(self._write, job, manifest, tensors, snapshot.own.notes)
+        )
+        if not self._asynchronous:
+            self._collect()
+
+    def _own_part(self, shared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what this rank writes of the state that all ranks have."""
+        written = [0] * self._ranks.size
+        own = {}
+        for name, value in shared.items():
+            rank = written.index(min(written))
+            written[rank] += value.nbytes
+            if rank == self._ranks.rank:
+                own[name] = value
+        return own
+
+    def _write(self, job: str, manifest: Manifest, tensors: dict, notes: dict) -> None:
+        """Writes this rank's part, in the writer's thread."""
+        session, rank = self._session, self._ranks.rank
+        checkpointing.save(session.files, self.directory, job, rank, manifest, tensors, notes)
+        if rank == 0:
+            best = manifest.state["best"]
+            session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])
+
+    def _collect(self) -> None:
+        """Waits for the last write, and says or raises what came of it."""
+        try:
+            self._writer.wait()
+        except OSError as error:
+            said = f"A checkpoint could not be written to {self.directory} on rank "
+            said += f"{self._ranks.rank}: {error}. Those from before are whole."
+            if self._on_write_error == "raise":
+                raise OSError(f"{said} Make room, and start the job again.") from error
+            say(f"WARNING: {said} Training goes on without it.")

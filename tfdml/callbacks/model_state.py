@@ -1,0 +1,132 @@
+"""The variables of a model that trains: weights, optimizers, metrics, seeds of layers."""
+
+import json
+import re
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.strategies.rank_state import assign_values, values_of
+
+
+class ModelState:
+    """A model's variables by name, and what must be alike where training goes on.
+
+    Args:
+        model: A built, compiled model.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._groups = {"model": list(model.variables)}
+        self._optimizers = _optimizers_of(model)
+        for name, optimizer in self._optimizers.items():
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            self._groups[name] = list(optimizer.variables)
+        metrics = {id(v) for v in model.metrics_variables}
+        # What a metric of a layer is must not be taken for a weight.
+        self._groups["model"] = [v for v in self._groups["model"] if id(v) not in metrics]
+        self._groups["metrics"] = list(model.metrics_variables)
+        # As the program has made them: training changes a learning rate.
+        self._architecture = _architecture(model)
+        self._configs = {name: _config(o) for name, o in self._optimizers.items()}
+
+    def layout(self) -> dict[str, Any]:
+        """Returns what JSON can hold: each variable's path, shape and dtype, and configurations.
+
+        The model's own is None where it has none, as models in code of their own often do.
+        """
+        groups = {
+            group: [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+            for group, variables in self._groups.items()
+        }
+        return {
+            "variables": groups,
+            "optimizers": self._configs,
+            "architecture": self._architecture,
+        }
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Returns all values, by group and number; not copies where that can be avoided."""
+        found = {}
+        for group, variables in self._groups.items():
+            values = values_of(variables, summed=group == "metrics")
+            found.update({f"{group}/{i}": value for i, value in enumerate(values)})
+        return found
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Gives the variables the values that `read` has returned."""
+        for group, variables in self._groups.items():
+            values = [arrays[f"{group}/{i}"] for i in range(len(variables))]
+            assign_values(variables, values, summed=group == "metrics")
+
+    def check(self, saved: dict[str, Any], path: str) -> None:
+        """Checks that a checkpoint is of this model and optimizer.
+
+        Args:
+            saved: The checkpoint's layout.
+            path: Where it is.
+
+        Raises:
+            ValueError: If not; it names the first difference.
+        """
+        said = self._difference(saved)
+        if said:
+            raise ValueError(
+                f"The model and its optimizer must be those that {path} was saved with. Received: "
+                f"{said}. Change it back, or train in another directory; `tfdml checkpoints "
+                f"export` makes a weights file of the checkpoint that `load_weights` takes."
+            )
+
+    def _difference(self, saved: dict[str, Any]) -> str:
+        now = self.layout()
+        for group in sorted(now["variables"].keys() | saved["variables"].keys()):
+            own, other = (s["variables"].get(group, []) for s in (now, saved))
+            for mine, theirs in zip(own, other, strict=False):
+                if [_without_numbers(mine[0]), *mine[1:]] != [
+                    _without_numbers(theirs[0]),
+                    *theirs[1:],
+                ]:
+                    return f"{_in_words(mine)}, before {_in_words(theirs)}"
+            if len(own) != len(other):
+                return f"{len(own)} variables of {group}, before {len(other)}"
+        for name, config in now["optimizers"].items():
+            before = saved["optimizers"].get(name, {})
+            for key in sorted(config.keys() | before.keys()):
+                if config.get(key) != before.get(key):
+                    return f"{name} with {key}={config.get(key)!r}, before {before.get(key)!r}"
+        return ""
+
+
+def _optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
+    found = {"optimizer": model.optimizer}
+    for name, value in vars(model).items():
+        if isinstance(value, keras.Optimizer) and value is not model.optimizer:
+            found[name] = value
+    return {n: o for n, o in found.items() if isinstance(o, keras.Optimizer)}
+
+
+def _architecture(model: keras.Model) -> str | None:
+    try:
+        return model.to_json()
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _config(optimizer: keras.Optimizer) -> dict[str, Any]:
+    """Returns an optimizer's configuration as JSON gives it back."""
+    config = keras.saving.serialize_keras_object(optimizer)
+    flat = {**config["config"], "class": config["class_name"]}
+    flat.pop("name", None)
+    return json.loads(json.dumps(flat, default=str))
+
+
+def _without_numbers(path: str) -> str:
+    """Returns a path without the numbers that tell objects of a kind apart in one process."""
+    return re.sub(r"_\d+(?=/|$)", "", path)
+
+
+def _in_words(variable: list) -> str:
+    path, shape, dtype = variable
+    return f"{path} of shape {tuple(shape)} and dtype {dtype}"

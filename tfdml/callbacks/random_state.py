@@ -1,0 +1,42 @@
+"""What random numbers come next: Python's, NumPy's, TensorFlow's and Keras's global generators.
+
+`tf.random.normal` and its like draw from state inside TensorFlow's kernels, which cannot be read:
+their next numbers are others after a restart. Layers and `keras.random` do not use them.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.keras_seam.resuming import global_seed_generator
+from tfdml.strategies.rank_state import assign_values, values_of
+
+
+def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the state of this process's generators: what JSON can hold, and arrays by name."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    notes = {"python": [version, gauss], "numpy": [kind, position, has_gauss, cached]}
+    arrays = {
+        "random/python": np.array(numbers, np.uint32),
+        "random/numpy": keys.astype(np.uint32),
+        "random/tensorflow": tf.random.get_global_generator().state.numpy(),
+    }
+    own = global_seed_generator(make=False)
+    if own is not None:
+        arrays["random/keras"] = np.array(values_of([own.state])[0])
+    return notes, arrays
+
+
+def restore(notes: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Gives the generators the state that `read` has returned."""
+    if "random/keras" in arrays:
+        own = global_seed_generator(make=True)
+        assign_values([own.state], [arrays["random/keras"]])
+    version, gauss = notes["python"]
+    random.setstate((version, tuple(arrays["random/python"].tolist()), gauss))
+    kind, position, has_gauss, cached = notes["numpy"]
+    np.random.set_state((kind, arrays["random/numpy"], position, has_gauss, cached))
+    tf.random.get_global_generator().reset(arrays["random/tensorflow"])

@@ -1,0 +1,105 @@
+"""All that a training is made of at one moment, and how it is taken up again."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.callbacks import random_state
+from tfdml.callbacks.callback_state import CallbackState
+from tfdml.callbacks.model_state import ModelState
+from tfdml.strategies.keras_seam.data_position import DataPosition
+from tfdml.strategies.rank_state import RankState
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnState:
+    """What belongs to one rank.
+
+    Attributes:
+        tensors: Arrays by name: what it keeps between steps, its random generators, its callbacks.
+        notes: What JSON can hold.
+    """
+
+    tensors: dict[str, np.ndarray]
+    notes: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A training at one moment, seen by one rank.
+
+    Attributes:
+        shared: What JSON can hold of what all ranks have alike.
+        tensors: Its arrays by name; not copies where that can be avoided.
+        own: What belongs to this rank.
+    """
+
+    shared: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    own: OwnState
+
+
+class TrainingState:
+    """The state of a `fit`: of its model, callbacks, data, ranks and random generators.
+
+    Args:
+        model: The model, built and compiled.
+        callbacks: The other callbacks of `fit`.
+        data: The position of its training data.
+        ranks: This rank among all.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback],
+        data: DataPosition,
+        ranks: RankState,
+    ):
+        self._model, self._data, self._ranks = model, data, ranks
+        self._model_state = ModelState(model)
+        self._callback_state = CallbackState(callbacks)
+        self._layout = self._model_state.layout()
+
+    def read(self, step: int) -> Snapshot:
+        """Returns the state now.
+
+        Args:
+            step: The batches of the epoch that have been used; 0 between epochs.
+        """
+        callbacks, arrays = self._callback_state.read()
+        notes, random = random_state.read()
+        shared = {
+            "step": step,
+            "data": self._data.state(step),
+            "layout": self._layout,
+            "stopped": bool(self._model.stop_training),
+        }
+        kept = {f"kept/{name}": value for name, value in self._ranks.kept().items()}
+        # A callback may keep something else on each rank.
+        own = OwnState({**random, **kept, **arrays}, {"random": notes, "callbacks": callbacks})
+        return Snapshot(shared, self._model_state.read(), own)
+
+    def check(self, shared: dict[str, Any], path: str) -> None:
+        """Checks that a state is of this model and optimizer; see `ModelState.check`."""
+        self._model_state.check(shared["layout"], path)
+
+    def restore(
+        self, shared: dict[str, Any], tensors: dict[str, np.ndarray], own: Sequence[OwnState]
+    ) -> None:
+        """Takes a state up.
+
+        Args:
+            shared: A snapshot's.
+            tensors: The same.
+            own: What belonged to each rank, in their order, however many they were.
+        """
+        self._model_state.restore(tensors)
+        kept = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
+        self._ranks.restore(kept)
+        mine = own[self._ranks.rank % len(own)]
+        self._callback_state.restore(mine.notes["callbacks"], mine.tensors)
+        random_state.restore(mine.notes["random"], mine.tensors)

@@ -1,0 +1,275 @@
+"""Faults on purpose: the same program, ended or hindered at a chosen point of its training.
+
+`tfdml chaos` tells a program by the variable TFDML_CHAOS where its checkpoints go and which fault
+it gets. `FaultTolerantCheckpoint` asks here; a program needs no change.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory
+from tfdml.checkpointing.files import Files
+
+VARIABLE = "TFDML_CHAOS"
+# How a process ends: a signal, or a power failure, which loses what was not made durable.
+ENDINGS = ("SIGKILL", "SIGTERM", "SIGSTOP", "power")
+# What an operation on files does instead.
+FAILURES = ("ENOSPC", "EIO", "short write")
+# What happens to a member of the newest checkpoint between two runs.
+DAMAGES = ("bit flip", "truncation")
+_TENSORS_OF_THE_PROCESS = "rank/random/tensorflow"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens, and when.
+
+    Attributes:
+        kind: One of `ENDINGS`, `FAILURES` or `DAMAGES`.
+        where: "operation" on files, "step" of training, "restore", "time" after the first step,
+            or "between" two runs.
+        number: Which one, from 0; for "time" milliseconds.
+    """
+
+    kind: str
+    where: str
+    number: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one run of a program is told.
+
+    Attributes:
+        directory: Where its checkpoints go.
+        fault: The fault, None for none.
+        rank: The rank that gets it.
+    """
+
+    directory: str
+    fault: Fault | None = None
+    rank: int = 0
+
+    def to_json(self) -> str:
+        """Returns what the variable holds."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """Returns the plan that the variable holds."""
+        fields = json.loads(text)
+        fault = Fault(**fields.pop("fault")) if fields["fault"] else None
+        return Plan(**{**fields, "fault": fault})
+
+
+class Chaos(Files):
+    """Files, and a training's steps, one of which has a fault; all of them are counted.
+
+    Args:
+        fault: The fault, None for none.
+        counts: A file in which the numbers of operations and steps are noted at the end.
+    """
+
+    def __init__(self, fault: Fault | None, counts: str | None = None):
+        self._fault = fault
+        self._counts = counts
+        self._numbers = {"operation": 0, "step": 0, "restore": 0}
+        # What a power failure would lose: data of files, and the last name.
+        self._unsynced: dict[int, str] = {}
+        self._lost: set[str] = set()
+        self._renamed: tuple[str, str] | None = None
+
+    # -- Points of a training ------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """A state is about to be read."""
+        self._reach("restore")
+
+    def step(self) -> None:
+        """A step has been trained."""
+        if self._numbers["step"] == 0 and self._fault and self._fault.where == "time":
+            threading.Timer(self._fault.number / 1000, self._happen).start()
+        self._reach("step")
+
+    def end(self) -> None:
+        """The training has ended."""
+        if self._counts:
+            Path(self._counts).write_text(json.dumps(self._numbers), encoding="utf-8")
+
+    def _reach(self, where: str) -> bool:
+        """Counts a point; returns whether it is the fault's, if the fault is not an ending."""
+        number = self._numbers[where]
+        self._numbers[where] += 1
+        if (self._fault is None) or (self._fault.where, self._fault.number) != (where, number):
+            return False
+        if self._fault.kind in ENDINGS:
+            self._happen()
+        elif self._fault.kind in errno.errorcode.values():
+            code = getattr(errno, self._fault.kind)
+            raise OSError(code, os.strerror(code))
+        return True
+
+    def _happen(self) -> None:
+        kind = self._fault.kind
+        if kind == "power":
+            for path in {*self._unsynced.values(), *self._lost}:
+                if os.path.exists(path):
+                    os.truncate(path, 0)
+            if self._renamed is not None and os.path.exists(self._renamed[1]):
+                os.rename(*reversed(self._renamed))
+        os.kill(os.getpid(), getattr(signal, kind, signal.SIGKILL))
+        time.sleep(0.05)  # SIGTERM and SIGSTOP reach the main thread soon, not at once.
+
+    # -- Operations on files -------------------------------------------------------------------
+
+    def make_directory(self, path: str) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().make_directory(path)
+
+    def create(self, path: str) -> int:
+        """See `Files`."""
+        self._reach("operation")
+        file = super().create(path)
+        self._unsynced[file] = path
+        return file
+
+    def write(self, file: int, data: memoryview) -> int:
+        """See `Files`."""
+        short = self._reach("operation")
+        return super().write(file, data[: (len(data) + 1) // 2] if short else data)
+
+    def sync(self, file: int) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().sync(file)
+        self._unsynced.pop(file, None)
+
+    def close(self, file: int) -> None:
+        """See `Files`."""
+        super().close(file)
+        if file in self._unsynced:
+            self._lost.add(self._unsynced.pop(file))
+
+    def sync_directory(self, path: str) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().sync_directory(path)
+        self._renamed = None
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().rename(source, target)
+        commits = os.path.basename(target).startswith("fit-")
+        self._renamed = (source, target) if commits else None
+
+    def unlink(self, path: str) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        """See `Files`."""
+        self._reach("operation")
+        super().remove_directory(path)
+
+
+def random_fault(numbers: random.Random, counts: dict[str, int], milliseconds: int) -> Fault:
+    """Returns a fault of any kind at any point.
+
+    Args:
+        numbers: What draws it.
+        counts: The operations and steps of a run without faults.
+        milliseconds: How long its training takes.
+    """
+    kind = numbers.choice(
+        ["SIGKILL"] * 4 + ["power"] * 3 + ["SIGTERM", "SIGSTOP", *FAILURES, *DAMAGES]
+    )
+    if kind in DAMAGES:
+        return Fault(kind, "between", numbers.randrange(1 << 30))
+    if kind in FAILURES or kind == "power":
+        return Fault(kind, "operation", numbers.randrange(counts["operation"]))
+    where = numbers.choice(["operation"] * 4 + ["step", "step", "time", "restore"])
+    if where == "time":
+        return Fault(kind, where, numbers.randrange(max(milliseconds, 1)))
+    return Fault(kind, where, numbers.randrange(max(counts.get(where, 1), 1)))
+
+
+def damage(directory: str, fault: Fault) -> bool:
+    """Damages a file of the newest checkpoint, where an older one is left; says whether it did."""
+    names = CheckpointDirectory(directory, Files(), print).checkpoints()
+    if len(names) < 2:
+        return False
+    files = sorted(Path(directory, names[-1]).iterdir())
+    path = files[fault.number % len(files)]
+    content = bytearray(path.read_bytes())
+    place = fault.number % max(len(content), 1)
+    if fault.kind == "truncation":
+        content = content[:place]
+    else:
+        content[place] ^= 1 << (fault.number % 8)
+    path.write_bytes(content)
+    return True
+
+
+def differences(one: str, other: str) -> list[str]:
+    """Returns in words how the ends of two runs differ; nothing if they are the same, bit for bit.
+
+    Args:
+        one: The directory of one run's checkpoints.
+        other: The other's.
+    """
+    ends = []
+    for directory in (one, other):
+        own = CheckpointDirectory(directory, Files(), print)
+        left = [n for n in os.listdir(directory) if n.startswith("partial-")]
+        if left:
+            return [f"{directory} has leftovers: {', '.join(left)}"]
+        fits = sorted({int(name.split("-")[1]) for name in own.checkpoints()})
+        if not fits:
+            return [f"{directory} has no checkpoint"]
+        ends.append(own.newest(fits[-1]))
+    return _differences(*ends)
+
+
+def _differences(one: Checkpoint, other: Checkpoint) -> list[str]:
+    manifests = [dataclasses.replace(c.manifest, members=(), saved=0.0) for c in (one, other)]
+    first, second = (_flat(dataclasses.asdict(manifest)) for manifest in manifests)
+    found = [
+        f"{name} ({first.get(name)}, {second.get(name)})"
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    ]
+    for (tensors, notes), (others, other_notes) in zip(one.read(), other.read(), strict=True):
+        if json.dumps(notes) != json.dumps(other_notes):
+            found.append("the state of random generators")
+        for name in sorted(tensors.keys() | others.keys()):
+            if name == _TENSORS_OF_THE_PROCESS:
+                continue
+            a, b = tensors.get(name), others.get(name)
+            if a is None or b is None or not _same(a, b):
+                found.append(name)
+    return found
+
+
+def _flat(value: Any, name: str = "") -> dict[str, str]:
+    """Returns the leaves of plain data as text, by path: NaN equals NaN there."""
+    if not isinstance(value, (dict, list, tuple)) or not value:
+        return {name: json.dumps(value)}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for key, part in items for k, v in _flat(part, f"{name}/{key}").items()}
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes()

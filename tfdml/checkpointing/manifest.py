@@ -1,0 +1,145 @@
+"""What a checkpoint says of itself: `checkpoint.json`, whose presence makes it one."""
+
+import dataclasses
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tfdml.checkpointing.files import Files, write_file
+
+NAME = "checkpoint.json"
+VERSION = 1
+_DIRECTORY = re.compile(r"fit-(\d{3,})-epoch-\d{4,}-step-\d{10,}")
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint is not what was written; the message names the file and what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One file of a checkpoint.
+
+    Attributes:
+        name: Its name in the checkpoint's directory.
+        bytes: Its size.
+        crc32: The CRC-32 of its content.
+    """
+
+    name: str
+    bytes: int
+    crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A checkpoint without its tensors.
+
+    Attributes:
+        fit: Which call of `fit` of the program it is of, from 0.
+        epoch: The epoch that goes on from here, from 0.
+        step: The batches that this `fit` has trained on.
+        world_size: The number of ranks that wrote it.
+        members: Its files, one of each rank.
+        state: What JSON can hold of the state; opaque here.
+        metrics: The metrics of the epoch that ended here; empty within an epoch.
+        finished: Whether this `fit` had trained all its epochs.
+        saved: When, in seconds since 1970.
+        version: Of the format.
+    """
+
+    fit: int
+    epoch: int
+    step: int
+    world_size: int
+    members: tuple[Member, ...]
+    state: dict[str, Any]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    finished: bool = False
+    saved: float = 0.0
+    version: int = VERSION
+
+    @property
+    def directory(self) -> str:
+        """The name of the checkpoint's directory; names sort as training goes."""
+        return f"fit-{self.fit:03d}-epoch-{self.epoch:04d}-step-{self.step:010d}"
+
+    @property
+    def bytes(self) -> int:
+        """The size of all members."""
+        return sum(member.bytes for member in self.members)
+
+
+def fit_of(name: str) -> int | None:
+    """Returns the number of the `fit` that a checkpoint's directory is of; None if it is none."""
+    match = _DIRECTORY.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def write_manifest(files: Files, directory: str, manifest: Manifest) -> None:
+    """Writes a manifest with its own checksum, and makes its content durable."""
+    write_file(files, os.path.join(directory, NAME), _encode(dataclasses.asdict(manifest)))
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    body = json.dumps(fields)
+    return f'{{"crc32": {zlib.crc32(body.encode())}, "checkpoint": {body}}}\n'.encode()
+
+
+def read_manifest(directory: str) -> Manifest:
+    """Reads the manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: If it is not there, or not what was written.
+        ValueError: If a later version of tfdml wrote it.
+    """
+    path = os.path.join(directory, NAME)
+    try:
+        data = Path(path).read_bytes()
+        fields = json.loads(data)["checkpoint"]
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} is not what was written: {error}.") from error
+    if _encode(fields) != data:
+        raise DamagedCheckpoint(f"{path} has another checksum than was written.")
+    if fields["version"] > VERSION:
+        raise ValueError(
+            f"{path} must be of version {VERSION} or less. Received: {fields['version']}. Read it "
+            f"with the tfdml that wrote it, or a later one."
+        )
+    members = tuple(Member(**member) for member in fields.pop("members"))
+    return Manifest(members=members, **fields)
+
+
+def verify(directory: str) -> Manifest:
+    """Reads a checkpoint's manifest, and all its members against it.
+
+    Raises:
+        DamagedCheckpoint: If a member is missing or is not what was written.
+    """
+    manifest = read_manifest(directory)
+    for member in manifest.members:
+        read_member(directory, member)
+    return manifest
+
+
+def read_member(directory: str, member: Member) -> bytes:
+    """Returns a member's content.
+
+    Raises:
+        DamagedCheckpoint: If it is missing or is not what was written.
+    """
+    path = os.path.join(directory, member.name)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing.") from error
+    if len(data) != member.bytes:
+        raise DamagedCheckpoint(f"{path} has {len(data)} bytes instead of {member.bytes}.")
+    if zlib.crc32(data) != member.crc32:
+        raise DamagedCheckpoint(f"{path} has another checksum than was written.")
+    return data

@@ -1,0 +1,108 @@
+"""Tensors in a file: the safetensors format, which holds plain numbers and no code.
+
+Eight bytes that say how long the header is; the header, JSON with each tensor's dtype, shape and
+place; then the tensors' bytes, little-endian, one after the other.
+
+Reference:
+    https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tfdml.checkpointing.files import Files, write_all
+
+_DTYPES = {
+    "BOOL": np.dtype("bool"),
+    "U8": np.dtype("uint8"),
+    "I8": np.dtype("int8"),
+    "U16": np.dtype("uint16"),
+    "I16": np.dtype("int16"),
+    "U32": np.dtype("uint32"),
+    "I32": np.dtype("int32"),
+    "U64": np.dtype("uint64"),
+    "I64": np.dtype("int64"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("float32"),
+    "F64": np.dtype("float64"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+# Bytes that are written, and read for a checksum, at once.
+CHUNK = 8 << 20
+
+
+def write_tensors(
+    files: Files, path: str, tensors: Mapping[str, np.ndarray], notes: Any
+) -> tuple[int, int]:
+    """Writes tensors to a new file, and makes its content durable.
+
+    Args:
+        files: What writes.
+        path: The file.
+        tensors: Arrays of any shape, by name.
+        notes: What JSON can hold; it goes into the header.
+
+    Returns:
+        The file's bytes and its CRC-32.
+
+    Raises:
+        TypeError: If a tensor has a dtype that the format does not know.
+    """
+    index: dict[str, Any] = {"__metadata__": {"notes": json.dumps(notes)}}
+    position = 0
+    for name, array in tensors.items():
+        if array.dtype not in _CODES:
+            raise TypeError(
+                f"Tensors must have one of the dtypes {', '.join(map(str, _CODES))}. Received: "
+                f"{name} of {array.dtype}."
+            )
+        index[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [position, position + array.nbytes],
+        }
+        position += array.nbytes
+    header = json.dumps(index, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    start = len(header).to_bytes(8, "little") + header
+    checksum = zlib.crc32(start)
+    file = files.create(path)
+    try:
+        write_all(files, file, start)
+        for array in tensors.values():
+            data = memoryview(_little_endian(array).reshape(-1).view(np.uint8))
+            for begin in range(0, len(data), CHUNK):
+                part = data[begin : begin + CHUNK]
+                checksum = zlib.crc32(part, checksum)
+                write_all(files, file, part)
+        files.sync(file)
+    finally:
+        files.close(file)
+    return len(start) + position, checksum
+
+
+def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Any]:
+    """Returns the tensors, which share the memory of `data`, and the notes of a file."""
+    length = int.from_bytes(data[:8], "little")
+    index = json.loads(data[8 : 8 + length])
+    notes = json.loads(index.pop("__metadata__")["notes"])
+    tensors = {}
+    for name, entry in index.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        flat = np.frombuffer(memoryview(data)[begin:end], _DTYPES[entry["dtype"]])
+        tensors[name] = _little_endian(flat).reshape(entry["shape"])
+    return tensors, notes
+
+
+def _little_endian(array: np.ndarray) -> np.ndarray:
+    array = np.ascontiguousarray(array)
+    return array.byteswap() if sys.byteorder == "big" else array

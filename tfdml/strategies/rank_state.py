@@ -1,0 +1,114 @@
+"""What belongs to one rank, seen by a callback that saves it: who it is, and what it keeps."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import LocalCollective
+from tfdml.strategies.replica_state import components
+
+_MESSAGE_BYTES = 8192
+
+
+class RankState:
+    """A rank of the job that trains a model; the only one, without a strategy of tfdml.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: keras.Model):
+        extended = getattr(model.distribute_strategy, "extended", None)
+        self._collective = getattr(extended, "collective", None) or LocalCollective()
+        self._extended = extended if hasattr(extended, "collective") else None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._collective.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._collective.size
+
+    def told_by_rank_0(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns what rank 0 says, on all ranks: JSON of up to 8 KB."""
+        if self.size == 1:
+            return message
+        payload = json.dumps(message).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES)
+        words = tf.constant(list(payload), tf.uint8)
+        said = self._collective.broadcast(words, "checkpoint/message").numpy()
+        return json.loads(bytes(said.tolist()))
+
+    def any_of_all(self, wish: bool) -> bool:
+        """Returns whether any rank wishes it; all ranks call it, and wait for each other."""
+        own = tf.constant([int(wish)], tf.int32)
+        return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
+
+    # -- What is kept between steps ------------------------------------------------------------
+
+    def kept(self) -> dict[str, np.ndarray]:
+        """Returns what this rank alone keeps: residuals, and gradients gathered for an update."""
+        if self._extended is None:
+            return {}
+        kept = {}
+        if self._extended.aggregator is not None:
+            kept = {name: v.numpy() for name, v in self._extended.aggregator.state.items()}
+        for name, parts in self._gathered().items():
+            for number, part in enumerate(parts):
+                kept[f"{name}/{number}"] = part.numpy()
+        return kept
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Takes up what the ranks of an earlier job have kept, however many they were."""
+        if self._extended is None:
+            return
+        if self._extended.aggregator is not None:
+            self._extended.aggregator.restore(before)
+        for name, parts in self._gathered().items():
+            found = [[v for k, v in kept.items() if k.startswith(f"{name}/")] for kept in before]
+            if len(found) == self.size and len(found[0]) == len(parts):
+                values = found[self.rank]
+            else:
+                # Their sum is what counts: each rank has an equal share of it.
+                total = sum(np.sum(values, 0) for values in found)
+                first = (total / self.size).astype(total.dtype)
+                values = [first, *(first * 0 for _ in parts[1:])]
+            for part, value in zip(parts, values, strict=True):
+                part.assign(value)
+
+    def _gathered(self) -> dict[str, list[tf.Variable]]:
+        gathering = self._extended.gathering
+        if gathering is None:
+            return {}
+        gathered = enumerate(gathering._gathered)
+        return {f"gathered/{i}": list(getattr(v, "values", [v])) for i, v in gathered}
+
+
+def values_of(variables: Sequence[keras.Variable], summed: bool = False) -> list[np.ndarray]:
+    """Returns the values of variables; not copies, where they are in the host's memory.
+
+    Args:
+        variables: A model's, made in the scope of a strategy or not.
+        summed: Whether a variable's value is the sum over this process's replicas, as a metric's.
+    """
+    found = []
+    for variable in variables:
+        parts = components(variable)
+        value = tf.add_n([p.read_value() for p in parts]) if summed else parts[0].read_value()
+        found.append(np.asarray(value))
+    return found
+
+
+def assign_values(
+    variables: Sequence[keras.Variable], values: Sequence[np.ndarray], summed: bool = False
+) -> None:
+    """Gives variables values that `values_of` has returned."""
+    for variable, value in zip(variables, values, strict=True):
+        for number, part in enumerate(components(variable)):
+            part.assign(value if number == 0 or not summed else np.zeros_like(value))
