@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import build_horovod, doctor, launch, records
+from tfdml.cli import build_horovod, checkpoints, doctor, launch, records
 
 app = typer.Typer(
     name="tfdml",
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("build-horovod")(build_horovod.build_horovod)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(records.app, name="records")
 
 
