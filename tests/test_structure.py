@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "mixed_precision": set(),
     "data": set(),
-    "elastic": {"topology", "collectives", "strategies", "callbacks"},
     "cli": {"topology", "horovod_build", "runtime", "data", "checkpointing", "compression"},
 }
 

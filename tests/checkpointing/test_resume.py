@@ -290,4 +290,6 @@ def test_arguments():
         make("x", max_to_keep=-1)
     with pytest.raises(ValueError, match="`on_write_error` must be"):
         make("x", on_write_error="ignore")
+    with pytest.raises(ValueError, match="`directory` must be in a file system"):
+        make("gs://bucket/run")
     assert not os.path.exists("x")

@@ -57,7 +57,7 @@ class Session:
             found = self.directory.newest(fit, allow_fresh_start)
             name = found.manifest.directory if found else None
         except (DirectoryInUse, NoWholeCheckpoint, OSError) as raised:
-            error = str(raised)
+            error = str(raised)[:4000]
         return {"name": name, "job": self.job, "error": error}
 
 

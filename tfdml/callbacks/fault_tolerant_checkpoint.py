@@ -94,6 +94,12 @@ class FaultTolerantCheckpoint(ResumingCallback):
     ):
         super().__init__()
         Schedule.check(save_freq)
+        if "://" in str(directory):
+            raise ValueError(
+                f"`directory` must be in a file system that is mounted, because a rename must be "
+                f"atomic there. Received: directory={str(directory)!r}. Mount the store, or save "
+                f"to a local or network disk."
+            )
         if type(max_to_keep) is not int or max_to_keep < 0:
             raise ValueError(
                 f"`max_to_keep` must be 0 or positive. Received: max_to_keep={max_to_keep!r}."

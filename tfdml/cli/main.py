@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import bench, build_horovod, doctor, launch, records, serve
+from tfdml.cli import bench, build_horovod, checkpoints, doctor, launch, records, serve
 
 app = typer.Typer(
     name="tfdml",
@@ -24,6 +24,7 @@ app.command("build-horovod")(build_horovod.build_horovod)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("serve")(serve.serve)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(records.app, name="records")
 
 

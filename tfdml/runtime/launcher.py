@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from tfdml import topology
-from tfdml.runtime.guard_exit import EXIT_CODE
+from tfdml.runtime.guard_exit import EXIT_CODE, PREEMPTED_EXIT_CODE
 from tfdml.runtime.supervisor import TERM_SECONDS, free_ports
 
 # How long ranks may take to end by themselves after one has failed, in seconds.
@@ -195,6 +195,8 @@ def in_words(rank: RankProcess) -> str:
     code = rank.code
     if rank.was_ended:
         return f"did not end by itself, and was ended (exit code {code})"
+    if code == PREEMPTED_EXIT_CODE:
+        return f"was asked to end, and has saved its state (exit code {code})"
     if code == EXIT_CODE:
         return f"ended because another rank could not go on (exit code {code})"
     if code > 128:
