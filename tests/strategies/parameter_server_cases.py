@@ -157,8 +157,10 @@ def count_many(part: str | None = None) -> dict[str, int]:
         for o, n, _ in parameter_servers.REPLACEMENTS
         if f"{o.__name__}.{n}" == part
     ]
-    for owner, name, ours in taken:
-        setattr(owner, name, ours._tfdml_replaces)
+    for owner, name, keras_s in taken:
+        while hasattr(keras_s, "_tfdml_replaces"):
+            keras_s = keras_s._tfdml_replaces
+        setattr(owner, name, keras_s)
     try:
         with strategy.scope():
             counts = Counts()

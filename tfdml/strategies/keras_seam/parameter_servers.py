@@ -9,8 +9,7 @@
 | `_make_function`, `make_predict_function` | steps are tasks for workers |
 | `Variable.assign_add`, `assign_sub` | done on the server: nothing is lost |
 | `SeedGenerator.next` | workers draw different random numbers; the counter loses nothing |
-| `Optimizer.apply` | an asynchronous step's gradients are encoded and decoded here, if asked; |
-| | a synchronous step's are taken out |
+| `Optimizer.apply` | a synchronous step's gradients are taken out here |
 """
 
 import contextvars
@@ -35,7 +34,6 @@ from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
-from tfdml.strategies.parameter_server.pushing import pushed
 from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
 from tfdml.strategies.parameter_server.share_step import ShareStep
 from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset
@@ -261,20 +259,9 @@ def _next_seed(original: Callable) -> Callable:
 def _apply(original: Callable) -> Callable:
     def apply(self, grads, trainable_variables=None):
         step = current_step()
-        if step is None:
+        if step is None or step.share is None:
             return original(self, grads, trainable_variables)
-        if step.share is not None:
-            step.gradients = list(grads)
-            return None
-        compressor = tf.distribute.get_strategy().compressor
-        if compressor is not None and not step.has_pushed:
-            # Once: the optimizer inside one that scales the loss comes here too.
-            step.has_pushed = True
-            inner = getattr(self, "inner_optimizer", self)
-            variables = list(trainable_variables or inner._trainable_variables)
-            devices = [v.value.device for v in variables]
-            return original(self, pushed(compressor, list(grads), devices), variables)
-        return original(self, grads, trainable_variables)
+        step.gradients = list(grads)
 
     return apply
 

@@ -80,8 +80,8 @@ def install() -> None:
             f"'keras=={SUPPORTED_KERAS}.*'`."
         )
     partitions.install()
-    others = [*parameter_servers.REPLACEMENTS, *partitions.REPLACEMENTS]
-    for owner, name, make in [*_REPLACEMENTS, *others]:
+    others = [*partitions.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
+    for owner, name, make in [*others, *_REPLACEMENTS]:
         original = getattr(owner, name)
         if make not in getattr(original, "_tfdml_makers", ()):
             replacement = functools.wraps(original)(make(original))

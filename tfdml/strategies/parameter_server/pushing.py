@@ -1,6 +1,5 @@
-"""Gradients on their way from a worker: encoded there, decoded where they are used."""
+"""Gradients on their way from a worker to the chief: encoded there, decoded here."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +8,7 @@ from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
 
 
-def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
+def check_compressor(compressor: Compressor | None, synchronous: bool) -> ChunkCompressor | None:
     """Returns the compressor, if workers can use it.
 
     What a biased compressor leaves out of a step has to be kept for the next one. A worker that
@@ -20,6 +19,12 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
     """
     if compressor is None:
         return None
+    if not synchronous:
+        raise ValueError(
+            f"`compression` must be None without `synchronous=True`: asynchronous workers push to "
+            f"the servers themselves, which decode nothing. Received: "
+            f"compression={compressor!r}. Leave it out, or train synchronously."
+        )
     if not isinstance(compressor, ChunkCompressor) or compressor.biased:
         raise ValueError(
             f"`compression` must be right on average, or a rounding, because nothing that a step "
@@ -30,38 +35,9 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
     return compressor
 
 
-def pushed(
-    compressor: ChunkCompressor | None,
-    gradients: Sequence,
-    devices: Sequence[str],
-) -> list:
-    """Returns gradients as they are when they have come to other devices.
-
-    Args:
-        compressor: What encodes them; None for nothing.
-        gradients: Dense, sparse or None. Sparse and small ones go as they are.
-        devices: Where each goes.
-    """
-    if compressor is None:
-        return list(gradients)
-    seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
-    return [
-        _through(compressor, g, device, seed + i) if is_taken(compressor, g) else g
-        for i, (g, device) in enumerate(zip(gradients, devices, strict=True))
-    ]
-
-
 def is_taken(compressor: ChunkCompressor, gradient: Any) -> bool:
     """Returns whether a gradient is worth encoding: dense, and large enough."""
     return tf.is_tensor(gradient) and compressor.takes(gradient.shape, gradient.dtype)
-
-
-def _through(
-    compressor: ChunkCompressor, gradient: tf.Tensor, device: str, seed: tf.Tensor
-) -> tf.Tensor:
-    payload = encoded(compressor, gradient, seed)
-    with tf.device(device):
-        return decoded(compressor, payload, gradient.shape, gradient.dtype)
 
 
 def encoded(compressor: ChunkCompressor, gradient: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -36,7 +36,6 @@ class StepScope(keras.StatelessScope):
     Attributes:
         gradients: What the step's optimizer was given, with a share: then nothing is applied.
         counts: What `sum_over_shares` was given.
-        has_pushed: Whether the step's gradients have been encoded already.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class StepScope(keras.StatelessScope):
         self.share = share
         self.gradients: list | None = None
         self.counts: list[tf.Tensor] = []
-        self.has_pushed = False
         self._totals = totals
 
     def __enter__(self) -> "StepScope":

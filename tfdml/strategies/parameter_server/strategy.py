@@ -33,16 +33,49 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     The script runs on the chief alone; workers and servers run `tfdml serve`. Each is told the
     cluster and its role by `TF_CONFIG`, or all are started by `tfdml launch --workers 2 --ps 2`.
 
+    **Asynchronous**, as by default, each worker takes whole steps of its own on variables that
+    others change meanwhile. A dataset, or a function that makes one, is sent to the workers, which
+    read it for themselves: without a seed each in an order of its own, else each its own batches.
+    No update is lost: additions are done on the servers, and a step counts once in the metrics,
+    which the chief adds up. What is not promised here: the result of one process, the same result
+    twice, and that a step whose worker died, and that another one took again, has not been applied
+    in part the first time. Moving statistics of `BatchNormalization` are the last writer's.
+
+    **Synchronous**, the chief reads batches, sends each worker its share, and applies the sum of
+    the gradients: the result is that of one process, and a lost worker changes nothing. All
+    gradients pass through the chief.
+
+    In both, `evaluate` and `predict` send each batch to one worker: every sample is counted once,
+    and all rows come back in order. A lost worker is tolerated and may come back. A lost server
+    ends `fit` with an error that names it.
+
     Args:
         cluster_resolver: What describes the cluster; `TF_CONFIG` by default.
-        variable_partitioner: One of `tf.distribute.experimental.partitioners`.
+        variable_partitioner: How many parts a trainable variable is split into, along its first
+            axis: one of `tf.distribute.experimental.partitioners`. None keeps all whole. Variables
+            and parts go to the server that has the fewest bytes, an optimizer's slots with them.
         synchronous: Whether a step is taken by all workers together.
-        backup_workers: How many of the slowest workers a synchronous step does not wait for.
-        max_staleness: The most updates of others that an asynchronous step may miss.
-        compression: How gradients are compressed on their way from a worker.
+        backup_workers: How many of the slowest workers a synchronous step does not wait for. Their
+            rows are left out of it.
+        max_staleness: The most updates of others that may come between an asynchronous step's
+            beginning and its end; None for no bound. 0 lets one worker work at a time.
+        compression: How gradients are encoded on their way from a worker to the chief in
+            synchronous training, such as `Float16()`. Codecs that keep what they leave out for
+            the next step cannot be used.
         start_limit: Seconds to wait for the workers and servers to start.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost. One
             that dies is noticed at once.
+
+    Raises:
+        ValueError: If an argument is wrong, the cluster lacks a role, or this process is not its
+            chief.
+        OSError: If the chief's port is taken.
+        TimeoutError: If a worker or server has not come in time; it is named.
+
+    Reference:
+        Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014. Ho
+        et al., "More effective distributed ML via a stale synchronous parallel parameter server",
+        NIPS 2013. Chen et al., "Revisiting distributed synchronous SGD", arXiv:1604.00981.
     """
 
     def __init__(
@@ -58,7 +91,8 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         silence_limit: float = 60.0,
     ):
         checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
-        compressor = check_compressor(arguments.check(None, compression, silence_limit))
+        given = arguments.check(None, compression, silence_limit)
+        compressor = check_compressor(given, synchronous)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()
         self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)

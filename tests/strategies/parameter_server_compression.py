@@ -1,0 +1,46 @@
+"""What a chief runs with gradients in fewer bytes."""
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+from keras import layers
+
+import tfdml
+from tests.strategies.parameter_server_cases import _raised
+from tfdml.strategies import ParameterServerStrategy
+
+INPUTS, WIDTH = 512, 512
+GRADIENT_BYTES = 4 * INPUTS * WIDTH
+STEPS = 20
+
+
+def pushed(compression: str | None) -> dict:
+    """Returns the bytes that the loopback carries in a step, and the loss at the end."""
+    given = None if compression is None else tfdml.compression.Float16()
+    strategy = ParameterServerStrategy(synchronous=True, compression=given)
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [layers.Input((INPUTS,)), layers.Dense(WIDTH, "relu"), layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.001), "mse")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, INPUTS)).astype("float32")
+    data = tf.data.Dataset.from_tensors((x, x[:, :1])).repeat()
+    model.fit(data, steps_per_epoch=6, verbose=0)
+    before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    history = model.fit(data, steps_per_epoch=STEPS, verbose=0)
+    sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
+    return {"bytes": sent / STEPS, "loss": history.history["loss"][-1]}
+
+
+def refused(compression: str, synchronous: bool = True) -> str:
+    """Returns what is said of a codec."""
+    made = {
+        "float16": tfdml.compression.Float16,
+        "power_sgd": lambda: tfdml.compression.PowerSGD(rank=2),
+        "one_bit": tfdml.compression.OneBit,
+        "top_k": lambda: tfdml.compression.TopK(0.1),
+    }[compression]()
+    return _raised(lambda: ParameterServerStrategy(synchronous=synchronous, compression=made))
