@@ -34,6 +34,7 @@ TEST = [
     "optax",
     "pytest>=8",
     "ruff>=0.12",
+    "safetensors",
     "tensorboard",
 ]
 
@@ -51,6 +52,7 @@ setup(
         "google-crc32c>=1.5",
         "h5py",
         "keras>=3.15,<3.16",
+        "ml_dtypes>=0.4",
         "numpy",
         "packaging",
         "pillow>=10",
