@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import build_horovod, checkpoints, doctor, launch, records
+from tfdml.cli import build_horovod, chaos, checkpoints, doctor, launch, records
 
 app = typer.Typer(
     name="tfdml",
@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("build-horovod")(build_horovod.build_horovod)
+app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.add_typer(checkpoints.app, name="checkpoints")
