@@ -1,4 +1,4 @@
-"""`tfdml checkpoints`: what is in a directory of checkpoints."""
+"""`tfdml checkpoints`: what is in a directory of checkpoints, and a model file made of one."""
 
 import datetime
 from pathlib import Path
@@ -11,16 +11,11 @@ from rich.table import Table
 from tfdml.checkpointing.directory import Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
 
-app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="Look at checkpoints, and make model files of them.", no_args_is_help=True)
 
 _Directory = Annotated[
     Path, typer.Argument(help="Of `FaultTolerantCheckpoint`, or one checkpoint in it.")
 ]
-
-
-@app.callback()
-def _group() -> None:
-    """Look at checkpoints."""
 
 
 @app.command()
@@ -58,6 +53,24 @@ def inspect(directory: _Directory) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def export(
+    directory: _Directory,
+    output: Annotated[Path, typer.Argument(help="The file to write: NAME.keras.")],
+) -> None:
+    """Make a .keras file of the newest checkpoint that is whole.
+
+    It has the model and its weights, without the optimizer's state. With `use_ema` they are the
+    weights that were trained, not their moving averages.
+    """
+    try:
+        _export(_newest(directory), output)
+    except (ValueError, OSError) as error:
+        typer.echo(f"tfdml checkpoints export: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{output}")
+
+
 def _checkpoints(directory: Path) -> list[Path]:
     if fit_of(directory.name) is not None:
         return [directory]
@@ -69,6 +82,15 @@ def _checkpoints(directory: Path) -> list[Path]:
         )
         raise typer.Exit(2)
     return sorted(found)
+
+
+def _newest(directory: Path) -> Checkpoint:
+    for path in reversed(_checkpoints(directory)):
+        try:
+            return Checkpoint(str(path), verify(str(path)))
+        except DamagedCheckpoint as error:
+            typer.echo(f"passed over, because it is damaged: {error}", err=True)
+    raise ValueError(f"`directory` must have a whole checkpoint. Received: {directory}.")
 
 
 def _contents(checkpoint: Checkpoint) -> Table:
@@ -83,3 +105,21 @@ def _contents(checkpoint: Checkpoint) -> Table:
     for group, sizes in sorted(groups.items()):
         table.add_row(group, str(len(sizes)), f"{sum(sizes) / 1e6:.2f}")
     return table
+
+
+def _export(checkpoint: Checkpoint, output: Path) -> None:
+    layout = checkpoint.manifest.state["layout"]
+    if layout["architecture"] is None:
+        raise ValueError(
+            "The model must have a configuration to be exported without its code. Received: a "
+            "model of a class of its own without `get_config`. Run the training script with the "
+            "checkpoint's directory instead, and call `model.save`."
+        )
+    # Takes seconds, which looking at checkpoints does not need.
+    import keras
+
+    model = keras.models.model_from_json(layout["architecture"])
+    tensors = {k: v for part, _ in checkpoint.read() for k, v in part.items()}
+    for number, variable in enumerate(model.variables):
+        variable.assign(tensors[f"model/{number}"])
+    model.save(output)

@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 
 import tfdml
-from tfdml.cli import bench, build_horovod, checkpoints, doctor, launch, records, serve
+from tfdml.cli import (
+    bench,
+    build_horovod,
+    chaos,
+    checkpoints,
+    doctor,
+    launch,
+    records,
+    serve,
+)
 
 app = typer.Typer(
     name="tfdml",
@@ -21,6 +30,7 @@ app = typer.Typer(
 )
 app.command("bench")(bench.bench)
 app.command("build-horovod")(build_horovod.build_horovod)
+app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("serve")(serve.serve)
