@@ -23,10 +23,9 @@ from sklearn.datasets import load_digits
 import tfdml
 
 
-def train(directory: str, epochs: int) -> str:
+def train(strategy: tfdml.HorovodStrategy, directory: str, epochs: int) -> str:
     """Trains on scikit-learn's digits; returns a digest of the weights in the end."""
     keras.utils.set_random_seed(1)
-    strategy = tfdml.HorovodStrategy()
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -89,7 +88,10 @@ def main(
     if kill_and_compare:
         show(epochs)
     else:
-        print("weights", train(directory, epochs))
+        strategy = tfdml.HorovodStrategy()
+        digest = train(strategy, directory, epochs)
+        if strategy.is_chief:
+            print("weights", digest)
 
 
 if __name__ == "__main__":

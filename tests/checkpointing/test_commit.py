@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.checkpointing.faulty_files import Crash, CrashingFiles, FailingFiles
 from tfdml import checkpointing
@@ -275,9 +276,8 @@ def test_a_rank_whose_part_does_not_come_is_named(tmp_path):
 
 
 def test_members_are_safetensors(base):
-    safetensors = pytest.importorskip("safetensors.numpy")
     path = base / "fit-000-epoch-0000-step-0000000001" / "rank-00001-of-00002.safetensors"
-    for name, array in safetensors.load_file(path).items():
+    for name, array in load_file(path).items():
         np.testing.assert_array_equal(array, tensors(1, 1)[name])
 
 
