@@ -22,14 +22,14 @@ class Block(NamedTuple):
 
     Attributes:
         data: The frames.
-        begins: Where the records begin in it: int64.
-        ends: Where they end: int64.
+        begins: Where the records begin in it.
+        ends: Where they end.
         bad: What is wrong with records that are damaged, by their place in the block.
     """
 
     data: bytes
-    begins: np.ndarray
-    ends: np.ndarray
+    begins: list[int]
+    ends: list[int]
     bad: dict[int, BadRecord]
 
 
@@ -74,8 +74,8 @@ class BlockReader:
 
     def ahead(self, ids: np.ndarray) -> None:
         """Begins to read the blocks of records that will be asked for; ids are sorted."""
-        for block in self._blocks_of(ids):
-            self._ask(int(block))
+        blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
+        self._ask(np.unique(blocks).tolist())
 
     def read(self, ids: np.ndarray) -> list[bytes | BadRecord]:
         """Returns records.
@@ -87,22 +87,21 @@ class BlockReader:
             The records, and for each damaged one what is wrong with it.
         """
         blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
+        slots = (ids - self._first_ids[blocks]).tolist()
         bounds = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
         numbers = blocks[bounds].tolist()
         # All of them are asked for before the first one is waited for.
-        futures = [self._ask(number) for number in numbers]
+        futures = self._ask(numbers)
         records: list[bytes | BadRecord] = []
         for begin, end, number, future in zip(
             bounds, [*bounds[1:], len(ids)], numbers, futures, strict=True
         ):
-            block = self._result(number, future)
-            slots = ids[begin:end] - self._first_ids[number]
-            data = block.data
-            places = zip(block.begins[slots].tolist(), block.ends[slots].tolist(), strict=True)
-            records += [data[b:e] for b, e in places]
-            if block.bad:
-                for row, slot in enumerate(slots.tolist(), begin):
-                    records[row] = block.bad.get(slot, records[row])
+            data, begins, ends, bad = self._result(number, future)
+            own = slots[begin:end]
+            records += [data[begins[slot] : ends[slot]] for slot in own]
+            if bad:
+                for row, slot in enumerate(own, begin):
+                    records[row] = bad.get(slot, records[row])
         return records
 
     def _result(self, number: int, future: concurrent.futures.Future) -> Block:
@@ -116,22 +115,23 @@ class BlockReader:
                     self._kept_bytes -= self._size(number)
             raise
 
-    def _blocks_of(self, ids: np.ndarray) -> Iterable[int]:
-        return np.unique(np.searchsorted(self._first_ids, ids, side="right") - 1)
-
-    def _ask(self, number: int) -> concurrent.futures.Future:
+    def _ask(self, numbers: Iterable[int]) -> list[concurrent.futures.Future]:
+        """Returns blocks, which are read where they are not kept."""
+        futures = []
         with self._lock:
-            if number in self._kept:
-                self._kept.move_to_end(number)
-                return self._kept[number]
-            future = self._pool.submit(self._load, number)
-            self._kept[number] = future
-            self._kept_bytes += self._size(number)
+            for number in numbers:
+                future = self._kept.get(number)
+                if future is None:
+                    future = self._kept[number] = self._pool.submit(self._load, number)
+                    self._kept_bytes += self._size(number)
+                    self.blocks_read += 1
+                else:
+                    self._kept.move_to_end(number)
+                futures.append(future)
             while self._kept_bytes > self._limit and len(self._kept) > 1:
                 gone, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= self._size(gone)
-            self.blocks_read += 1
-            return future
+        return futures
 
     def _size(self, number: int) -> int:
         shard = int(self.layout.block_shard[number])
@@ -149,16 +149,16 @@ class BlockReader:
         sound = crc32c(stored) == int(found.block_crc[local])
         if not path.endswith(".gz"):
             bad = {} if sound else _bad_records(stored, frames, lengths)
-            return Block(stored, begins, begins + lengths, bad)
+            return Block(stored, begins.tolist(), (begins + lengths).tolist(), bad)
         try:
             data = gzip.decompress(stored)
         except (OSError, EOFError) as error:
             # Nothing behind the damage can be told from it.
             reason = BadRecord(f"its block is damaged: {error}")
-            empty = np.zeros(len(lengths), np.int64)
+            empty = [0] * len(lengths)
             return Block(b"", empty, empty, dict.fromkeys(range(len(lengths)), reason))
         bad = {} if sound else _bad_records(data, frames, lengths)
-        return Block(data, begins, begins + lengths, bad)
+        return Block(data, begins.tolist(), (begins + lengths).tolist(), bad)
 
 
 def layout_of(indices: Sequence[ShardIndex]) -> Layout:
