@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -210,13 +211,14 @@ def main(
     write: Path | None = None,
     run_model: str = typer.Option("", "--run", help="What this tool starts itself with."),
     steps_per_execution: int = 1,
+    processes: Annotated[list[int], typer.Option(help="Numbers of processes to measure.")] = [1, 2],  # noqa: B006
 ) -> None:
     """Times the strategy against its peers and prints the table."""
     if run_model:
         return run(run_model, steps_per_execution)
     rows = [
-        measure(name, processes, steps)
-        for processes in (1, 2)
+        measure(name, count, steps)
+        for count in processes
         for name in ("CNN", "MLP")
         for steps in STEPS_PER_EXECUTION
     ]

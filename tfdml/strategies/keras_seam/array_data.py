@@ -1,7 +1,6 @@
 """Arrays given to `fit`: one permutation for all processes, a new one each epoch."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,32 @@ class ArrayOrder:
         seed: What the orders follow from; None keeps the order of the arrays.
 
     Attributes:
-        passes: The passes that have begun: int64. What is assigned to it, the next pass goes on
-            from.
+        passes: The passes that have begun. What is assigned to it, the next pass goes on from.
     """
 
     def __init__(self, seed: int | None):
         self.seed = seed
-        self.passes = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.passes = 0
+
+    def next_pass(self, samples: int, batch_size: int, within_batches: bool) -> np.ndarray:
+        """Returns the order of the next pass: a permutation of `range(samples)`, int64.
+
+        Args:
+            samples: The number of samples.
+            batch_size: The rows of a batch.
+            within_batches: Whether batches stay where they are, and only their rows are shuffled.
+        """
+        # Counted, not drawn: TensorFlow's generators mix in the global seed, which may differ by
+        # process.
+        self.passes += 1
+        indices = tf.range(samples, dtype=tf.int64)
+        seed = [self.seed, self.passes]
+        if not within_batches:
+            return tf.random.experimental.stateless_shuffle(indices, seed).numpy()
+        # Sorted by batch, and by chance within it.
+        chance = tf.random.stateless_uniform([samples], seed, dtype=tf.float64)
+        keys = tf.cast(indices // batch_size, tf.float64) + chance
+        return tf.argsort(keys).numpy().astype(np.int64)
 
 
 def array_batches(
@@ -73,15 +91,36 @@ def array_batches(
 
         return tree.traverse(gather, arrays)
 
-    @tf.autograph.experimental.do_not_convert
-    def portion(indices: Portion) -> Portion:
-        return indices._replace(parts=tuple(rows(part) for part in indices.parts))
+    # What is alike for all batches of a size is a constant here: no step has to compute it.
+    alike = None if splitter is None else _portions(adapter, splitter)
 
+    @tf.autograph.experimental.do_not_convert
+    def portion(size: tf.Tensor, *indices: tf.Tensor) -> Portion:
+        rest = (tf.gather(constants, size) for constants in alike)
+        return Portion(tuple(rows(part) for part in indices), *rest)
+
+    # TensorFlow's optimizations write the whole pipeline down for each pass, arrays included.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
     return (
         _index_batches(adapter, order, splitter)
         .map(rows if splitter is None else portion, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
+        .with_options(options)
     )
+
+
+def _sizes(adapter: ArrayDataAdapter) -> list[tuple[int, int]]:
+    """Returns how many global batches there are of how many rows: whole ones, and a last one."""
+    whole, left = divmod(adapter._num_samples, adapter._batch_size)
+    sizes = [(whole, adapter._batch_size), (1, left)]
+    return [(count, size) for count, size in sizes if count and size]
+
+
+def _portions(adapter: ArrayDataAdapter, splitter: Splitter) -> list[np.ndarray]:
+    """Returns the fields of portions but their parts, for each size of a batch: `[sizes, ...]`."""
+    made = [splitter.portion(size, lambda begin, end: None)[1:] for _, size in _sizes(adapter)]
+    return [np.stack([np.asarray(field) for field in fields]) for fields in zip(*made, strict=True)]
 
 
 def _index_batches(
@@ -89,56 +128,41 @@ def _index_batches(
 ) -> tf.data.Dataset:
     """Returns a dataset of the indices of each global batch: int64, shape `[rows]`.
 
-    If there is a `splitter`, it is one of portions: their parts are the indices of own rows.
+    If there is a `splitter`, its elements are the number of the batch's size, see `_sizes`, and the
+    indices of the own rows, for each replica of this process.
     """
-    samples, size, seed = adapter._num_samples, adapter._batch_size, order.seed
-    whole = samples // size * size
+    samples, batch_size = adapter._num_samples, adapter._batch_size
 
-    def batches(indices: tf.Tensor, pass_number: tf.Tensor | None = None) -> tf.data.Dataset:
-        # Cut in one go: to batch single indices costs more than the rest of the pipeline.
-        equal = [tf.reshape(indices[:whole], [whole // size, size])]
-        if whole < samples:
-            equal.append(indices[None, whole:])
-        if pass_number is not None:
-            equal = [_shuffled_rows(batch, [seed, pass_number]) for batch in equal]
-        first, *rest = [_slices(batch, splitter) for batch in equal]
-        return first.concatenate(rest[0]) if rest else first
+    @tf.autograph.experimental.do_not_convert
+    def batches(indices: tf.Tensor) -> tf.data.Dataset:
+        # Cut in one go: to batch single indices costs more than the rest of the pipeline. The
+        # fewer operations are here, the sooner a pass begins.
+        parts, begin = [], 0
+        for number, (count, size) in enumerate(_sizes(adapter)):
+            equal = tf.reshape(indices[begin : begin + count * size], [count, size])
+            begin += count * size
+            if splitter is None:
+                parts.append(tf.data.Dataset.from_tensor_slices(equal))
+                continue
+            own = splitter.portion(size, lambda begin, end, equal=equal: equal[:, begin:end]).parts
+            numbers = np.full(count, number)
+            parts.append(tf.data.Dataset.from_tensor_slices((numbers, *own)))
+        return parts[0] if len(parts) == 1 else parts[0].concatenate(parts[1])
 
-    if seed is None:
+    if order.seed is None:
         return batches(tf.range(samples, dtype=tf.int64))
 
-    @tf.autograph.experimental.do_not_convert
-    def one_pass(pass_number: tf.Tensor) -> tf.data.Dataset:
-        indices = tf.range(samples, dtype=tf.int64)
-        if adapter._shuffle == "batch":
-            return batches(indices, pass_number)
-        shuffle = tf.random.experimental.stateless_shuffle
-        return batches(shuffle(indices, seed=[seed, pass_number]))
+    # Python's, called by the graph when it runs: its operations need not be made ready each time.
+    def next_pass() -> np.ndarray:
+        return order.next_pass(samples, batch_size, adapter._shuffle == "batch")
 
-    # Counted, not drawn: `Dataset.random` mixes in the global seed, which may differ by process.
     @tf.autograph.experimental.do_not_convert
-    def next_pass(_: tf.Tensor) -> tf.Tensor:
-        return order.passes.assign_add(1)
+    def shuffled(_: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(next_pass, [], tf.int64), [samples])
 
     return (
         tf.data.Dataset.range(1)
-        .map(next_pass)
-        .flat_map(one_pass)
+        .map(shuffled)
+        .flat_map(batches)
         .apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
     )
-
-
-def _shuffled_rows(batches: tf.Tensor, seed: Sequence) -> tf.Tensor:
-    """Returns `batches` (`[batches, rows]`) with each batch in an order of its own."""
-    keys = tf.random.stateless_uniform(tf.shape(batches), seed)
-    return tf.gather(batches, tf.argsort(keys), batch_dims=1)
-
-
-def _slices(batches: tf.Tensor, splitter: Splitter | None) -> tf.data.Dataset:
-    """Returns the rows of `batches` (`[batches, rows]`) one by one, or the portions of them."""
-    if splitter is None:
-        return tf.data.Dataset.from_tensor_slices(batches)
-    portion = splitter.portion(batches.shape[1], lambda begin, end: batches[:, begin:end])
-    # What is alike for all these batches is repeated here: no step has to compute it.
-    rest = [tf.repeat(part[None], tf.shape(batches)[0], 0) for part in portion[1:]]
-    return tf.data.Dataset.from_tensor_slices(Portion(portion.parts, *rest))

@@ -156,7 +156,7 @@ class DataPosition:
         if not goes_on or not within:
             self._passes += 1
         if self.order is not None:
-            self.order.passes.assign(self._passes - 1)
+            self.order.passes = self._passes - 1
         elif self.pipeline is None and goes_on:
             self._begin_passes_again()
         own._current_iterator = iter(own._get_iterator())

@@ -30,7 +30,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdml.collectives.collective import LocalCollective
-from tfdml.strategies.keras_seam.array_data import agreed_seed, array_batches
+from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -143,7 +143,7 @@ def _dataset_of(adapter: DataAdapter, shuffled_by_us: bool) -> tf.data.Dataset:
     if shuffled_by_us and isinstance(adapter, ArrayDataAdapter):
         # As under the other strategies: an order that follows from Keras's seed.
         seed = agreed_seed(LocalCollective()) if adapter._shuffle else None
-        return array_batches(adapter, seed, None)
+        return array_batches(adapter, ArrayOrder(seed), None)
     return adapter.get_tf_dataset()
 
 
