@@ -7,6 +7,7 @@ import pytest
 
 from tests.checkpointing import cases
 from tests.harness.pool import RankFailure
+from tests.strategies.test_each_part_is_needed import RESUMING, without
 from tfdml.data import write_tfrecords
 from tfdml.data.ledger import Account
 
@@ -49,6 +50,21 @@ def test_killed_at_two_steps(ranks, tmp_path, plain):
     same(plain, resumed)
     assert plain[0]["saved"] == resumed[0]["saved"]
     assert len(plain[0]["saved"]) == 3
+
+
+@pytest.mark.parametrize("part", sorted(RESUMING))
+def test_each_part_of_the_seam_is_needed(ranks, tmp_path, plain, part):
+    """Without one of the seam's functions the resumed run has other bits, or an error."""
+    # In an epoch; and after its last step, when only its logs are left to be made.
+    step = 8 if "iterator" in part else 10
+    (ended,) = run(ranks, 1, str(tmp_path), at=step, number=signal.SIGTERM)
+    assert ended["code"] == 75
+    with pytest.raises((AssertionError, RankFailure)):
+        same(plain, ranks(1).run(train_without, part, str(tmp_path)))
+
+
+def train_without(part: str, directory: str) -> dict:
+    return without(part, cases.train, directory)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.harness import job
 from tests.strategies.cases import InScope, compiled, data, fitted
+from tfdml.compression import DeepGradientCompression
 
 
 def optimizer(name: str, options: dict) -> dict:
@@ -25,6 +26,14 @@ def optimizer(name: str, options: dict) -> dict:
     result = fitted(model, x, y)
     result["iterations"] = np.array(model.optimizer.iterations)
     return result
+
+
+def momentum_before_the_exchange() -> dict:
+    """Deep gradient compression that sends everything: the optimizer's momentum, done elsewhere."""
+    x, y = data(49)
+    strategy = job.strategy(compression=DeepGradientCompression(1.0, momentum=0.9))
+    made = InScope(keras.optimizers.SGD, 0.01, momentum=0.9)
+    return fitted(compiled(strategy, optimizer=made), x, y)
 
 
 def policy(name: str) -> dict:
