@@ -26,7 +26,7 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     return total, {name: v.numpy() for name, v in aggregator.state.items()}
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("compressor", [TopK(0.1), PowerSGD(4)], ids=repr)
 def test_what_waits_is_sent_by_other_ranks(compressor, size):
     """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""

@@ -5,6 +5,7 @@ import os
 import pickle
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Listener, wait
@@ -52,6 +53,7 @@ class RankPool:
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
         self._rendezvous: Any = None
+        self._closing = threading.Lock()
         self._directory = tempfile.TemporaryDirectory(prefix="tfdml-ranks-")
         self._log = Path(self._directory.name, "output")
 
@@ -93,12 +95,14 @@ class RankPool:
 
     def close(self, keep_output: bool = False) -> None:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
-        end_processes([pid for own in self.pids for pid in tree_of(own)], TERM_SECONDS)
-        for connection in self._connections.values():
-            connection.close()
-        if self._rendezvous is not None:
-            self._rendezvous.stop()
-        self._connections, self._rendezvous, self.pids = {}, None, []
+        # A case that has failed in another thread closes the pool too.
+        with self._closing:
+            end_processes([pid for own in self.pids for pid in tree_of(own)], TERM_SECONDS)
+            for connection in self._connections.values():
+                connection.close()
+            if self._rendezvous is not None:
+                self._rendezvous.stop()
+            self._connections, self._rendezvous, self.pids = {}, None, []
         if not keep_output:
             self._directory.cleanup()
 

@@ -52,7 +52,7 @@ def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
         assert len(epochs) == 2
         for fast, slow in epochs:
             assert (fast.rank, slow.rank) == (0, 1)
-            assert slow.compute > 0.03
+            assert slow.compute > 0.15
             assert fast.wait > slow.wait
             assert slow.causes > 0.5
 

@@ -34,7 +34,11 @@ def test_busy_workers_lose_nothing(cluster):
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [("Variable.assign_add", "count"), ("SeedGenerator.next", "seeds")]
+    ("part", "count"),
+    [
+        ("Variable.assign_add", "count"),
+        pytest.param("SeedGenerator.next", "seeds", marks=pytest.mark.slow),
+    ],
 )
 def test_keras_s_own_functions_lose_updates(cluster, part, count):
     """So the test above can fail."""

@@ -7,6 +7,8 @@ from tests.strategies import parameter_server_partition as cases
 from tests.strategies.compare import assert_close
 from tfdml.strategies.parameter_server.placement import placement_table
 
+slow = pytest.mark.slow
+
 
 def test_variables_are_spread_by_size(cluster):
     result = cluster.run(cases.placed_by_size)
@@ -23,7 +25,10 @@ def test_the_table_of_places():
     assert any("ps 0" in line and "0 variables" in line for line in lines)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "clipnorm", "LARS", "LAMB"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", "LAMB", *(pytest.param(o, marks=slow) for o in ("adagrad", "clipnorm", "LARS"))],
+)
 def test_parts_train_as_a_whole_does(ranks, cluster, optimizer):
     (one,) = ranks(1).run(cases.recommender, optimizer, False)
     many = cluster.run(cases.recommender, optimizer, True)

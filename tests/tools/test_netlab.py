@@ -55,6 +55,7 @@ def test_hosts_have_names_and_addresses():
     ]
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_rate_holds():
     done = lab("--rate", "20mbit", "--", sys.executable, "-c", TRANSFER)
