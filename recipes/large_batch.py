@@ -3,8 +3,8 @@
     horovodrun -np 2 python recipes/large_batch.py --batch-size 4096 --optimizer lars
     python recipes/large_batch.py --batch-size 4096 --optimizer sgd     # what goes wrong
 
-The rates are those that a coarse search found for this network at these batch sizes; the measured
-accuracies are in tools/benchmarks/large_batch.md. `--learning-rate` tries another.
+The rates are first guesses, neither searched for nor measured yet: `--learning-rate` tries another,
+and tools/bench_large_batch.py searches, and compares accuracies.
 """
 
 import math
@@ -20,8 +20,8 @@ BASE_BATCH = 128
 # Of the weights' updates, the part in which the rate rises.
 WARMUP = 0.15
 
-# The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the batch
-# itself: found at 4096, and at 8192 or more.
+# Guesses. The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the
+# batch itself: below 8192, and from there on.
 RATES = {
     "sgd": (0.05, 0.05),
     "sgd-linear": (0.05, 0.05),
@@ -116,7 +116,7 @@ def main(
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a global batch.")] = 4096,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 20,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The highest rate, instead of the one that was found.")
+        float | None, typer.Option(help="The highest rate, instead of the recipe's.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Train on the first images only.")

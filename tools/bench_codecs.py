@@ -1,6 +1,6 @@
 """Times the codecs alone, on all cores: Gbit/s of float32 gradients.
 
-    .venv/bin/python tools/bench_codecs.py [--write tools/benchmarks/codecs.md]
+    .venv/bin/python tools/bench_codecs.py [--write FILE]
 
 "encode" is what happens before the exchange: feedback added, encoded, and what is left out kept.
 "exchange" is all around it: the owner's decoding, adding and encoding, and the last decoding too.

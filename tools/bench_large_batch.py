@@ -1,7 +1,7 @@
 """Measures the accuracy of large batches by `recipes/large_batch.py`: optimizers, sizes, seeds.
 
     .venv/bin/python tools/bench_large_batch.py [--plot tools/benchmarks/large_batch.png]
-    .venv/bin/python tools/bench_large_batch.py --search adamw   # how the recipe's rates were found
+    .venv/bin/python tools/bench_large_batch.py --search adamw   # rates around the recipe's
 
 All runs are of one job of 2 processes, one after the other, and have the same number of epochs.
 """
