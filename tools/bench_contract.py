@@ -96,7 +96,7 @@ def run() -> None:
 
     import tfdml
     from tfdml.strategies import share
-    from tfdml.strategies.keras_seam import seam
+    from tfdml.strategies.keras_seam import trainer
 
     strategy = tfdml.HorovodStrategy()
     ways = readings(strategy)
@@ -117,7 +117,7 @@ def run() -> None:
                 digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
                 without.enter_context(mock.patch.object(share, "digest_of", digest))
                 portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
-                without.enter_context(mock.patch.object(seam, "portions", portions))
+                without.enter_context(mock.patch.object(trainer, "portions", portions))
             models[name, who].fit(*data, verbose=0, callbacks=[clock], **more)
         return times[1] - times[0]
 

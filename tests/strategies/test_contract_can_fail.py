@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.strategies import cases, custom_cases, training_cases
 from tests.strategies.compare import assert_invariant
 from tfdml.strategies import extended, share
-from tfdml.strategies.keras_seam import array_data, seam
+from tfdml.strategies.keras_seam import array_data, trainer
 
 
 def _without_exchange():
@@ -24,8 +24,8 @@ def _without_weighting():
 
 def _without_shuffle_agreement():
     own = lambda collective: random.getrandbits(62)  # noqa: E731
-    assert seam.agreed_seed is array_data.agreed_seed
-    return mock.patch.object(seam, "agreed_seed", own)
+    assert trainer.agreed_seed is array_data.agreed_seed
+    return mock.patch.object(trainer, "agreed_seed", own)
 
 
 def _without_initial_broadcast():

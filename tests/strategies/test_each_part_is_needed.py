@@ -19,7 +19,7 @@ def _name(owner, name: str) -> str:
 def without(part: str, case: Callable, *args):
     """Runs `case` with Keras's own function in the place of one of the seam's."""
     seam.install()
-    owner, name = next((o, n) for o, n, _ in seam._REPLACEMENTS if _name(o, n) == part)
+    owner, name = next((o, n) for o, n, _ in seam.REPLACEMENTS if _name(o, n) == part)
     ours = inspect.getattr_static(owner, name)
     setattr(owner, name, ours._tfdml_replaces)
     try:
@@ -60,7 +60,7 @@ RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metri
 
 
 def test_every_part_is_here():
-    assert {_name(o, n) for o, n, _ in seam._REPLACEMENTS} == NEEDED_BY.keys() | RESUMING
+    assert {_name(o, n) for o, n, _ in seam.REPLACEMENTS} == NEEDED_BY.keys() | RESUMING
 
 
 @pytest.mark.parametrize("part", NEEDED_BY)

@@ -37,7 +37,7 @@ SIGNATURES = {
 
 def _signatures() -> dict[str, str]:
     found = {}
-    for owner, name, _ in seam._REPLACEMENTS:
+    for owner, name, _ in seam.REPLACEMENTS:
         function = inspect.unwrap(getattr(owner, name))
         names = [p for p in inspect.signature(function).parameters if p != "self"]
         found[f"{owner.__name__}.{name}"] = " ".join(names)
@@ -77,7 +77,7 @@ def test_models_of_other_strategies_go_straight_to_keras():
         return [history.history, model.predict(x, verbose=0).tolist()]
 
     with_seam = train()
-    replaced = [(o, n, getattr(o, n)) for o, n, _ in seam._REPLACEMENTS]
+    replaced = [(o, n, getattr(o, n)) for o, n, _ in seam.REPLACEMENTS]
     try:
         for owner, name, replacement in replaced:
             setattr(owner, name, replacement._tfdml_replaces)
