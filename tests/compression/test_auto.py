@@ -91,6 +91,17 @@ def test_it_is_settled_until_steps_change():
     assert made.current == 0
 
 
+def test_trials_that_change_nothing_become_rare():
+    made = choice([1.0, 0.5])
+    trials = 0
+    for window in range(200):
+        # Two slow windows, two fast ones: the machine, whatever is chosen.
+        trials += made.current == 0
+        made.after((1.0 if window // 2 % 2 else 2.0) * (1.2, 1.0)[made.current])
+    assert trials <= 8
+    assert made.current == 1
+
+
 class Slow(Collective):
     """A collective whose bytes take time."""
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 _DOUBT = 2.0
 # What compresses must be faster than what does not by this part, to be preferred.
 _MARGIN = 0.02
-# A change of the steps' time by this part, twice in a row, begins the trials anew.
-_CHANGE = 0.25
+# A change of the steps' time by this part, so many times in a row, begins the trials anew. If they
+# come out as before, it takes twice as many the next time: where steps differ by themselves, trials
+# must not eat up what they gain.
+_CHANGE, _PATIENCE = 0.25, 2
 
 
 class Choice:
@@ -31,7 +33,8 @@ class Choice:
         self.current = self._order[0]
         self.measured: dict[int, float] = {}
         self._settled: float | None = None
-        self._odd = 0
+        self._before: int | None = None
+        self._odd, self._patience = 0, _PATIENCE
 
     @property
     def settled(self) -> bool:
@@ -57,6 +60,7 @@ class Choice:
             return False
         self.current = self._fastest()
         self._settled = self.measured[self.current]
+        self._patience = 2 * self._patience if self.current == self._before else _PATIENCE
         return True
 
     def _may_win(self, candidate: int) -> bool:
@@ -76,10 +80,10 @@ class Choice:
     def _watch(self, seconds: float) -> None:
         changed = abs(seconds - self._settled) > _CHANGE * self._settled
         self._odd = self._odd + 1 if changed else 0
-        if self._odd < 2:
+        if self._odd < self._patience:
             return
         # The link or the load is another one: what was predicted of it is void.
-        self._settled, self._odd = None, 0
+        self._settled, self._odd, self._before = None, 0, self.current
         self._least = [0.0] * len(self.names)
         self.predicted = [0.0] * len(self.names)
         self.measured = {self.current: seconds}
