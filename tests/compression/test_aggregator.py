@@ -108,6 +108,7 @@ def _by_default(compressors: Sequence) -> list:
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
 
 
+@pytest.mark.slow  # Three ranks are what tells an owner from the other one.
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_sums_are_the_same_bits_on_two_ranks(compressor):
     _assert_same_bits(compressor, 2)

@@ -27,7 +27,9 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
 
 
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("compressor", [TopK(0.1), PowerSGD(4)], ids=repr)
+@pytest.mark.parametrize(
+    "compressor", [TopK(0.1), pytest.param(PowerSGD(4), marks=pytest.mark.slow)], ids=repr
+)
 def test_what_waits_is_sent_by_other_ranks(compressor, size):
     """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""
     before = run_ranks(3, lambda c: steps(c, compressor, 2))

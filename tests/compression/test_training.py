@@ -42,7 +42,9 @@ def test_one_process_compresses_nothing(ranks):
     assert_close(plain, compressed, rtol=0, atol=0, where="")
 
 
-@pytest.mark.parametrize("options", [{"devices": 2}, {"accumulate": 2}])
+@pytest.mark.parametrize(
+    "options", [{"devices": 2}, pytest.param({"accumulate": 2}, marks=pytest.mark.slow)]
+)
 def test_with_devices_and_with_accumulation(ranks, options):
     (plain,) = ranks(1).run(cases.train, None, "float32", 1, options.get("accumulate"))
     results = ranks(2).run(
@@ -52,7 +54,9 @@ def test_with_devices_and_with_accumulation(ranks, options):
     np.testing.assert_allclose(results[0]["history"]["loss"], plain["history"]["loss"], rtol=0.05)
 
 
-@pytest.mark.parametrize("compressor", ["int4", "powersgd", "fp16"])
+@pytest.mark.parametrize(
+    "compressor", ["int4", "powersgd", pytest.param("fp16", marks=pytest.mark.slow)]
+)
 def test_an_overflow_on_one_rank_is_seen_through_the_codec(ranks, compressor):
     for result in ranks(2).run(cases.train, compressor, "mixed_float16", 1, None, 2):
         assert result["iterations"] == 2

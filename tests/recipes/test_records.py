@@ -59,6 +59,7 @@ def test_table(ranks, tmp_path):
     assert two[1] == ""
 
 
+@pytest.mark.slow  # `test_table` trains from records too; lengths are in tests/data.
 def test_text(ranks, tmp_path):
     cases.run("text", {"path": tmp_path / "lines.jsonl", "limit": 120}, "make")
     convert(

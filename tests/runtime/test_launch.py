@@ -69,7 +69,7 @@ time.sleep({others})
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
-        ("sys.exit(3)", 3, "exit code 3"),
+        pytest.param("sys.exit(3)", 3, "exit code 3", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (exit code 137)"),
     ],
 )
@@ -130,7 +130,9 @@ sys.exit(1 if len(open(path).read()) < 3 else 0)
     assert done.returncode == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
     program = tmp_path / "program.py"
     # A rank with a child of its own, both deaf to SIGTERM.

@@ -24,7 +24,7 @@ def start(rank: int, ports: list[int]) -> child.Ended:
     return child.run([sys.executable, "-c", PROGRAM], environment=environment, timeout=90)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_never_comes_is_named(rank):
     ports = free_ports(2)
     ended = start(rank, ports)

@@ -55,6 +55,16 @@ NEEDED_BY = {
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
 }
+# These by default, the others are slow tests.
+QUICK = {
+    "TensorFlowTrainer.fit",
+    "TFEpochIterator.__init__",
+    "ArrayDataAdapter.get_tf_dataset",
+    "TensorFlowTrainer._make_function",
+    "BaseOptimizer.apply",
+    "loss.unscale_loss_for_distribution",
+    "SeedGenerator.next",
+}
 # What only a resumed training needs: tests/checkpointing/test_resume.py takes these out.
 RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metrics_result_or_logs"}
 
@@ -63,7 +73,10 @@ def test_every_part_is_here():
     assert {_name(o, n) for o, n, _ in seam.REPLACEMENTS} == NEEDED_BY.keys() | RESUMING
 
 
-@pytest.mark.parametrize("part", NEEDED_BY)
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=() if part in QUICK else pytest.mark.slow) for part in NEEDED_BY],
+)
 def test_a_case_goes_red_without(ranks, part):
     case, *args = NEEDED_BY[part]
     whole = ranks.run_sizes((1, 2), case, *args)

@@ -18,7 +18,7 @@ def _compare(ranks, kind, case, *args, **tolerance):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("SGD", {"clipvalue": 0.01, "momentum": 0.9}),
+        pytest.param("SGD", {"clipvalue": 0.01, "momentum": 0.9}, marks=pytest.mark.slow),
         ("SGD", {"clipnorm": 0.05}),
         ("AdamW", {"weight_decay": 0.1, "global_clipnorm": 0.1}),
         ("SGD", {"use_ema": True, "ema_momentum": 0.5}),
@@ -29,7 +29,7 @@ def _compare(ranks, kind, case, *args, **tolerance):
             marks=pytest.mark.slow,
         ),
         ("Adam", {"gradient_accumulation_steps": 3}),
-        ("schedule", {}),
+        pytest.param("schedule", {}, marks=pytest.mark.slow),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else value,
 )
@@ -44,7 +44,7 @@ def test_optimizers(ranks, feature_kind, name, options):
         model_cases.synchronized_batch_norm,
         model_cases.sparse_gradients,
         model_cases.added_loss,
-        model_cases.variables_without_gradient,
+        pytest.param(model_cases.variables_without_gradient, marks=pytest.mark.slow),
         custom_cases.several_optimizers,
         # `test_each_part_is_needed` has it on 2 ranks.
         pytest.param(model_cases.several_outputs, marks=pytest.mark.slow),
@@ -57,7 +57,9 @@ def test_models_and_losses(ranks, feature_kind, case):
     _compare(ranks, feature_kind, case)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
 def test_mixed_precision(ranks, feature_kind, policy):
     """The replicas' sums round differently in half precision, but alike on all ranks."""
     results = ranks.run_sizes((1, SIZE[feature_kind]), fit_cases.policy, policy, kind=feature_kind)
@@ -69,7 +71,7 @@ def test_mixed_precision(ranks, feature_kind, policy):
     "source",
     [
         pytest.param("PyDataset", marks=pytest.mark.slow),
-        "PyDataset with workers",
+        pytest.param("PyDataset with workers", marks=pytest.mark.slow),
         "generator",
     ],
 )
@@ -119,7 +121,12 @@ def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, featur
 
 @pytest.mark.parametrize(
     ("why", "epochs", "rate"),
-    [("nan", 1, 0.01), ("early", 2, 0.01), ("plateau", 6, 1e-7), ("one rank", 2, 0.01)],
+    [
+        ("nan", 1, 0.01),
+        pytest.param("early", 2, 0.01, marks=pytest.mark.slow),
+        ("plateau", 6, 1e-7),
+        ("one rank", 2, 0.01),
+    ],
 )
 def test_callbacks_decide_alike(ranks, why, epochs, rate):
     for result in ranks(3).run(fit_cases.stops, why):

@@ -33,12 +33,10 @@ def test_busy_workers_lose_nothing(cluster):
     assert set(cluster.run(cases.count_many).values()) == {cases.COUNTED_STEPS * cases.PER_STEP}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "count"),
-    [
-        ("Variable.assign_add", "count"),
-        pytest.param("SeedGenerator.next", "seeds", marks=pytest.mark.slow),
-    ],
+    [("Variable.assign_add", "count"), ("SeedGenerator.next", "seeds")],
 )
 def test_keras_s_own_functions_lose_updates(cluster, part, count):
     """So the test above can fail."""

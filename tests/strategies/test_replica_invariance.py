@@ -73,7 +73,7 @@ def test_one_process_with_two_devices(ranks):
     "dataset",
     [
         "shuffled",
-        "repeated",
+        pytest.param("repeated", marks=pytest.mark.slow),
         # Of unknown length, which is below under all strategies.
         pytest.param("generator", marks=pytest.mark.slow),
         # `test_each_part_is_needed` has it on 2 ranks.
@@ -91,7 +91,8 @@ def test_a_dataset_of_unknown_length(ranks, kind):
 @pytest.mark.parametrize(
     "fit_options",
     [
-        {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
+        # Weights of samples are in `test_masks_and_reductions`, and these are made into such.
+        pytest.param({"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}, marks=pytest.mark.slow),
         {"validation_split": 0.3, "shuffle": "batch"},
         # `test_masks_and_reductions` has sample weights too.
         pytest.param({"sample_weight": np.linspace(0, 2, 101)}, marks=pytest.mark.slow),
@@ -105,7 +106,7 @@ def test_fit_options(ranks, feature_kind, fit_options):
 
 @pytest.mark.parametrize(
     "compile_options",
-    [{"steps_per_execution": 3}, {"run_eagerly": True}],
+    [{"steps_per_execution": 3}, pytest.param({"run_eagerly": True}, marks=pytest.mark.slow)],
     ids=lambda options: "+".join(options),
 )
 def test_compile_options(ranks, feature_kind, compile_options):

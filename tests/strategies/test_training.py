@@ -37,7 +37,7 @@ def test_gradients_are_clipped_after_the_exchange(ranks):
 @pytest.mark.parametrize(
     ("size", "devices"),
     [
-        (3, 1),
+        pytest.param(3, 1, marks=pytest.mark.slow),
         (2, 2),
         pytest.param(2, 1, marks=pytest.mark.slow),
         pytest.param(1, 2, marks=pytest.mark.slow),
