@@ -68,6 +68,7 @@ def test_insides_are_known_in_one_place(file):
     for private, room in {
         "keras.src": "strategies/keras_seam/",
         "tensorflow.python": (
+            "strategies/batch_extended.py",
             "strategies/extended.py",
             "strategies/parameter_server/extended.py",
             "collectives/own_variable.py",

@@ -1,6 +1,6 @@
 """What `tf.distribute` asks of a strategy: mirrored local devices, and a collective between them.
 
-This is the one module that knows the insides of `tf.distribute` (TensorFlow 2.21).
+With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.21).
 """
 
 import contextlib
@@ -14,10 +14,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import (
     cross_device_ops,
     distribute_utils,
-    input_util,
     values,
 )
-from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
@@ -26,20 +24,19 @@ from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
-from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.batch_extended import BatchExtended
 from tfdml.strategies.noise_scale import NoiseScale
-from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 from tfdml.strategies.step_clock import StepClock
 from tfdml.strategies.stop_vote import StopVote
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
 
-class ReplicaExtended(MirroredExtended):
+class ReplicaExtended(BatchExtended):
     """Local devices mirrored by TensorFlow; processes kept alike by a `Collective`.
 
-    Replicas are numbered by process, then by device. Every process creates the same variables in
-    the same order; their initial values come from rank 0.
+    Every process creates the same variables in the same order; their initial values come from
+    rank 0.
 
     Args:
         strategy: The strategy that this extends.
@@ -59,7 +56,6 @@ class ReplicaExtended(MirroredExtended):
         guard: Guard | None = None,
         check_desync: int = 0,
     ):
-        self.collective = collective
         self.guard = guard
         self.check_desync = check_desync
         self.compressor = compressor
@@ -74,15 +70,12 @@ class ReplicaExtended(MirroredExtended):
         self.vote: StopVote | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
-        self._shares: list[Share] | None = None
-        self._global_steps = False
-        self.accumulator: Accumulator | None = None
-        # The same between steps: of the model that was set up last.
+        # What gathers gradients between steps: of the model that was set up last.
         self.gathering: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
-        super().__init__(strategy, devices)
+        super().__init__(strategy, devices, collective)
 
-    # -- Who the replicas are ------------------------------------------------------------------
+    # -- What is asked about it ----------------------------------------------------------------
 
     @property
     def options(self) -> dict[str, Any]:
@@ -93,21 +86,6 @@ class ReplicaExtended(MirroredExtended):
             "check_desync": self.check_desync,
             "compression": repr(self.compressor),
         }
-
-    @property
-    def num_local_replicas(self) -> int:
-        """The number of replicas of this process."""
-        return len(self._devices)
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return self.collective.size * self.num_local_replicas
-
-    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        return self.collective.rank * self.num_local_replicas + replica_id
-
-    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
-        return replica_id_in_sync_group % self.num_local_replicas
 
     @property
     def observers(self) -> list[StepClock | NoiseScale | StopVote]:
@@ -311,101 +289,6 @@ class ReplicaExtended(MirroredExtended):
         )
         inverse = [order.index(i) for i in range(len(order))]
         return self._broadcast_to(tf.transpose(gathered, inverse), destinations)
-
-    # -- Batches -------------------------------------------------------------------------------
-
-    @property
-    def splitter(self) -> Splitter:
-        """What splits global batches over the replicas."""
-        first = self._get_replica_id_in_sync_group(0)
-        return Splitter(first, self.num_local_replicas, self._num_replicas_in_sync)
-
-    def portion_of(self, batch: Any) -> Portion:
-        """Returns this process's portion of a global batch, where it is not one already."""
-        if isinstance(batch, Portion):
-            return batch
-        with tf.device(self._input_workers_devices[0][0]):
-            return self.splitter.split(batch)
-
-    def replica_values(self, parts: Sequence[Any]) -> Any:
-        """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
-        return distribute_utils.regroup(tuple(parts))
-
-    @contextlib.contextmanager
-    def working_on(
-        self, shares: list[Share], accumulator: Accumulator | None = None
-    ) -> Iterator[None]:
-        """While this is entered, `current_share` in a replica is that replica's share.
-
-        Args:
-            shares: The shares of this process's replicas.
-            accumulator: What the model's optimizer gathers gradients in, if it does.
-        """
-        self._shares, self.accumulator = shares, accumulator
-        try:
-            yield
-        finally:
-            self._shares = self.accumulator = None
-
-    def current_share(self) -> Share | None:
-        """Returns the calling replica's share; None outside a global step of Keras."""
-        replica = tf.distribute.get_replica_context()
-        if self._shares is None or replica is None:
-            return None
-        return self._shares[replica._local_replica_id]
-
-    def split_element(self, *element) -> Portion:
-        """Returns this process's portion of a dataset's element, a global batch."""
-        return self.splitter.split(unpacked(element))
-
-    @contextlib.contextmanager
-    def global_steps(self) -> Iterator[None]:
-        """While this is entered, datasets are left whole: a `GlobalStep` takes portions."""
-        before, self._global_steps = self._global_steps, True
-        try:
-            yield
-        finally:
-            self._global_steps = before
-
-    def _experimental_distribute_dataset(self, dataset, options):
-        """Gives each replica its rows of every global batch (or all, see `global_steps`)."""
-        if self._global_steps:
-            return dataset
-        check_pipeline(dataset, self.collective)
-        if self.collective.size > 1:
-            dataset = dataset.map(
-                lambda *batch: self.splitter.own_rows(unpacked(batch)),
-                num_parallel_calls=tf.data.AUTOTUNE,
-            )
-        return input_util.get_distributed_dataset(
-            dataset,
-            self._input_workers_with_options(options),
-            self._container_strategy(),
-            num_replicas_in_sync=self.num_local_replicas,
-            options=options,
-        )
-
-    def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
-        def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            del context
-            return dataset_fn(
-                tf.distribute.InputContext(
-                    num_input_pipelines=self.collective.size,
-                    input_pipeline_id=self.collective.rank,
-                    num_replicas_in_sync=self._num_replicas_in_sync,
-                )
-            )
-
-        return super()._distribute_datasets_from_function(with_global_context, options)
-
-    def _experimental_distribute_values_from_function(self, value_fn: Callable):
-        contexts = [
-            tf.distribute.experimental.ValueContext(
-                self._get_replica_id_in_sync_group(i), self._num_replicas_in_sync
-            )
-            for i in range(self.num_local_replicas)
-        ]
-        return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
 
 
 def _divide(total, count: int):

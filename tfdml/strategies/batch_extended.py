@@ -1,0 +1,151 @@
+"""Who the replicas are, and how global batches get to them.
+
+With `extended`, this knows the insides of `tf.distribute` (TensorFlow 2.21).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, input_util
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+
+from tfdml.collectives.collective import Collective
+from tfdml.strategies.accumulation import Accumulator
+from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.share import Portion, Share, Splitter, unpacked
+
+
+class BatchExtended(MirroredExtended):
+    """Local devices, each a replica among those of all processes, that share global batches.
+
+    Replicas are numbered by process, then by device.
+
+    Args:
+        strategy: The strategy that this extends.
+        devices: This process's devices.
+        collective: What exchanges tensors with the other processes.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, devices: Sequence[str], collective: Collective
+    ):
+        self.collective = collective
+        self._shares: list[Share] | None = None
+        self._global_steps = False
+        # What gathers gradients in the step that is under way, if something does.
+        self.accumulator: Accumulator | None = None
+        super().__init__(strategy, devices)
+
+    # -- Who the replicas are ------------------------------------------------------------------
+
+    @property
+    def num_local_replicas(self) -> int:
+        """The number of replicas of this process."""
+        return len(self._devices)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self.collective.size * self.num_local_replicas
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self.collective.rank * self.num_local_replicas + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group % self.num_local_replicas
+
+    # -- Batches -------------------------------------------------------------------------------
+
+    @property
+    def splitter(self) -> Splitter:
+        """What splits global batches over the replicas."""
+        first = self._get_replica_id_in_sync_group(0)
+        return Splitter(first, self.num_local_replicas, self._num_replicas_in_sync)
+
+    def portion_of(self, batch: Any) -> Portion:
+        """Returns this process's portion of a global batch, where it is not one already."""
+        if isinstance(batch, Portion):
+            return batch
+        with tf.device(self._input_workers_devices[0][0]):
+            return self.splitter.split(batch)
+
+    def replica_values(self, parts: Sequence[Any]) -> Any:
+        """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
+        return distribute_utils.regroup(tuple(parts))
+
+    @contextlib.contextmanager
+    def working_on(
+        self, shares: list[Share], accumulator: Accumulator | None = None
+    ) -> Iterator[None]:
+        """While this is entered, `current_share` in a replica is that replica's share.
+
+        Args:
+            shares: The shares of this process's replicas.
+            accumulator: What the model's optimizer gathers gradients in, if it does.
+        """
+        self._shares, self.accumulator = shares, accumulator
+        try:
+            yield
+        finally:
+            self._shares = self.accumulator = None
+
+    def current_share(self) -> Share | None:
+        """Returns the calling replica's share; None outside a global step of Keras."""
+        replica = tf.distribute.get_replica_context()
+        if self._shares is None or replica is None:
+            return None
+        return self._shares[replica._local_replica_id]
+
+    def split_element(self, *element) -> Portion:
+        """Returns this process's portion of a dataset's element, a global batch."""
+        return self.splitter.split(unpacked(element))
+
+    @contextlib.contextmanager
+    def global_steps(self) -> Iterator[None]:
+        """While this is entered, datasets are left whole: a `GlobalStep` takes portions."""
+        before, self._global_steps = self._global_steps, True
+        try:
+            yield
+        finally:
+            self._global_steps = before
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        """Gives each replica its rows of every global batch (or all, see `global_steps`)."""
+        if self._global_steps:
+            return dataset
+        check_pipeline(dataset, self.collective)
+        if self.collective.size > 1:
+            dataset = dataset.map(
+                lambda *batch: self.splitter.own_rows(unpacked(batch)),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            )
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self.num_local_replicas,
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
+        def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            del context
+            return dataset_fn(
+                tf.distribute.InputContext(
+                    num_input_pipelines=self.collective.size,
+                    input_pipeline_id=self.collective.rank,
+                    num_replicas_in_sync=self._num_replicas_in_sync,
+                )
+            )
+
+        return super()._distribute_datasets_from_function(with_global_context, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Callable):
+        contexts = [
+            tf.distribute.experimental.ValueContext(
+                self._get_replica_id_in_sync_group(i), self._num_replicas_in_sync
+            )
+            for i in range(self.num_local_replicas)
+        ]
+        return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
