@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import sys
 import sysconfig
 import threading
@@ -97,6 +98,9 @@ class Place:
 def describe_error(error: BaseException) -> str:
     """Returns an exception in a few lines: its type, what it says, and where it was raised."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    in_graph = _IN_GRAPH.search(text)
+    if in_graph:
+        return _describe_error_in_graph(error, in_graph)
     if len(text) > _LONGEST_ERROR:
         text = text[:_LONGEST_ERROR] + " ..."
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -109,6 +113,24 @@ def describe_error(error: BaseException) -> str:
     if own:
         code, line = own[-1]
         text += f"\nat {code.co_filename}:{line} in {code.co_name}"
+    return text
+
+
+# How TensorFlow tells of an exception of Python code that a graph has called: the code of a
+# `numpy_function`, a `py_function` or a generator. What it tells besides goes on for pages.
+_IN_GRAPH = re.compile(
+    r"^(?P<error>\S[^\n]*)\n+Traceback \(most recent call last\):\n(?P<frames>.*)", re.M | re.S
+)
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+def _describe_error_in_graph(error: BaseException, found: re.Match) -> str:
+    text = found["error"][:_LONGEST_ERROR]
+    text += f"\nin Python code of the graph ({type(error).__name__})"
+    own = [f for f in _FRAME.findall(found["frames"]) if not f[0].startswith(_LIBRARIES)]
+    if own:
+        file, line, function = own[-1]
+        text += f"\nat {file}:{line} in {function}"
     return text
 
 
