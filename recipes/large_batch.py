@@ -3,8 +3,8 @@
     horovodrun -np 2 python recipes/large_batch.py --batch-size 4096 --optimizer lars
     python recipes/large_batch.py --batch-size 4096 --optimizer sgd     # what goes wrong
 
-The rates are first guesses, neither searched for nor measured yet: `--learning-rate` tries another,
-and tools/bench_large_batch.py searches, and compares accuracies.
+The rates for a batch of 4,096 are from a search with one seed, tools/benchmarks/large_batch.md; those
+for 8,192 are guesses. `--learning-rate` tries another.
 """
 
 import math
@@ -20,16 +20,16 @@ BASE_BATCH = 128
 # Of the weights' updates, the part in which the rate rises.
 WARMUP = 0.15
 
-# Guesses. The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the
-# batch itself: below 8192, and from there on.
+# The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the batch itself:
+# below 8192, and from there on (guesses).
 RATES = {
     "sgd": (0.05, 0.05),
     "sgd-linear": (0.05, 0.05),
     "sgd-warmup": (0.05, 0.05),
-    "nesterov": (0.4, 0.4),
-    "adamw": (0.006, 0.008),
-    "lars": (8.0, 10.0),
-    "lamb": (0.02, 0.03),
+    "nesterov": (0.2, 0.2),
+    "adamw": (0.024, 0.024),
+    "lars": (4.0, 4.0),
+    "lamb": (0.04, 0.04),
 }
 
 
