@@ -3,8 +3,8 @@
     horovodrun -np 2 python recipes/large_batch.py --batch-size 4096 --optimizer lars
     python recipes/large_batch.py --batch-size 4096 --optimizer sgd     # what goes wrong
 
-The rates for a batch of 4,096 are from a search with one seed, tools/benchmarks/large_batch.md; those
-for 8,192 are guesses. `--learning-rate` tries another.
+The rates for a batch of 4,096 are from a search with one seed, tools/benchmarks/large_batch.md;
+those for 8,192 are guesses. `--learning-rate` tries another.
 """
 
 import math
@@ -20,8 +20,8 @@ BASE_BATCH = 128
 # Of the weights' updates, the part in which the rate rises.
 WARMUP = 0.15
 
-# The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the batch itself:
-# below 8192, and from there on (guesses).
+# The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the batch
+# itself: below 8192, and from there on (guesses).
 RATES = {
     "sgd": (0.05, 0.05),
     "sgd-linear": (0.05, 0.05),
