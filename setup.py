@@ -33,6 +33,7 @@ TEST = [
     "kubernetes",
     "optax",
     "pytest>=8",
+    "pytest-xdist>=3.5",
     "ruff>=0.12",
     "safetensors",
     "tensorboard",
