@@ -48,7 +48,7 @@ class ModelState:
         }
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns all values, by group and number; not copies where that can be avoided."""
+        """Returns all values, by group and number; see `values_of`."""
         found = {}
         for group, variables in self._groups.items():
             values = values_of(variables, summed=group == "metrics")
