@@ -7,10 +7,11 @@ from typing import Any
 
 import tfdml
 from tfdml.data import manifest as manifests
-from tfdml.data import schema as schemas
 from tfdml.data import storage
+from tfdml.data.inference import infer
 from tfdml.data.manifest import SUFFIX, Manifest, Shard
 from tfdml.data.schema import Schema
+from tfdml.data.values import encoder
 from tfdml.data.writer import open_shard, shard_name
 
 SHARD_BYTES = 150 << 20
@@ -58,13 +59,13 @@ def write_tfrecords(
     manifest = _manifest(directory, name, split)
     records = iter(records)
     sample = [] if schema is not None else list(itertools.islice(records, SAMPLED_RECORDS))
-    schema = schemas.infer(sample) if schema is None else Schema.from_json(_json_of(schema))
+    schema = infer(sample) if schema is None else Schema.from_json(_json_of(schema))
     if manifest.splits and manifest.schema != schema:
         raise ValueError(
             f"`schema` must be that of the data set's other splits, {manifest.schema.to_json()}. "
             f"Received: {schema.to_json()}."
         )
-    encode = schema.encoder(allow_nonfinite)
+    encode = encoder(schema, allow_nonfinite)
     names = [shard_name(name, split, i, shards, compressed) for i in range(shards)]
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_shard(directory, n)) for n in names]

@@ -5,8 +5,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from tfdml.data import storage
-from tfdml.data.framing import FRAME, frame
+from tfdml.data.framing import FRAME, Frames, frame
 from tfdml.data.index import BLOCK_BYTES, SUFFIX, IndexBuilder
 from tfdml.data.manifest import Shard
 
@@ -37,9 +39,24 @@ class ShardWriter:
         Raises:
             ValueError: If it is too long.
         """
-        self._frames.append(frame(record))
-        self._lengths.append(len(record))
-        self._raw += FRAME + len(record)
+        self._append(frame(record), [len(record)])
+
+    def write_frames(self, frames: Frames) -> None:
+        """Appends records that are framed already; the blocks are those of `write`."""
+        ends = np.cumsum(frames.lengths + FRAME)
+        first = begin = 0
+        while first < len(ends):
+            # Behind the record that fills the block.
+            last = int(np.searchsorted(ends, begin + BLOCK_BYTES - self._raw)) + 1
+            last = min(last, len(ends))
+            end = int(ends[last - 1])
+            self._append(frames.data[begin:end], frames.lengths[first:last].tolist())
+            first, begin = last, end
+
+    def _append(self, data: bytes, lengths: list[int]) -> None:
+        self._frames.append(data)
+        self._lengths += lengths
+        self._raw += len(data)
         if self._raw >= BLOCK_BYTES:
             self._close_block()
 
@@ -98,11 +115,11 @@ def open_shard(directory: str, name: str) -> Iterator[OpenShard]:
         )
 
 
-def write_shard(directory: str, name: str, records: Iterable[bytes]) -> Shard:
-    """Writes a shard of serialised records; returns what the manifest says of it."""
+def write_shard(directory: str, name: str, parts: Iterable[Frames]) -> Shard:
+    """Writes a shard of framed records; returns what the manifest says of it."""
     with open_shard(directory, name) as opened:
-        for record in records:
-            opened.writer.write(record)
+        for frames in parts:
+            opened.writer.write_frames(frames)
     return opened.shard
 
 
