@@ -73,7 +73,7 @@ def by_tfds(path: str, output: str) -> Conversion:
             with open(path, newline="") as file:
                 names = next(csv.reader(file))
             kinds = {n: np.int64 if n in ("id", "y") else np.float32 for n in names}
-            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(kinds))
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(kinds))
 
         def _split_generators(self, manager):
             return {"train": self._generate_examples()}

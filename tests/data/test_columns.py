@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.data import columns, framing
+from tfdml.data import columns, framing, iterable
 from tfdml.data.convert import convert
 from tfdml.data.framing import framed
 from tfdml.data.plan import Options
@@ -240,3 +240,68 @@ def test_rows_behind_a_bad_one_are_converted_too(tmp_path):
     lines = (tmp_path / "out" / "data.rejects.jsonl").read_text().splitlines()
     where = [json.loads(line)["where"] for line in lines]
     assert [w.rsplit(" ", 1)[-1] for w in where] == ["0", "9000", "29999"]
+
+
+def python_rows(case: str) -> list[dict]:
+    rows = [
+        {"i": i, "n": np.int16(i), "f": i / 3, "x": np.full(3, i, np.float32), "s": f"t{i}"}
+        for i in range(1300)
+    ]
+    changes = {
+        "plain": {},
+        "a truth among numbers": {"i": True},
+        "an integer among fractions": {"f": 7},
+        "a list among arrays": {"x": [1.0, 2.0, 3.0]},
+        "another dtype": {"x": np.ones(3)},
+        "bytes among strings": {"s": b"\xff"},
+        "another shape": {"x": np.ones(4, np.float32)},
+        "a truth among fractions": {"f": True},
+        "a fraction among integers": {"i": 1.5},
+        "beyond int64": {"i": 2**63},
+        "an array for a number": {"n": np.array(5)},
+        "nan": {"f": float("nan")},
+        "nothing": {"s": None},
+        "one more": {"z": 1},
+    }
+    rows[1100].update(changes[case])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("plain", None),
+        ("a truth among numbers", None),
+        ("an integer among fractions", None),
+        ("a list among arrays", None),
+        ("another dtype", None),
+        ("bytes among strings", None),
+        ("another shape", "Record 1100: 'x' must have shape"),
+        ("a truth among fractions", "Record 1100: 'f' must be a number"),
+        ("a fraction among integers", "Record 1100: 'i' must be an integer"),
+        ("beyond int64", "Record 1100: 'i' must fit 64 bits"),
+        ("an array for a number", "Record 1100: 'n' must be an integer"),
+        ("nan", "Record 1100: 'f' must be finite"),
+        ("nothing", "Record 1100: 's' must be a string"),
+        ("one more", "Record 1100: columns"),
+    ],
+)
+def test_python_records_are_written_alike_both_ways(tmp_path, monkeypatch, case, message):
+    written = []
+    for by_row in (False, True):
+        directory = tmp_path / str(by_row)
+        with monkeypatch.context() as patched:
+            if by_row:
+                patched.setattr(iterable, "_columns", lambda *_: None)
+            try:
+                iterable.write_tfrecords(python_rows(case), str(directory), shards=3)
+            except ValueError as error:
+                written.append(str(error))
+            else:
+                written.append({p.name: p.read_bytes() for p in sorted(directory.iterdir())})
+    assert written[0] == written[1]
+    if message is None:
+        assert isinstance(written[0], dict), written[0]
+    else:
+        assert written[0].startswith(message)
+        assert not list((tmp_path / "False").iterdir())

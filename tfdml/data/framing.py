@@ -84,6 +84,12 @@ def framed(records: Sequence[bytes]) -> Frames:
     return Frames(b"".join(map(frame, records)), lengths)
 
 
+def cut(data: bytes, sizes: np.ndarray) -> list[bytes]:
+    """Returns the parts of these sizes that bytes consist of."""
+    ends = np.cumsum(sizes)
+    return [data[b:e] for b, e in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+
+
 def unframe(data: bytes, begin: int, length: int) -> bytes:
     """Returns the record whose frame begins at `begin`, having checked it.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfdml.data import storage
 from tfdml.data.encoding import Rejects, encoded
-from tfdml.data.framing import FRAME, Frames
+from tfdml.data.framing import FRAME, Frames, cut
 from tfdml.data.plan import Options, Plan
 from tfdml.data.sources.source import Source
 from tfdml.data.writer import write_shard
@@ -71,7 +71,7 @@ def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[s
         targets.append(plan.targets_of(part.ordinals, place, part.keys))
         places.append(place)
         sizes.append(part.frames.lengths + FRAME)
-        frames += _cut(part.frames.data, sizes[-1])
+        frames += cut(part.frames.data, sizes[-1])
     entries = np.empty(len(frames), _ENTRY)
     entries["target"], entries["place"], entries["length"] = map(
         np.concatenate, (targets, places, sizes)
@@ -100,7 +100,7 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
             data = storage.read_range(_dealt(job, i), int(own["offset"][0]), length)
             places.append(own["place"])
             sizes.append(own["length"])
-            frames += _cut(data, own["length"])
+            frames += cut(data, own["length"])
     order = np.argsort(np.concatenate(places), kind="stable")
     lengths = np.concatenate(sizes) - FRAME
     parts = (
@@ -110,12 +110,6 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
     shard = write_shard(job.output, plan.targets[number].name, parts)
     progress(0)
     return {"shard": vars(shard), "rejects": []}
-
-
-def _cut(data: bytes, sizes: np.ndarray) -> list[bytes]:
-    """Returns the parts of these sizes that bytes consist of."""
-    ends = np.cumsum(sizes)
-    return [data[b:e] for b, e in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
 
 
 STEPS = {"convert": convert_range, "deal": deal_range, "collect": collect_target}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from tfdml.data import storage
-from tfdml.data.framing import FRAME, Frames, frame
+from tfdml.data.framing import FRAME, Frames
 from tfdml.data.index import BLOCK_BYTES, SUFFIX, IndexBuilder
 from tfdml.data.manifest import Shard
 
@@ -33,16 +33,8 @@ class ShardWriter:
         self._raw = 0
         self.records = self.bytes = 0
 
-    def write(self, record: bytes) -> None:
-        """Appends a record.
-
-        Raises:
-            ValueError: If it is too long.
-        """
-        self._append(frame(record), [len(record)])
-
-    def write_frames(self, frames: Frames) -> None:
-        """Appends records that are framed already; the blocks are those of `write`."""
+    def write(self, frames: Frames) -> None:
+        """Appends records; a block ends with the record that fills it."""
         ends = np.cumsum(frames.lengths + FRAME)
         first = begin = 0
         while first < len(ends):
@@ -50,15 +42,12 @@ class ShardWriter:
             last = int(np.searchsorted(ends, begin + BLOCK_BYTES - self._raw)) + 1
             last = min(last, len(ends))
             end = int(ends[last - 1])
-            self._append(frames.data[begin:end], frames.lengths[first:last].tolist())
+            self._frames.append(frames.data[begin:end])
+            self._lengths += frames.lengths[first:last].tolist()
+            self._raw += end - begin
+            if self._raw >= BLOCK_BYTES:
+                self._close_block()
             first, begin = last, end
-
-    def _append(self, data: bytes, lengths: list[int]) -> None:
-        self._frames.append(data)
-        self._lengths += lengths
-        self._raw += len(data)
-        if self._raw >= BLOCK_BYTES:
-            self._close_block()
 
     def _close_block(self) -> None:
         data = b"".join(self._frames)
@@ -119,7 +108,7 @@ def write_shard(directory: str, name: str, parts: Iterable[Frames]) -> Shard:
     """Writes a shard of framed records; returns what the manifest says of it."""
     with open_shard(directory, name) as opened:
         for frames in parts:
-            opened.writer.write_frames(frames)
+            opened.writer.write(frames)
     return opened.shard
 
 
