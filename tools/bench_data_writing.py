@@ -66,6 +66,8 @@ def by_tfds(path: str, output: str) -> Conversion:
     """By a builder of TensorFlow Datasets, which also shuffles by the keys' hashes."""
     import tensorflow_datasets as tfds
 
+    tfds.disable_progress_bar()
+
     class Rows(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
 
