@@ -70,6 +70,7 @@ class TrainingState:
         Args:
             step: The batches of the epoch that have been used; 0 between epochs.
         """
+        self._ranks.wait_for_steps()
         callbacks, arrays = self._callback_state.read()
         notes, random = random_state.read()
         shared = {

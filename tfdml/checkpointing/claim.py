@@ -115,7 +115,7 @@ class Lease:
     def check(self) -> None:
         """See `Claim`."""
         now = self._read()
-        if now is None or now["token"] != self._own["token"]:
+        if now is None or now.get("token") != self._own["token"]:
             owner = "nobody" if now is None else _in_words(now)
             raise _refusal(self._path, owner)
 
@@ -125,7 +125,7 @@ class Lease:
         if not self._over.is_set():
             self._over.set()
             now = self._read()
-            if now is not None and now["token"] == self._own["token"]:
+            if now is not None and now.get("token") == self._own["token"]:
                 self._files.unlink(self._object)
 
     def _await_a_change(self, before: dict) -> None:
@@ -140,11 +140,11 @@ class Lease:
             if now is None:
                 return
             if now != before:
-                raise _refusal(self._path, _in_words(now))
+                raise _refusal(self._path, _in_words(now or before))
 
     def _is_gone(self, owner: dict) -> bool:
         """Returns whether the owner was a process of this machine that has ended."""
-        if owner["host"] != self._own["host"]:
+        if owner.get("host") != self._own["host"]:
             return False
         try:
             return psutil.Process(owner["process"]).create_time() != owner["started"]
@@ -161,10 +161,13 @@ class Lease:
                 continue
 
     def _read(self) -> dict | None:
+        """Returns the owner, None if there is none, {} while it is being written."""
         try:
             return json.loads(self._files.read(self._object))
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return None
+        except ValueError:
+            return {}
 
     def _write(self) -> None:
         self._count += 1
@@ -173,4 +176,4 @@ class Lease:
 
 
 def _in_words(owner: dict) -> str:
-    return f"process {owner['process']} on {owner['host']}"
+    return f"process {owner['process']} on {owner['host']}" if owner else "another process"

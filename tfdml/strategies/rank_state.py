@@ -25,6 +25,7 @@ class RankState:
         extended = getattr(model.distribute_strategy, "extended", None)
         self._collective = getattr(extended, "collective", None) or LocalCollective()
         self._extended = extended if hasattr(extended, "collective") else None
+        self._model = model
 
     @property
     def rank(self) -> int:
@@ -49,6 +50,12 @@ class RankState:
         """Returns whether any rank wishes it; all ranks call it, and wait for each other."""
         own = tf.constant([int(wish)], tf.int32)
         return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
+
+    def wait_for_steps(self) -> None:
+        """Waits until steps are done that workers of parameter servers still take."""
+        join = getattr(self._model.train_function, "join", None)
+        if join is not None:
+            join()
 
     # -- What is kept between steps ------------------------------------------------------------
 
