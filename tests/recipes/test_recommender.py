@@ -30,14 +30,8 @@ def test_with_embeddings_in_parts(cluster, tmp_path):
     assert re.search(r"ps 1 .*part", said), said
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "horovod",
-        pytest.param("mirrored", marks=pytest.mark.slow),
-        pytest.param("multi_worker", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["horovod", "mirrored", "multi_worker"])
 def test_the_same_file_under_the_other_strategies(ranks, tmp_path, strategy):
     numbers, said = _trained(lambda *case: ranks(2, strategy).run(*case)[0], tmp_path, strategy)
     assert numbers["accuracy"] > 0.62

@@ -47,6 +47,7 @@ def test_keras_s_own_functions_lose_updates(cluster, part, count):
     assert cluster.run(cases.count_many, part)[count] < cases.COUNTED_STEPS * cases.PER_STEP
 
 
+@pytest.mark.slow
 def test_keras_s_own_rows_lose_updates(cluster):
     """So the test of rows can fail."""
     counted = cluster.run(cases.count_in_rows, "TFOptimizer.assign_sub")
