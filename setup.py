@@ -61,6 +61,7 @@ setup(
         "psutil",
         "pyarrow>=14",
         "rich>=13",
+        "tenacity>=8.2",
         "typer>=0.15",
     ],
     extras_require={

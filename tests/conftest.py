@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.pool import RankPools
+from tests.harness.server_cluster import ServerCluster
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +16,19 @@ def ranks() -> Iterator[RankPools]:
     pools.close()
 
 
-@pytest.fixture(scope="session", params=["horovod", "mirrored", "multi_worker"])
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ServerCluster]:
+    """Two workers and two parameter servers, started once for many cases."""
+    running = ServerCluster()
+    yield running
+    running.close()
+
+
+# `test_parameter_server_synchronous` has the heart of the contract by default.
+_SERVERS = pytest.param("parameter_server", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", params=["horovod", "mirrored", "multi_worker", _SERVERS])
 def kind(request) -> str:
     """The strategy that a case runs under."""
     return request.param
@@ -27,6 +40,7 @@ def kind(request) -> str:
         "horovod",
         pytest.param("mirrored", marks=pytest.mark.slow),
         pytest.param("multi_worker", marks=pytest.mark.slow),
+        _SERVERS,
     ],
 )
 def feature_kind(request) -> str:

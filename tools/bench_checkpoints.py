@@ -1,62 +1,45 @@
 """Measures what checkpoints cost and survive, beside Keras's own, in one run.
 
-    .venv/bin/python tools/bench_checkpoints.py            # all
-    .venv/bin/python tools/bench_checkpoints.py --part stall
+    .venv/bin/python tools/bench_checkpoints.py stall
+    .venv/bin/python tools/bench_checkpoints.py overhead
+    .venv/bin/python tools/bench_checkpoints.py kills
 
-- `stall`: for how long training stands still for a save, and how long until it is on the disk.
-- `overhead`: how much slower training is with a save every 100 steps.
+- `stall`: for how long training stands still for a save.
+- `overhead`: how much longer 100 steps take that begin with a save than 100 that do not.
 - `kills`: a program is killed at random moments, many of them while it saves, and started again;
   counted is how often the restart fails.
+
+The network of the first two is ResNet-50: 25.6 million parameters, 307 MB with Adam's slots.
 """
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_strategies import conditions
+from bench_job import conditions
 
-ROOT = Path(__file__).resolve().parents[1]
-SAVES = 8
+BATCH, PIXELS = 4, 32
+# Steps between two saves whose stalls are timed: the write before has ended by then.
+APART, SAVES = 10, 5
 
+SYNCHRONOUS, BACKGROUND = "tfdml, synchronous", "tfdml"
+ORBAX, ORBAX_SYNCHRONOUS = "Keras `OrbaxCheckpoint`", "Keras `OrbaxCheckpoint`, synchronous"
+BACKUP = "Keras `BackupAndRestore`"
+NAMES = (BACKGROUND, SYNCHRONOUS, ORBAX, ORBAX_SYNCHRONOUS, BACKUP)
 
-def network(width: int = 2450):
-    """Returns a compiled CNN with 25 million parameters, most of them in its dense layers."""
-    import keras
-
-    model = keras.Sequential(
-        [
-            keras.Input((32, 32, 3)),
-            keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
-            keras.layers.Conv2D(64, 3, strides=2, activation="relu"),
-            keras.layers.Conv2D(128, 3, strides=2, activation="relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(4 * width, activation="relu"),
-            keras.layers.Dense(width // 2, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
-def batches(count: int, size: int):
-    """Returns arguments of `fit` for so many steps."""
-    import numpy as np
-
-    numbers = np.random.default_rng(0)
-    x = numbers.normal(size=(count * size, 32, 32, 3)).astype("float32")
-    return {"x": x, "y": numbers.integers(0, 10, count * size), "batch_size": size, "verbose": 0}
+app = typer.Typer()
 
 
 def saver(name: str, directory: str, every: int):
@@ -65,81 +48,135 @@ def saver(name: str, directory: str, every: int):
 
     import tfdml
 
-    make = tfdml.callbacks.FaultTolerantCheckpoint
-    if name == "tfdml":
-        return make(directory, save_freq=every)
-    if name == "tfdml, synchronous":
-        return make(directory, save_freq=every, asynchronous=False)
-    if name == "Keras `BackupAndRestore`":
+    if name in (BACKGROUND, SYNCHRONOUS):
+        return tfdml.callbacks.FaultTolerantCheckpoint(
+            directory, save_freq=every, asynchronous=name == BACKGROUND
+        )
+    if name == BACKUP:
         return keras.callbacks.BackupAndRestore(directory, save_freq=every)
     return keras.callbacks.OrbaxCheckpoint(
-        directory, save_freq=every, save_on_background="background" in name, max_to_keep=3
+        directory, save_freq=every, save_on_background=name == ORBAX, max_to_keep=3
     )
 
 
-NAMES = (
-    "tfdml",
-    "tfdml, synchronous",
-    "Orbax, in the background",
-    "Orbax, synchronous",
-    "Keras `BackupAndRestore`",
-)
+def resnet():
+    """Returns a compiled ResNet-50."""
+    import keras
+
+    model = keras.applications.ResNet50(weights=None, input_shape=(PIXELS, PIXELS, 3))
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
 
 
-def stalls(name: str) -> dict[str, list[float]]:
-    """Returns the seconds of each save: how long training stood still, and the time on the disk.
+def train(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
+    """Trains with a save every so many steps.
 
-    The second is known of synchronous saves only: for those it is the first.
+    Returns:
+        The moment at which each step had been trained; and the seconds for which training then
+        stood still, in the callback that saves.
     """
-    model, every, seconds = network(), 4, []
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as directory:
+    import keras
+    import numpy as np
+
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(BATCH, PIXELS, PIXELS, 3)).astype("float32")
+    y = numbers.integers(0, 1000, BATCH)
+    moments, stalls = [], []
+
+    def moment(batch, logs=None):
+        moments.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as directory:
         callback = saver(name, directory, every)
-        plain = callback.on_train_batch_end
+        save = callback.on_train_batch_end
 
         def timed(batch, logs=None):
             begin = time.perf_counter()
-            plain(batch, logs)
-            if (batch + 1) % every == 0:
-                seconds.append(time.perf_counter() - begin)
+            save(batch, logs)
+            stalls.append(time.perf_counter() - begin)
 
         callback.on_train_batch_end = timed
-        model.fit(**batches(SAVES * every, 8), epochs=1, callbacks=[callback])
-    return {name: seconds[2:]}
+        first = keras.callbacks.LambdaCallback(on_train_batch_end=moment)
+        resnet().fit(
+            np.tile(x, (steps, 1, 1, 1)),
+            np.tile(y, steps),
+            batch_size=BATCH,
+            verbose=0,
+            callbacks=[first, callback],
+        )
+    return moments, stalls
 
 
-def overhead(rounds: int = 3, steps: int = 400) -> list[str]:
-    """Returns lines on training with a save every 100 steps and without, in turn."""
-    model, given = network(), batches(steps, 8)
-    times: dict[str, list[float]] = {"without": [], "with": []}
-    model.fit(**{**given, "epochs": 1}, steps_per_epoch=5)
-    for _ in range(rounds):
-        for kind, seconds in times.items():
-            with tempfile.TemporaryDirectory() as directory:
-                callbacks = [saver("tfdml", directory, 100)] if kind == "with" else []
-                begin = time.perf_counter()
-                model.fit(**given, epochs=1, callbacks=callbacks)
-                seconds.append(time.perf_counter() - begin)
-    ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
-    step = min(times["without"]) / steps
-    return [
-        f"{steps} steps of {1000 * step:.0f} ms, {rounds} rounds in turn: with a save every 100 "
-        f"steps (and at the end) {statistics.median(ratios):.3f} times the time without "
-        f"({', '.join(f'{r:.3f}' for r in ratios)})."
-    ]
+def in_a_process(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
+    """Does `train` in a new process, as all are."""
+    command = [sys.executable, __file__, "one", name, str(steps), str(every)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    if ended.returncode:
+        raise RuntimeError(f"{name} failed:\n{ended.stderr[-3000:]}")
+    return tuple(json.loads(ended.stdout.strip().splitlines()[-1]))
 
 
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {tools!r})
-import keras
-import bench_checkpoints as bench
-keras.utils.set_random_seed(1)
-model = bench.network(400)
-callback = bench.saver({name!r}, {directory!r}, 5)
-print("ready", flush=True)
-model.fit(**bench.batches(40, 8), epochs={epochs}, shuffle=False, callbacks=[callback])
-print("done", int(model.optimizer.iterations), flush=True)
-"""
+@app.command()
+def one(name: str, steps: int, every: int) -> None:
+    """What a process of its own measures."""
+    print(json.dumps(train(name, steps, every)))
+
+
+@app.command()
+def stall() -> None:
+    """For how long training stands still for a save."""
+    print(f"Measured with {conditions()}.\n")
+    print("| a save of 307 MB | training stands still, ms: median | most | step without, ms |")
+    print("|---|---|---|---|")
+    for name in NAMES:
+        moments, stalls = in_a_process(name, SAVES * APART, APART)
+        # The first save makes buffers and threads.
+        saves = [1000 * s for s in stalls[APART - 1 :: APART]][1:]
+        steps = [1000 * (b - a) for a, b in zip(moments, moments[1:], strict=False)]
+        print(
+            f"| {name} | {statistics.median(saves):.0f} | {max(saves):.0f} "
+            f"| {statistics.median(steps):.0f} |",
+            flush=True,
+        )
+
+
+@app.command()
+def overhead(
+    pairs: Annotated[int, typer.Option(help="Of 100 steps with a save, 100 without.")] = 3,
+    names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, ORBAX),
+) -> None:
+    """How much longer 100 steps take that begin with a save."""
+    print(f"Measured with {conditions()}.\n")
+    print("| a save every 100 steps | slower by, median of pairs | each pair | 100 steps, s |")
+    print("|---|---|---|---|")
+    for name in names:
+        moments, _ = in_a_process(name, 200 * (pairs + 1), 200)
+        # The moment of a step is before its save.
+        marks = [moments[i] for i in range(199, 200 * (pairs + 1), 100)]
+        blocks = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        ratios = [a / b - 1 for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+        print(
+            f"| {name} | {100 * statistics.median(ratios):.1f} % "
+            f"| {', '.join(f'{100 * r:.1f}' for r in ratios)} "
+            f"| {statistics.median(blocks[1::2]):.1f} |",
+            flush=True,
+        )
+
+
+def victim(name: str, directory: str, ready) -> None:
+    """A training of a network of 3.6 million parameters, to be killed."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(width, activation="relu") for width in (1600, 200)]
+    model = keras.Sequential([keras.Input((2048,)), *layers, keras.layers.Dense(10)])
+    model.compile("adam", "mse")
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(320, 2048)), numbers.normal(size=(320, 10))
+    started = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: ready.set())
+    callbacks = [started, saver(name, directory, 5)]
+    model.fit(x, y, batch_size=8, epochs=10**6, verbose=0, shuffle=False, callbacks=callbacks)
 
 
 def killed(name: str, kills: int, seed: int = 0) -> tuple[int, int]:
@@ -147,63 +184,44 @@ def killed(name: str, kills: int, seed: int = 0) -> tuple[int, int]:
 
     A directory whose restart has failed is given up, and the next kill is of a new one.
     """
-    numbers, failed = random.Random(seed), 0
-    directory = tempfile.mkdtemp()
-    for _ in range(kills):
-        text = PROGRAM.format(
-            tools=str(ROOT / "tools"), name=name, directory=f"{directory}/run", epochs=1000
-        )
-        if not _kill_one(text, numbers.uniform(1.0, 5.0)):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "keras"])
+    numbers = random.Random(seed)
+    scratch = Path(tempfile.mkdtemp())
+    directory, restarts, failed = scratch / "0", 0, 0
+    for number in range(kills):
+        ready = context.Event()
+        process = context.Process(target=victim, args=(name, str(directory), ready))
+        restarts += directory.exists()
+        process.start()
+        began = time.monotonic()
+        while not ready.wait(0.1) and process.is_alive() and time.monotonic() - began < 120:
+            pass
+        if not ready.is_set():
             failed += 1
             shutil.rmtree(directory)
-            directory = tempfile.mkdtemp()
-    shutil.rmtree(directory)
-    return failed, kills
+            directory = scratch / str(number + 1)
+        else:
+            time.sleep(numbers.uniform(0.0, 2.0))
+        process.kill()
+        process.join()
+    shutil.rmtree(scratch)
+    return failed, restarts
 
 
-def _kill_one(text: str, seconds: float) -> bool:
-    """Starts the program, kills it; returns whether it was training by then."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        text=True,
-    )
-    process.stdout.readline()
-    time.sleep(seconds)
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return alive
-
-
-def main(part: str = "all", one: str = "", kills: int = 40) -> None:
-    """Prints the results as Markdown."""
-    if one:
-        print(json.dumps(stalls(one)))
-        return
+@app.command()
+def kills(
+    number: Annotated[int, typer.Option("--number")] = 40,
+    names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, BACKUP),
+) -> None:
+    """How many restarts fail after a kill."""
     print(f"Measured with {conditions()}.\n")
-    if part in ("all", "stall"):
-        print("| save of 75 million numbers (300 MB) | training stands still, ms (median; max) |")
-        print("|---|---|")
-        for name in NAMES:
-            command = [sys.executable, __file__, "--one", name]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
-            if ended.returncode:
-                print(f"| {name} | failed: {ended.stderr.strip().splitlines()[-1]} |")
-                continue
-            times = json.loads(ended.stdout.strip().splitlines()[-1])[name]
-            print(f"| {name} | {1000 * statistics.median(times):.0f}; {1000 * max(times):.0f} |")
-    if part in ("all", "overhead"):
-        print("\n".join(["", *overhead()]))
-    if part in ("all", "kills"):
-        print("\n| killed at random moments | restarts that failed |\n|---|---|")
-        for name in ("tfdml", "Keras `BackupAndRestore`"):
-            failed, of = killed(name, kills)
-            print(f"| {name} | {failed} of {of} |", flush=True)
+    print("| killed within two seconds of a step | restarts that failed |\n|---|---|")
+    for name in names:
+        failed, restarts = killed(name, number)
+        print(f"| {name} | {failed} of {restarts} |", flush=True)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    app()

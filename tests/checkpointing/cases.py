@@ -11,24 +11,25 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
+from tests.checkpointing import stores  # noqa: F401 (they are known from then on)
 from tests.harness import job
 from tfdml.callbacks.checkpoint_session import end_session, session_of
-from tfdml.checkpointing import Files
+from tfdml.checkpointing import Files, files_of
 
 SAMPLES, BATCH = 40, 8
 STEPS = SAMPLES // BATCH
 
 
-class Killing(Files):
-    """Ends the process by SIGKILL at one of its operations."""
+class Signalling(Files):
+    """Sends this process a signal at one of its operations, and at each one from there on."""
 
-    def __init__(self, at: int):
-        self._left = at
+    def __init__(self, at: int, number: int):
+        self._left, self._number = at, number
 
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._number)
 
 
 for _name in (
@@ -40,7 +41,7 @@ for _name in (
         self._count()
         return getattr(Files, _name)(self, *args)
 
-    setattr(Killing, _name, _counted)
+    setattr(Signalling, _name, _counted)
 
 
 class Draws(keras.callbacks.Callback):
@@ -53,6 +54,10 @@ class Draws(keras.callbacks.Callback):
         self.batches: list[int] = []
         self.at, self.number, self.rank = at, number, rank
 
+    def on_train_begin(self, logs=None):
+        if self.at == 0:
+            os.kill(os.getpid(), self.number)
+
     def on_train_batch_end(self, batch, logs=None):
         own = keras.random.uniform([])
         self.numbers.append(random.random() + np.random.rand() + float(own))
@@ -64,17 +69,9 @@ class Draws(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def model(optimizer: str = "adam", width: int = 8) -> keras.Model:
-    built = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(width, activation="tanh"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.2),
-            keras.layers.Dense(3),
-        ]
-    )
-    made = {
+def made(optimizer: str) -> keras.Optimizer:
+    """Returns a new optimizer."""
+    return {
         "adam": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
         "slow adam": lambda: keras.optimizers.Adam(0.001, use_ema=True, ema_momentum=0.9),
         "scaled": lambda: tfdml.mixed_precision.LossScaleOptimizer(
@@ -87,7 +84,19 @@ def model(optimizer: str = "adam", width: int = 8) -> keras.Model:
             keras.optimizers.schedules.CosineDecay(0.1, 15), momentum=0.9
         ),
     }[optimizer]()
-    built.compile(made, "mse", metrics=["mae", keras.metrics.CosineSimilarity()])
+
+
+def model(optimizer: str = "adam", width: int = 8) -> keras.Model:
+    built = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(width, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+    )
+    built.compile(made(optimizer), "mse", metrics=["mae", keras.metrics.CosineSimilarity()])
     return built
 
 
@@ -141,10 +150,10 @@ def train(
     Args:
         directory: Of the checkpoints.
         kind: The data.
-        at: The step at which a signal comes.
+        at: The step after which a signal comes; 0 for before the first one.
         number: The signal.
         rank: The rank that gets it; None for all.
-        operation: The operation on files at which the process is killed.
+        operation: The operation on files from which on the signal comes at each one.
     """
     keras.utils.set_random_seed(11 + job.rank())
     place = job.strategy(compression=compression) if strategy else None
@@ -152,7 +161,7 @@ def train(
         built = model(optimizer, width)
         given = data(kind, ledger)
     if operation is not None:
-        session_of(directory).files = Killing(operation)
+        session_of(directory).files = Signalling(operation, number)
     code, histories = 0, []
     draws = Draws(at, number, rank)
     try:
@@ -186,5 +195,5 @@ def train(
         "losses": draws.losses,
         "batches": draws.batches,
         "trained": int(built.optimizer.iterations.numpy()),
-        "saved": sorted(n for n in os.listdir(directory) if n != "lock"),
+        "saved": [n for n in files_of(directory).names(directory) if n != "lock"],
     }

@@ -46,14 +46,19 @@ def check(directory: Path, steps: tuple[int, ...], said: list | None = None) -> 
     own.claim()
     found = own.newest(0)
     assert found is not None, f"nothing left in {os.listdir(directory)}"
+    check_found(found, steps)
+    assert not [n for n in os.listdir(directory) if n.startswith("partial-")]
+    own.release()
+    return found.manifest.step
+
+
+def check_found(found: checkpointing.Checkpoint, steps: tuple[int, ...]) -> None:
+    """Checks that a checkpoint is of one of these steps, with what was saved then."""
     assert found.manifest.step in steps
     for rank, (arrays, notes) in enumerate(found.read()):
         assert notes == {"r": rank}
         for name, array in tensors(found.manifest.step, rank).items():
             np.testing.assert_array_equal(arrays[name], array)
-    assert not [n for n in os.listdir(directory) if n.startswith("partial-")]
-    own.release()
-    return found.manifest.step
 
 
 @pytest.fixture
@@ -192,7 +197,7 @@ def undetected(directory: Path, names: str = "*") -> list[str]:
     for path in sorted(directory.glob(names)):
         for damage in damages(path):
             try:
-                checkpointing.verify(str(directory))
+                checkpointing.verify(Files(), str(directory))
                 found.append(f"{path.name}: {damage}")
             except checkpointing.DamagedCheckpoint as error:
                 found += [] if str(path) in str(error) else [f"{path.name} is not named: {error}"]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -295,6 +296,52 @@ def test_asked_to_end(ranks, tmp_path, size, rank):
             assert one[name] == other[name], name
 
 
+@pytest.mark.parametrize(
+    ("when", "steps"),
+    [
+        ({"at": 0}, {1}),  # Before the first step.
+        ({"operation": 9}, range(2, 5)),  # In a save, and again at all that follows.
+        pytest.param({"operation": 0}, {1}, marks=slow),  # While a checkpoint is chosen.
+    ],
+)
+def test_asked_to_end_at_odd_times(ranks, tmp_path, plain, when, steps):
+    (ended,) = run(ranks, 1, str(tmp_path), number=signal.SIGTERM, **when)
+    assert ended["code"] == 75
+    assert ended["trained"] in steps
+    assert ended["saved"][-1].endswith(f"-step-{ended['trained']:010d}")
+    same(plain, run(ranks, 1, str(tmp_path)))
+
+
+def test_asked_to_end_after_the_last_step(ranks, tmp_path, plain):
+    (ended,) = run(ranks, 1, str(tmp_path), at=3 * cases.STEPS, number=signal.SIGTERM)
+    assert ended["code"] == 75
+    same(plain, run(ranks, 1, str(tmp_path)))
+
+
+def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
+    (ended,) = ranks(1).run(train_with_notice, str(tmp_path))
+    assert ended["code"] == 75
+    assert ended["trained"] < 3 * cases.STEPS
+    same(plain, run(ranks, 1, str(tmp_path)))
+
+
+def train_with_notice(directory: str) -> dict:
+    from tfdml.callbacks import preemption
+
+    preemption.SECONDS = 0.01
+    begun = time.monotonic()
+    return cases.train(directory, on_preemption=lambda: time.monotonic() - begun > 0.5)
+
+
+def test_in_a_store(ranks, tmp_path, plain):
+    """Objects appear whole there, and nothing else does."""
+    url = f"bucket://{tmp_path}/run"
+    killed(ranks, 1, url, at=8)
+    resumed = run(ranks, 1, url)
+    same(plain, resumed)
+    assert plain[0]["saved"] == resumed[0]["saved"]
+
+
 def test_arguments():
     import tfdml
 
@@ -306,6 +353,6 @@ def test_arguments():
         make("x", max_to_keep=-1)
     with pytest.raises(ValueError, match="`on_write_error` must be"):
         make("x", on_write_error="ignore")
-    with pytest.raises(ValueError, match="`directory` must be in a file system"):
-        make("gs://bucket/run")
+    with pytest.raises(ValueError, match="`directory` must be local, or in a store whose plug-in"):
+        make("nosuchstore://bucket/run")
     assert not os.path.exists("x")

@@ -35,6 +35,12 @@ def test_inspect(tfdml_command, saved):
         assert group in done.stdout
 
 
+def test_inspect_in_a_store(tfdml_command, saved):
+    done = tfdml_command("checkpoints", "inspect", f"file://{saved}", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "fit-000-epoch-0002-step-0000000010" in done.stdout
+
+
 def test_export(tfdml_command, saved, tmp_path):
     target = tmp_path / "model.keras"
     done = tfdml_command("checkpoints", "export", str(saved), str(target))

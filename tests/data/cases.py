@@ -70,7 +70,7 @@ def fit(
         "losses": recorder.losses,
         "weights": [np.asarray(w) for w in built.get_weights()],
         "state": pipeline.state(),
-        "blocks": pipeline._reader.blocks_read,
+        "blocks": pipeline._fetcher.reader.blocks_read,
         "rank": strategy.rank,
     }
 

@@ -1,5 +1,6 @@
 """Input that is not as it should be: said with file, row and reason, and nothing is lost."""
 
+import gzip
 import io
 import os
 import struct
@@ -11,18 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tfdml.data import example, write_tfrecords
+from tfdml.data import example, read_tfrecords, write_tfrecords
 from tfdml.data.convert import convert
 from tfdml.data.framing import frame
 from tfdml.data.images import ImageOptions, prepare
 from tfdml.data.plan import Options
 from tfdml.data.schema import Schema
 from tfdml.data.sources.opening import open_source
+from tfdml.data.values import encoder
 
 
 def rows(path, **options) -> list[dict]:
     source = open_source([str(path)], **options)
-    encode = source.schema.encoder()
+    encode = encoder(source.schema)
     found = []
     for chunk in source.chunks():
         for row in source.rows(chunk.key):
@@ -307,10 +309,126 @@ def test_tfrecords_are_cut_anew(tmp_path):
         rows(tmp_path / "cut.tfrecord")
 
 
-def test_a_record_of_2_gib_is_refused(monkeypatch):
-    monkeypatch.setattr("tfdml.data.framing.LARGEST_RECORD", 10)
-    with pytest.raises(ValueError, match="A record must have fewer than 2 GiB"):
-        frame(b"x" * 11)
+@pytest.mark.parametrize("kind", ["array", "jsonl"])
+def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
+    (tmp_path / "a.jsonl").write_text('{"x": "y"}\n{"x": "%s"}\n' % ("y" * 3000))
+    np.save(tmp_path / "a.npy", np.zeros((2, 1000)))
+    path = {"array": "a.npy", "jsonl": "a.jsonl"}[kind]
+    # As if protocol buffers ended there.
+    monkeypatch.setattr("tfdml.data.framing.LARGEST_RECORD", 2000)
+    row = {"array": "row 0", "jsonl": "row 2"}[kind]
+    with pytest.raises(ValueError, match=f"{path}, {row}: A record must have fewer than 2 GiB"):
+        convert(open_source([str(tmp_path / path)]), str(tmp_path / "out"), Options())
+    assert not list((tmp_path / "out").glob("*.manifest.json"))
+
+
+def test_the_largest_record_is_what_protocol_buffers_hold():
+    from tfdml.data import framing
+
+    assert framing.LARGEST_RECORD == 2**31 - 1
+
+
+@pytest.mark.parametrize("crop", ["resize", "random"])
+def test_an_image_with_the_ending_of_another_kind_is_read_as_what_it_is(tmp_path, crop):
+    """A PNG that is called .jpg: its bytes are kept, and TensorFlow looks at those."""
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "1.jpg").write_bytes(encoded(NOISE, "PNG"))
+    convert(open_source([str(tmp_path / "in")]), str(tmp_path / "out"), Options())
+    pipeline = read_tfrecords(
+        str(tmp_path / "out"), 1, features=["image"], image_size=(40, 60), crop=crop
+    )
+    (image,) = next(iter(pipeline))
+    assert image.shape == (40, 60, 3)
+    if crop == "resize":
+        np.testing.assert_array_equal(image, np.asarray(NOISE))
+
+
+def test_a_schema_must_have_the_columns_of_the_header(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    for names in (["a"], ["a", "b", "c"]):
+        schema = Schema.from_json(dict.fromkeys(names, "int64"))
+        with pytest.raises(ValueError, match="`schema` must have the columns of the header"):
+            open_source([str(tmp_path / "a.csv")], schema=schema)
+    (tmp_path / "b.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(ValueError, match="All files must have one header"):
+        open_source([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "Infinity"])
+def test_what_is_not_finite_is_a_value_only_where_that_is_asked_for(tmp_path, value):
+    (tmp_path / "a.csv").write_text(f"a\n1.5\n{value}\n")
+    source = open_source([str(tmp_path / "a.csv")])
+    with pytest.raises(ValueError, match="row 2: 'a' must be finite"):
+        convert(source, str(tmp_path / "strict"), Options())
+    convert(source, str(tmp_path / "out"), Options(allow_nonfinite=True))
+    assert [float(r["a"]) for r in stored(tmp_path / "out")][0] == 1.5
+    found = [float(r["a"]) for r in stored(tmp_path / "out")][1]
+    assert not np.isfinite(found)
+
+
+def stored(path) -> list[dict]:
+    source = open_source([str(path)])
+    return [row.values for chunk in source.chunks() for row in source.rows(chunk.key)]
+
+
+def test_jsonl_in_utf8_with_and_without_a_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"a": 1, "b": {"c": "\xc3\xa9"}}\n\n{"a": 2, "b": {"c": ""}}'
+    )
+    assert rows(tmp_path / "a.jsonl") == [{"a": 1, "b.c": "é"}, {"a": 2, "b.c": ""}]
+    (tmp_path / "b.jsonl").write_bytes(b'{"a": "x"}\n{"a": "\xff"}\n')
+    with pytest.raises(ValueError, match="row 2: must be in UTF-8. Received: byte 0xff"):
+        rows(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_text('{"a": 1.5}\n{"a": NaN}')
+    with pytest.raises(ValueError, match="row 2: 'a' must be finite"):
+        rows(tmp_path / "c.jsonl")
+    (tmp_path / "d.jsonl").write_text('{"a": 1}\n{"a": 9223372036854775808}')
+    with pytest.raises(ValueError, match="row 2: 'a' must fit 64 bits"):
+        rows(tmp_path / "d.jsonl")
+
+
+def test_parquet_with_types_that_records_cannot_hold(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [[{"x": 1}]]}), path)
+    with pytest.raises(ValueError, match="Column 'a' must hold numbers"):
+        rows(path)
+    pq.write_table(pa.table({"a": [[1, None]]}), path)
+    with pytest.raises(ValueError, match="row 0: 'a' must be"):
+        rows(path)
+    pq.write_table(pa.table({"a": pa.array([2**63], pa.uint64())}), path)
+    with pytest.raises(ValueError, match="row 0: 'a' must fit 64 bits"):
+        rows(path)
+
+
+def idx(*shape: int, data: bytes) -> bytes:
+    return bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", n) for n in shape) + data
+
+
+BAD_ARRAYS = {
+    "idx without all values": ("a", idx(3, 2, data=b"12345"), "must hold 6 bytes of values"),
+    "idx with more": ("a", idx(2, data=b"123"), "must hold 2 bytes of values"),
+    "idx within its header": ("a", idx(3, 2, data=b"")[:9], "ends within its header"),
+    "idx of no kind": ("a", b"\0\0\7\1" + bytes(8), "does not begin as an IDX file"),
+    "gzip that is cut": ("a.gz", gzip.compress(idx(2, data=b"12"))[:-3], "is damaged"),
+    "hdf5 that is cut": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "An input must be whole"),
+    "npz that is cut": ("a.npz", b"PK\3\4" + bytes(40), "An input must be whole"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_arrays_that_are_refused(tmp_path, case):
+    name, data, message = BAD_ARRAYS[case]
+    (tmp_path / name).write_bytes(data)
+    kind = "idx" if name in ("a", "a.gz") else None
+    with pytest.raises(ValueError, match=message):
+        open_source([str(tmp_path / name)], kind=kind)
+
+
+def test_arrays_without_rows_are_refused(tmp_path):
+    for values in (np.zeros((0, 2)), np.array(3.0)):
+        np.save(tmp_path / "a.npy", values)
+        with pytest.raises(ValueError, match="must have rows"):
+            open_source([str(tmp_path / "a.npy")])
 
 
 @pytest.mark.parametrize(

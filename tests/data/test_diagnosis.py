@@ -62,6 +62,24 @@ def test_advice_on_files(dataset):
     assert "decode images" not in [stage.name for stage in found.stages]
 
 
+def test_advice_on_large_and_uneven_shards(tmp_path, monkeypatch):
+    import dataclasses
+
+    from tfdml.data.dataset import RecordDataset
+
+    rows = ({"x": "y" * (5000 if i % 3 == 0 else 5)} for i in range(60))
+    write_tfrecords(rows, str(tmp_path), shards=3)
+    dataset = RecordDataset(str(tmp_path))
+    monkeypatch.setattr(diagnosis, "SMALL_SHARD", 0)
+    (line,) = diagnosis._advice(dataset)
+    assert "Shards are uneven" in line
+    monkeypatch.setattr(diagnosis, "LARGE_SHARD", 50_000)
+    assert "shards of 100 to 200 MB mix better" in diagnosis._advice(dataset)[0]
+    even = [dataclasses.replace(s, bytes=1000) for s in dataset.shards]
+    dataset.shards = even
+    assert diagnosis._advice(dataset) == []
+
+
 def test_command(pictures):
     done = run_python("-m", "tfdml.cli.main", "doctor", "--data", pictures, COLUMNS="120")
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdml.data.fetching import Spans
 from tfdml.data.order import Bucketed, Layout, Sequential, Shuffled, permutation, scattered
 from tfdml.data.sharding import Batches, Worker
 
@@ -26,6 +27,7 @@ def orders(draw):
         "epoch": draw(st.integers(0, 5)),
         "window": draw(st.integers(1, 60)),
         "shards_at_once": draw(st.integers(1, 4)),
+        "keep_shards": draw(st.booleans()),
     }
     kind = draw(st.sampled_from(["sequential", "shuffled", "bucketed"]))
     if kind == "sequential":
@@ -80,6 +82,55 @@ def test_global_batches_are_the_same_for_any_number_of_workers(
     assert sorted(used) == sorted(wanted)
 
 
+@given(
+    orders(),
+    st.integers(1, 20),
+    st.sampled_from(["exact", "drop", "pad"]),
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.integers(0, 8),
+    st.integers(1, 8),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_span_is_its_batches_one_after_the_other(
+    order, batch_size, end, processes, resumed, begin, count
+):
+    batches = Batches(batch_size, end)
+    first = min(resumed, len(order))
+    stop = min(begin + count, batches.steps(len(order) - first))
+    for rank in range(processes):
+        worker = Worker(rank, 1, processes)
+        span = batches.span(order, first, min(begin, stop), stop, worker)
+        steps = [batches.rows(order, first, k, worker) for k in range(min(begin, stop), stop)]
+        for field in ("ids", "weights", "places"):
+            joined = np.concatenate([[], *(getattr(rows, field) for rows in steps)])
+            np.testing.assert_array_equal(getattr(span, field), joined)
+            assert (
+                getattr(span, field).dtype
+                == getattr(batches.rows(order, 0, 0, worker), field).dtype
+            )
+
+
+@given(st.integers(0, 7), st.integers(0, 2000))
+def test_spans_cut_all_batches_and_begin_with_one(power, steps):
+    spans = Spans(2**power)
+    count = spans.count(steps)
+    bounds = [spans.begin(n) for n in range(count + 1)]
+    assert bounds[0] == 0
+    assert bounds[-1] >= steps
+    assert count == 0 or bounds[-2] < steps
+    sizes = np.diff(bounds)
+    assert (sizes <= 2**power).all()
+    assert sizes[:1].tolist() in ([], [1])
+
+
+def test_spans_hold_many_small_records_and_few_large_ones():
+    assert Spans.of(256, 200.0).batches == 64
+    assert Spans.of(256, 20_000.0).batches == 1
+    assert Spans.of(8, 100_000.0).batches == 8
+    assert Spans.of(100_000, 8.0).batches == 1
+
+
 @given(layouts(), st.integers(0, 2**40))
 @settings(max_examples=50, deadline=None)
 def test_a_window_comes_from_few_blocks(layout, seed):
@@ -93,6 +144,32 @@ def test_a_window_comes_from_few_blocks(layout, seed):
         # Laid end to end, blocks are cut by a window at its two ends only.
         assert sum(layout.block_records[np.unique(block[ids])]) <= window + 2 * 9
         assert len(np.unique(shards)) <= touched <= window
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_worker_may_keep_its_shards(workers):
+    """It reads its part of the files in all epochs, and little of its neighbours'."""
+    layout = Layout(np.full(1280, 10), np.repeat(np.arange(128), 10))
+    parts = {}
+    for keep_shards in (False, True):
+        blocks = [set() for _ in range(workers)]
+        for epoch in range(6):
+            order = Shuffled(layout, 3, epoch, 1600, 16, keep_shards)
+            for rank, own in enumerate(blocks):
+                rows = Batches(512).span(order, 0, 0, 25, Worker(rank, 1, workers))
+                own |= set((rows.ids // 10).tolist())
+        parts[keep_shards] = [len(own) / 1280 for own in blocks]
+    assert max(parts[True]) < 1 / workers + 0.1
+    assert np.mean(parts[False]) > 1 / workers + 0.15
+
+
+def test_shards_that_are_kept_are_mixed_from_all_parts_of_the_files():
+    layout = Layout(np.full(640, 10), np.repeat(np.arange(64), 10))
+    first, second = (Shuffled(layout, 3, epoch, 1600, 16, True).ids(0, 1600) for epoch in (0, 1))
+    for ids in (first, second):
+        # 1,600 places are of 16 shards: one of each 4 neighbours.
+        assert sorted(np.unique(ids // 100) // 4) == list(range(16))
+    assert set(first // 100) != set(second // 100)
 
 
 def test_epochs_and_seeds_differ():

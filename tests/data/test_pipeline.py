@@ -192,13 +192,84 @@ def test_augmentation_follows_from_the_sample(dataset):
     assert (noise[0] != noise[1]).any()
 
 
+def test_a_keras_layer_transforms_whole_batches(dataset):
+    layer = keras.layers.Rescaling(0.5, offset=1.0)
+    options = {"label": "y", "features": ["x"], "shuffle": False}
+    plain = read_tfrecords(dataset().directory, 16, **options)
+    scaled = read_tfrecords(
+        plain._dataset.manifest.directory, 16, transform=lambda x, y: (layer(x), y), **options
+    )
+    for (x, y), (z, w) in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(z, x.numpy() * 0.5 + 1.0)
+        np.testing.assert_array_equal(y, w)
+
+
+def test_batches_of_similar_length_go_on_from_any_place(dataset):
+    options = {"features": ["id", "text"], "seed": 2, "bucket_by_length": True}
+    whole = read_tfrecords(dataset().directory, 10, **options)
+    epochs = [[batch["id"].numpy().tolist() for batch in whole] for _ in range(2)]
+    assert sorted(sum(epochs[0], [])) == list(range(100))
+    assert epochs[0] != epochs[1]
+    # The text of record i is i % 7 times as long.
+    spread = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in epochs[0]]
+    assert np.mean(spread) < 3
+    state = whole.state_at(1, 4)
+    resumed = read_tfrecords(whole._dataset.manifest.directory, 10, state=state, **options)
+    assert [batch["id"].numpy().tolist() for batch in resumed] == epochs[1][4:]
+
+
+@pytest.mark.parametrize("records_at_once", [1, 64, 1 << 20])
+def test_batches_do_not_depend_on_how_many_are_fetched_at_once(
+    dataset, monkeypatch, records_at_once
+):
+    manifest = dataset()
+    wanted = ids(only_ids(manifest))
+    monkeypatch.setattr("tfdml.data.fetching.SPAN_RECORDS", records_at_once)
+    pipeline = only_ids(manifest)
+    assert ids(pipeline) == wanted
+    text = read_tfrecords(manifest.directory, 16, seed=1)
+    found = [
+        (i, x, s.decode())
+        for batch in text
+        for i, x, s in zip(
+            batch["id"].numpy(), batch["x"].numpy(), batch["text"].numpy(), strict=True
+        )
+    ]
+    assert all((x == i).all() and s == f"row {i}" * (i % 7) for i, x, s in found)
+
+
+def test_the_first_batch_is_fetched_alone(dataset, monkeypatch):
+    pipeline = only_ids(dataset())
+    sizes = []
+    fetch = pipeline._fetcher.reader.read
+    monkeypatch.setattr(
+        pipeline._fetcher.reader, "read", lambda ids: (sizes.append(len(ids)), fetch(ids))[1]
+    )
+    ids(pipeline)
+    assert sizes == [16, 32, 52]
+
+
+def test_a_state_is_small_however_much_is_read(tmp_path):
+    """A thousand shards and a place in the middle of the ten-thousandth epoch."""
+    rows = ({"id": i} for i in range(2000))
+    write_tfrecords(rows, str(tmp_path), shards=1000)
+    pipeline = read_tfrecords(str(tmp_path), 8, seed=2**60)
+    next(iter(pipeline))
+    assert len(json.dumps(pipeline.state_at(10_000, 100))) < 512
+    assert len(json.dumps(pipeline.state())) < 512
+
+
 def test_blocks_are_read_once(tmp_path):
     rows = ({"x": np.full(1000, i, np.float32)} for i in range(2000))
     write_tfrecords(rows, str(tmp_path), shards=2)
     pipeline = read_tfrecords(str(tmp_path), 32)
     for _ in pipeline:
         pass
-    assert pipeline._reader.blocks_read == len(pipeline._reader.layout.block_records) > 20
+    assert (
+        pipeline._fetcher.reader.blocks_read
+        == len(pipeline._fetcher.reader.layout.block_records)
+        > 20
+    )
 
 
 @pytest.mark.parametrize(

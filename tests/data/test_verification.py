@@ -1,12 +1,15 @@
 """Damage is noticed wherever it is, and mended without losing what is sound."""
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tfdml.data import index, write_tfrecords
 from tfdml.data import manifest as manifests
-from tfdml.data import write_tfrecords
+from tfdml.data.framing import FRAME
 from tfdml.data.verification import verify
 
 
@@ -75,3 +78,97 @@ def test_a_shard_of_another_data_set_is_noticed(small, tmp_path):
     write_tfrecords(rows, str(tmp_path / "other"), shards=1)
     shutil.copy(tmp_path / "other" / small.name, small)
     assert "its digest is another one" in str(verify(str(small.parent)).problems[0])
+
+
+def say(shard: Path, **changes) -> None:
+    """Changes what the manifest says of a shard."""
+    path = shard.with_name("data.manifest.json")
+    said = json.loads(path.read_text())
+    said["splits"]["train"][0] |= changes
+    path.write_text(json.dumps(said))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# Each lets all checks pass but one: without that one, verify would say that all is sound.
+
+
+def another_size(shard: Path) -> None:
+    say(shard, bytes=shard.stat().st_size + 1)
+
+
+def another_digest(shard: Path) -> None:
+    # A record that is sound, and as long as the one that it replaces.
+    other = shard.parent.parent / "other"
+    rows = ({"a": i + (i == 3), "b": "x" * i} for i in range(6))
+    write_tfrecords(rows, str(other), shards=1)
+    for name in (shard.name, shard.name + index.SUFFIX):
+        shutil.copy(other / name, shard.parent / name)
+    say(shard, index_sha256=digest(shard.with_name(shard.name + index.SUFFIX)))
+
+
+def another_count(shard: Path) -> None:
+    say(shard, records=7)
+
+
+def a_damaged_record(shard: Path) -> None:
+    # Damaged before its digest was taken.
+    data = bytearray(shard.read_bytes())
+    data[-6] ^= 1
+    shard.write_bytes(data)
+    say(shard, sha256=digest(shard))
+
+
+def cut_between_records(shard: Path) -> None:
+    # With an index, digests and a size that go with it: only the count tells.
+    lengths = index.read(str(shard)).lengths
+    shard.write_bytes(shard.read_bytes()[: -(int(lengths[-1]) + FRAME)])
+    sidecar = shard.with_name(shard.name + index.SUFFIX)
+    sidecar.write_bytes(index.build(str(shard)).to_bytes())
+    size = shard.stat().st_size
+    say(shard, bytes=size, sha256=digest(shard), index_sha256=digest(sidecar))
+
+
+def another_index(shard: Path) -> None:
+    # One that is whole, and of the same records in other blocks.
+    sidecar = shard.with_name(shard.name + index.SUFFIX)
+    found = index.read(str(shard))
+    sizes = found.lengths.astype("u8") + FRAME
+    ones = sizes // sizes
+    crcs = [index.crc32c(part) for part in cut(shard.read_bytes(), sizes)]
+    other = index.ShardIndex(found.lengths, ones, sizes, sizes, ones.astype("u4") * 0 + crcs)
+    sidecar.write_bytes(other.to_bytes())
+
+
+def cut(data: bytes, sizes) -> list[bytes]:
+    ends = sizes.cumsum().tolist()
+    return [data[e - int(s) : e] for s, e in zip(sizes, ends, strict=True)]
+
+
+NEEDED = {
+    another_size: "bytes instead of",
+    another_digest: "its digest is another one",
+    another_count: "has 6 records instead of 7",
+    a_damaged_record: "record 5: its checksum is wrong",
+    cut_between_records: "has 5 records instead of 6",
+    another_index: "index: its digest is another one",
+}
+
+
+@pytest.mark.parametrize("damage", NEEDED, ids=lambda d: d.__name__)
+def test_each_check_is_needed(small, damage):
+    assert verify(str(small.parent)).sound
+    damage(small)
+    (problem,) = verify(str(small.parent)).problems
+    assert NEEDED[damage] in str(problem)
+
+
+def test_a_cut_between_records_is_noticed_without_an_index(small):
+    lengths = index.read(str(small)).lengths
+    small.write_bytes(small.read_bytes()[: -(int(lengths[-1]) + FRAME)])
+    small.with_name(small.name + index.SUFFIX).unlink()
+    said = "\n".join(map(str, verify(str(small.parent)).problems))
+    for problem in ("bytes instead of", "digest is another", "is missing", "5 records instead of"):
+        assert problem in said

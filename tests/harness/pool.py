@@ -180,6 +180,14 @@ class RankPool:
         return answers
 
 
+def _new_pool(size: int, kind: str) -> Any:
+    if kind != "parameter_server":
+        return RankPool(size, kind)
+    from tests.harness.server_cluster import ChiefPool  # It is made of pools.
+
+    return ChiefPool(size)
+
+
 class RankPools:
     """The pools of a test session, by size and kind.
 
@@ -192,10 +200,13 @@ class RankPools:
         self._remembered: dict[tuple, list] = {}
 
     def __call__(self, size: int, kind: str = "horovod") -> RankPool:
-        """Returns the pool of `size` replicas of a kind."""
+        """Returns the pool of `size` replicas of a kind.
+
+        Of a `ParameterServerStrategy` it is the chief of a cluster with so many workers.
+        """
         if size == 1:
             kind = "horovod"  # One replica is a plain process, whatever the strategy.
-        pool = self._pools.pop((size, kind), None) or RankPool(size, kind)
+        pool = self._pools.pop((size, kind), None) or _new_pool(size, kind)
         self._pools[size, kind] = pool  # The last one used is the last one in the order.
         for other in list(self._pools.values())[: -self._limit]:
             other.close(keep_output=True)

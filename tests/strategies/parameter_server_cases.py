@@ -1,6 +1,9 @@
 """What the chief of a cluster of parameter servers runs."""
 
+import contextlib
+
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
@@ -143,41 +146,108 @@ class Counts(layers.Layer):
         return inputs
 
 
+@contextlib.contextmanager
+def without(part: str | None):
+    """While this is entered, one of our functions is Keras's again.
+
+    Args:
+        part: Such as "Variable.assign_add"; None for none.
+    """
+    from tfdml.strategies.keras_seam import parameter_servers
+
+    taken = [
+        (o, n, getattr(o, n))
+        for o, n, _ in parameter_servers.REPLACEMENTS
+        if f"{o.__name__}.{n}" == part
+    ]
+    assert bool(taken) == (part is not None)
+    for owner, name, keras_s in taken:
+        while hasattr(keras_s, "_tfdml_replaces"):
+            keras_s = keras_s._tfdml_replaces
+        setattr(owner, name, keras_s)
+    try:
+        yield
+    finally:
+        for owner, name, ours in taken:
+            setattr(owner, name, ours)
+
+
+def fit_until_all_are_busy(model: keras.Model, batches: tf.data.Dataset) -> None:
+    """A worker's first step takes long: afterwards both are busy at once."""
+    while len(getattr(model.train_function, "workers_seen", ())) < 2:
+        model.fit(batches, epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
+
+
 def count_many(part: str | None = None) -> dict[str, int]:
     """Returns what two busy workers count.
 
     Args:
         part: One of our functions that is taken out.
     """
-    from tfdml.strategies.keras_seam import parameter_servers
-
     strategy = ParameterServerStrategy()  # It puts everything in place.
-    taken = [
-        (o, n, getattr(o, n))
-        for o, n, _ in parameter_servers.REPLACEMENTS
-        if f"{o.__name__}.{n}" == part
-    ]
-    for owner, name, keras_s in taken:
-        while hasattr(keras_s, "_tfdml_replaces"):
-            keras_s = keras_s._tfdml_replaces
-        setattr(owner, name, keras_s)
-    try:
+    with without(part):
         with strategy.scope():
             counts = Counts()
             model = keras.Sequential([layers.Input((6,)), counts, layers.Dense(CLASSES)])
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("sgd", loss, steps_per_execution=10)
-        # A worker's first step takes long: both are to be busy at once.
-        while len(getattr(model.train_function, "workers_seen", ())) < 2:
-            model.fit(dataset(), epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
+        fit_until_all_are_busy(model, dataset())
         counts.count.assign(0)
         drawn = int(counts.seeds.state.numpy()[1])
         model.fit(dataset(), epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
-    finally:
-        for owner, name, ours in taken:
-            setattr(owner, name, ours)
     drawn = int(counts.seeds.state.numpy()[1]) - drawn
     return {"count": int(counts.count.numpy()), "seeds": drawn}
+
+
+ROWS, WIDTH = 8, 1 << 14
+
+
+def _rows_of(number: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.fill([ROWS, WIDTH], number), tf.range(ROWS))
+
+
+class AddsRows(keras.Model):
+    """A model whose step adds 1 to all rows of an embedding, many times."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(ROWS, WIDTH, embeddings_initializer="zeros")
+
+    def train_step(self, data):
+        ids, target = data
+        loss = self.compute_loss(ids, target, self(ids))
+        weights = self.table.trainable_variables[0].value
+        for i in range(PER_STEP):
+            # As an optimizer does with the gradient of an embedding.
+            with tf.device(weights.device):
+                if i % 2:
+                    self.optimizer.assign_add(weights, _rows_of(1.0))
+                else:
+                    self.optimizer.assign_sub(weights, _rows_of(-1.0))
+        self.optimizer.iterations.assign_add(1)
+        return {"loss": loss}
+
+    def call(self, ids):
+        return self.table(ids)
+
+
+def count_in_rows(part: str | None = None) -> list[float]:
+    """Returns what two busy workers have added to the numbers of an embedding: all alike.
+
+    Args:
+        part: One of our functions that is taken out.
+    """
+    strategy = ParameterServerStrategy()
+    with without(part):
+        with strategy.scope():
+            model = AddsRows()
+            model.compile("sgd", "mse", steps_per_execution=5)
+        ids = np.zeros((1, 1), "int32")
+        batches = tf.data.Dataset.from_tensors((ids, np.zeros((1, 1, WIDTH), "float32"))).repeat()
+        fit_until_all_are_busy(model, batches)
+        model.table.embeddings.assign(tf.zeros([ROWS, WIDTH]))
+        model.fit(batches, epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
+    return np.unique(model.table.embeddings.numpy()).tolist()
 
 
 def staleness(bound: int | None) -> list[float]:

@@ -15,10 +15,9 @@ GRADIENT_BYTES = 4 * INPUTS * WIDTH
 STEPS = 20
 
 
-def pushed(compression: str | None) -> dict:
+def pushed(synchronous: bool, compression: str | None) -> dict:
     """Returns the bytes that the loopback carries in a step, and the loss at the end."""
-    given = None if compression is None else tfdml.compression.Float16()
-    strategy = ParameterServerStrategy(synchronous=True, compression=given)
+    strategy = ParameterServerStrategy(synchronous=synchronous, compression=compression)
     with strategy.scope():
         keras.utils.set_random_seed(3)
         model = keras.Sequential(
@@ -35,12 +34,30 @@ def pushed(compression: str | None) -> dict:
     return {"bytes": sent / STEPS, "loss": history.history["loss"][-1]}
 
 
-def refused(compression: str, synchronous: bool = True) -> str:
+def refused(compression: str) -> str:
     """Returns what is said of a codec."""
     made = {
-        "float16": tfdml.compression.Float16,
         "power_sgd": lambda: tfdml.compression.PowerSGD(rank=2),
         "one_bit": tfdml.compression.OneBit,
         "top_k": lambda: tfdml.compression.TopK(0.1),
     }[compression]()
-    return _raised(lambda: ParameterServerStrategy(synchronous=synchronous, compression=made))
+    return _raised(lambda: ParameterServerStrategy(compression=made))
+
+
+def learned() -> dict:
+    """Learns asynchronously; returns the first and the last loss, and the steps taken."""
+    rounded = tfdml.compression.QSGD(bits=8, stochastic=True)
+    strategy = ParameterServerStrategy(compression=rounded)
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [layers.Input((64,)), layers.Dense(64, "relu"), layers.Dense(32), layers.Dense(1)]
+        )
+        # Norms are the worker's, of what it has computed.
+        model.compile(keras.optimizers.Adam(0.003, global_clipnorm=1.0), "mse")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 64)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(32)
+    history = model.fit(data, steps_per_epoch=40, epochs=5, verbose=0)
+    loss = history.history["loss"]
+    return {"first": loss[0], "last": loss[-1], "steps": int(model.optimizer.iterations.numpy())}

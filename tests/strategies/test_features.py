@@ -8,10 +8,21 @@ from tests.strategies import custom_cases, data_cases, fit_cases, model_cases, t
 from tests.strategies.compare import assert_invariant, assert_same_bits
 
 # Replicas; three, so that shares differ, where that is not slow.
-SIZE = {"horovod": 3, "mirrored": 2, "multi_worker": 2}
+SIZE = {"horovod": 3, "mirrored": 2, "multi_worker": 2, "parameter_server": 2}
+
+
+# What synchronous parameter servers refuse.
+REFUSED = {
+    model_cases.synchronized_batch_norm: "`synchronized` must be False",
+    custom_cases.several_optimizers: "must apply the model's own optimizer once",
+}
 
 
 def _compare(ranks, kind, case, *args, **tolerance):
+    if kind == "parameter_server" and case in REFUSED:
+        with pytest.raises(RankFailure, match=REFUSED[case]):
+            ranks(SIZE[kind], kind).run(case, *args)
+        return
     assert_invariant(ranks.run_sizes((1, SIZE[kind]), case, *args, kind=kind), **tolerance)
 
 

@@ -33,6 +33,10 @@ def test_busy_workers_lose_nothing(cluster):
     assert set(cluster.run(cases.count_many).values()) == {cases.COUNTED_STEPS * cases.PER_STEP}
 
 
+def test_busy_workers_lose_no_rows(cluster):
+    assert cluster.run(cases.count_in_rows) == [cases.COUNTED_STEPS * cases.PER_STEP]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "count"),
@@ -41,6 +45,13 @@ def test_busy_workers_lose_nothing(cluster):
 def test_keras_s_own_functions_lose_updates(cluster, part, count):
     """So the test above can fail."""
     assert cluster.run(cases.count_many, part)[count] < cases.COUNTED_STEPS * cases.PER_STEP
+
+
+@pytest.mark.slow
+def test_keras_s_own_rows_lose_updates(cluster):
+    """So the test of rows can fail."""
+    counted = cluster.run(cases.count_in_rows, "TFOptimizer.assign_sub")
+    assert counted[0] < cases.COUNTED_STEPS * cases.PER_STEP, counted
 
 
 def test_staleness_is_bounded(cluster):

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.harness.pool import RankFailure
+from tests.harness.server_cluster import ServerCluster
 from tests.strategies import parameter_server_faults as faults
-from tests.strategies.parameter_server_cluster import ServerCluster
 
 
 @pytest.fixture

@@ -204,6 +204,15 @@ def test_a_tf_job_has_every_role():
     assert chief["command"] == ["python", "train.py", "--x"]
 
 
+def kill(job: subprocess.Popen, role: str, index: int) -> None:
+    """Kills what a launched job runs for a task, and not what watches over it."""
+    for process in psutil.Process(job.pid).children(recursive=True):
+        variables = process.environ().get("TF_CONFIG", "")
+        watches = "tfdml.runtime.supervisor" in process.cmdline()
+        if f'"type": "{role}", "index": {index}' in variables and not watches:
+            process.send_signal(signal.SIGKILL)
+
+
 @pytest.mark.slow  # `test_parameter_server_faults` kills a worker without the launcher.
 def test_launch_starts_a_worker_again(tmp_path):
     text = TRAIN.replace("steps_per_epoch=10", "steps_per_epoch=3000")
@@ -215,11 +224,37 @@ def test_launch_starts_a_worker_again(tmp_path):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     time.sleep(40)
-    for process in psutil.Process(job.pid).children(recursive=True):
-        variables = process.environ().get("TF_CONFIG", "")
-        if '"type": "worker", "index": 1' in variables and "serve" in process.cmdline()[-1]:
-            process.send_signal(signal.SIGKILL)
+    kill(job, "worker", 1)
     out, said = job.communicate(timeout=200)
     assert job.returncode == 0, said[-3000:]
     assert "worker 1 failed" in said
     assert "iterations 3000" in out
+
+
+@pytest.mark.slow  # `test_parameter_server_restart` does it without the launcher.
+@pytest.mark.parametrize("role", ["ps", "chief"])
+def test_launch_starts_a_job_again_that_goes_on(tmp_path, role):
+    checkpoints = tmp_path / "checkpoints"
+    saves = f"tfdml.callbacks.FaultTolerantCheckpoint({str(checkpoints)!r}, save_freq=10)"
+    slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, l: time.sleep(0.02))"
+    text = "import time\n" + TRAIN.replace(
+        "steps_per_epoch=10, verbose=2", f"steps_per_epoch=500, callbacks=[{saves}, {slow}]"
+    )
+    job = subprocess.Popen(
+        [*TFDML, "launch", "--workers", "1", "--ps", "1", "--max-restarts", "1"]
+        + [script(tmp_path, text)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    deadline = time.monotonic() + 90
+    while not list(checkpoints.glob("*/*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
+    kill(job, role, 0)
+    out, said = job.communicate(timeout=200)
+    assert job.returncode == 0, said[-3000:]
+    assert "restart 1 of 1" in said
+    assert "goes on at step" in out + said
+    assert "iterations 500" in out

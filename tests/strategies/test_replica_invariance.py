@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
+from tests.harness.pool import RankFailure
 from tests.strategies import cases, custom_cases
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 
 # Numbers of replicas. Those of a mirrored job are devices of one process, else processes.
-SIZES = {"horovod": (1, 2, 3), "mirrored": (1, 2), "multi_worker": (1, 2)}
+# Those of parameter servers are workers, and the chief is the only rank.
+SIZES = {
+    "horovod": (1, 2, 3),
+    "mirrored": (1, 2),
+    "multi_worker": (1, 2),
+    "parameter_server": (1, 2),
+}
 
 
 def _compare(ranks, kind, case, *args, **tolerance):
@@ -111,6 +118,10 @@ def test_fit_options(ranks, feature_kind, fit_options):
 )
 def test_compile_options(ranks, feature_kind, compile_options):
     case = (33, 8, 2, "dense", 1, compile_options)
+    if feature_kind == "parameter_server" and "run_eagerly" in compile_options:
+        with pytest.raises(RankFailure, match="`run_eagerly` must be False"):
+            ranks(2, feature_kind).run(cases.fit_arrays, *case)
+        return
     assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case, kind=feature_kind))
 
 
@@ -150,7 +161,9 @@ def test_float64_of_a_convolutional_model(ranks, feature_kind):
     _compare(ranks, feature_kind, cases.fit_float64, "convolutional", rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
 def test_a_custom_loop(ranks, kind):
+    """On parameter servers a loop is one over TensorFlow's `ClusterCoordinator`."""
     _compare(ranks, kind, custom_cases.custom_loop)
 
 

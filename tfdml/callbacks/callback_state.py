@@ -125,7 +125,7 @@ def _packed(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         packed = [_packed(v, f"{name}/{i}", arrays) for i, v in enumerate(value)]
         return {_TUPLE: packed} if isinstance(value, tuple) else packed
     if isinstance(value, (np.ndarray, np.generic)):
-        arrays[name] = np.asarray(value)
+        arrays[name] = np.array(value)  # The callback may write into its own.
         return {_ARRAY: name}
     return value
 

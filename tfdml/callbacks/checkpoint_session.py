@@ -6,7 +6,13 @@ import secrets
 import sys
 from typing import Any
 
-from tfdml.checkpointing import CheckpointDirectory, DirectoryInUse, Files, NoWholeCheckpoint
+from tfdml.checkpointing import (
+    CheckpointDirectory,
+    DirectoryInUse,
+    Files,
+    NoWholeCheckpoint,
+    files_of,
+)
 from tfdml.checkpointing.chaos import VARIABLE, Chaos, Plan
 from tfdml.topology import launched, setting
 
@@ -25,14 +31,16 @@ class Session:
         fits: How many calls of `fit` have used it: the first of a program is its first again
             after a restart.
         job: What tells this job's writing from that of dead ones; rank 0's.
-        files: What changes the file system.
+        files: What reads and writes.
+        saves: How many saves it has begun.
         directory: Rank 0's view of the directory, once it is claimed.
     """
 
     path: str
+    files: Files
     fits: int = 0
     job: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
-    files: Files = dataclasses.field(default_factory=Files)
+    saves: int = 0
     directory: CheckpointDirectory | None = None
 
     @property
@@ -57,7 +65,7 @@ class Session:
             found = self.directory.newest(fit, allow_fresh_start)
             name = found.manifest.directory if found else None
         except (DirectoryInUse, NoWholeCheckpoint, OSError) as raised:
-            error = str(raised)[:4000]
+            error = str(raised)[:1300]  # In a message of 8 KB, whatever the letters.
         return {"name": name, "job": self.job, "error": error}
 
 
@@ -66,20 +74,26 @@ _sessions: dict[str, Session] = {}
 
 def session_of(path: str) -> Session:
     """Returns this process's session of a directory."""
-    path = os.path.abspath(path)
+    path = _full(path)
     if path not in _sessions:
-        _sessions[path] = Session(path)
+        files = files_of(path, say)
         if plan := _plan():
             fault = plan.fault if launched().rank == plan.rank else None
             counts = f"{plan.directory}.counts" if launched().rank == 0 else None
-            _sessions[path].files = Chaos(fault, counts)
+            files = Chaos(fault, counts)
+        _sessions[path] = Session(path, files)
     return _sessions[path]
 
 
 def placed(directory: str | os.PathLike) -> str:
     """Returns where checkpoints go: where the program says, but for `tfdml chaos`."""
     plan = _plan()
-    return plan.directory if plan else os.path.abspath(directory)
+    return plan.directory if plan else _full(os.fspath(directory))
+
+
+def _full(path: str) -> str:
+    path = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
 def _plan() -> Plan | None:
@@ -89,6 +103,10 @@ def _plan() -> Plan | None:
 
 def end_session(path: str) -> None:
     """Gives a directory up: the next `fit` that uses it is the program's first."""
-    session = _sessions.pop(os.path.abspath(path), None)
-    if session is not None and session.directory is not None:
+    session = _sessions.pop(_full(path), None)
+    if session is None:
+        return
+    if session.chaos:
+        session.chaos.end()
+    if session.directory is not None:
         session.directory.release()

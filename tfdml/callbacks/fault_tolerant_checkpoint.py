@@ -1,7 +1,6 @@
 """Checkpoints of everything: kill the job anywhere, run the same command, lose nothing."""
 
 import datetime
-import functools
 import os
 import sys
 import time
@@ -11,21 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdml import checkpointing
+from tfdml.callbacks.callback_state import CallbackState
+from tfdml.callbacks.checkpoint_cost import SaveCost
+from tfdml.callbacks.checkpoint_saver import OWN, Saver
 from tfdml.callbacks.checkpoint_schedule import Schedule
 from tfdml.callbacks.checkpoint_session import placed, say, session_of
 from tfdml.callbacks.preemption import Preemption
 from tfdml.callbacks.training_state import OwnState, TrainingState
-from tfdml.checkpointing import Checkpoint, HostCopy, Manifest, Writer
+from tfdml.checkpointing import Checkpoint, Manifest
 from tfdml.checkpointing.manifest import read_manifest
 from tfdml.runtime.guard_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
 from tfdml.strategies.rank_state import RankState
 from tfdml.strategies.stop_vote import StopVote
-
-# What the names of a rank's own tensors begin with.
-_OWN = "rank/"
 
 
 class FaultTolerantCheckpoint(ResumingCallback):
@@ -49,19 +47,23 @@ class FaultTolerantCheckpoint(ResumingCallback):
       others have ended. A run that `EarlyStopping` has ended stays so.
     - **Other callbacks**: what training has changed of their attributes is saved; see
       `CallbackState` for callbacks of your own.
-    - **A directory** is for one job at a time, and the same one on all ranks.
+    - **A directory** is for one job at a time, and the same one on all ranks. A URL (`gs://`,
+      `s3://`, ...) is read and written through the fsspec plug-in of the store; errors that may
+      pass are tried again for two minutes.
+    - **What it costs** is measured, and said once: how often to save for 3.5 % of the time.
     - **Preemption**: after SIGTERM on any rank all ranks save after the same step, and exit with
       code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
 
     Args:
-        directory: Where checkpoints are; made if need be.
+        directory: Where checkpoints are, a path or a URL; made if need be.
         save_freq: "epoch", a number of steps, or a `datetime.timedelta`. The end of a `fit` is
             always saved.
         max_to_keep: How many checkpoints stay, 0 for all.
         keep_best: A name in the logs, such as "val_accuracy": the checkpoint of the epoch with its
             best value stays besides, and is saved at once.
-        asynchronous: Whether training goes on while a copy of the state is written. The copy takes
-            the memory of what this rank writes: the state's size over the number of ranks.
+        asynchronous: Whether training goes on while the state is written. What training changes
+            meanwhile takes memory twice: at most what this rank writes, the state's size over the
+            number of ranks.
         on_preemption: Whether to save on SIGTERM; or a function that says, called every five
             seconds, whether the machine is about to be taken away: then on both.
         resume: Whether to go on from what is there. False removes it; leave it out again before
@@ -94,12 +96,6 @@ class FaultTolerantCheckpoint(ResumingCallback):
     ):
         super().__init__()
         Schedule.check(save_freq)
-        if "://" in str(directory):
-            raise ValueError(
-                f"`directory` must be in a file system that is mounted, because a rename must be "
-                f"atomic there. Received: directory={str(directory)!r}. Mount the store, or save "
-                f"to a local or network disk."
-            )
         if type(max_to_keep) is not int or max_to_keep < 0:
             raise ValueError(
                 f"`max_to_keep` must be 0 or positive. Received: max_to_keep={max_to_keep!r}."
@@ -121,12 +117,14 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._sign = -1.0 if keep_best_mode == "min" else 1.0
         watcher = on_preemption if callable(on_preemption) else None
         self._preemption = Preemption(watcher) if on_preemption else None
-        self._copy, self._writer = HostCopy(), Writer()
+        session_of(self.directory)  # Errs now, where a store's plug-in is missing.
 
     # -- Where a fit goes on -------------------------------------------------------------------
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Chooses the checkpoint, alike on all ranks; returns the data's position in it."""
+        if self._preemption is not None:
+            self._preemption.start()
         self._ranks = RankState(model)
         self._session = session_of(self.directory)
         self._others = [c for c in callbacks if c is not self]
@@ -137,20 +135,29 @@ class FaultTolerantCheckpoint(ResumingCallback):
         chosen = self._ranks.told_by_rank_0(chosen)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])
-        self._job, self._saves = chosen["job"], 0
+        self._saver = Saver(
+            self._session,
+            self._ranks,
+            self._fit,
+            chosen["job"],
+            self._max_to_keep,
+            self._asynchronous,
+            raises=self._on_write_error == "raise",
+        )
+        self._cost = SaveCost()
         self._epoch = self._step = self._total = 0
         self._best: list | None = None
         self._last, self._manifest = chosen["name"], None
         if self._preemption is not None:
-            self._preemption.start()
             self._prepare_vote(model)
         if chosen["name"] is None:
             return None
         path = os.path.join(self.directory, chosen["name"])
         if self._session.chaos:
             self._session.chaos.restore()
-        self._manifest = read_manifest(path)
-        self._parts = Checkpoint(path, self._manifest).read()
+        files = self._session.files
+        self._manifest = read_manifest(files, path)
+        self._parts = Checkpoint(files, path, self._manifest).read()
         return self._manifest.state["data"]
 
     def _prepare_vote(self, model: keras.Model) -> None:
@@ -165,7 +172,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def on_train_begin(self, logs=None):
         """Restores the state, if there is one."""
-        self._training = TrainingState(self.model, self._others, self.data, self._ranks)
+        callbacks = CallbackState(self._others)
+        self._training = TrainingState(self.model, callbacks, self.data, self._ranks)
         saved = self._manifest
         if saved is not None:
             path = os.path.join(self.directory, saved.directory)
@@ -185,6 +193,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
     def on_epoch_begin(self, epoch, logs=None):
         """Restores the state anew, within an epoch: its metrics, and what callbacks did here."""
         self._epoch = epoch
+        self._cost.pause()
         if self._manifest is not None:
             self._restore()
             self._parts = self._manifest = None
@@ -193,8 +202,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
         shared: dict[str, np.ndarray] = {}
         own = []
         for tensors, notes in self._parts:
-            shared |= {k: v for k, v in tensors.items() if not k.startswith(_OWN)}
-            mine = {k.removeprefix(_OWN): v for k, v in tensors.items() if k.startswith(_OWN)}
+            shared |= {k: v for k, v in tensors.items() if not k.startswith(OWN)}
+            mine = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
             own.append(OwnState(mine, notes))
         self._training.restore(self._manifest.state, shared, own)
 
@@ -205,8 +214,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if self._session.chaos:
             self._session.chaos.step()
         self.data.used(logs)
-        self._total += batch + 1 - self._step
-        self._step = batch + 1
+        steps = batch + 1 - self._step
+        self._total, self._step = self._total + steps, batch + 1
+        self._cost.step(steps, self._saver.busy)
         if self._asked_to_end():
             self._save({}, finished=False)
             self._leave()
@@ -224,9 +234,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def on_train_end(self, logs=None):
         """Waits for the last write."""
-        self._collect()
+        self._saver.collect()
         if self._session.chaos:
-            self._session.chaos.end()
+            self._session.chaos.note_counts()
 
     def end_fit(self) -> None:
         """Waits for what is being written, and listens no more."""
@@ -234,7 +244,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
             self._preemption.stop()
         self._parts = self._manifest = None
         if sys.exc_info()[0] is None:
-            self._collect()
+            self._saver.collect()
 
     def _asked_to_end(self) -> bool:
         if self._preemption is None:
@@ -246,7 +256,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         return self._vote.decided
 
     def _leave(self) -> None:
-        self._collect()
+        self._saver.collect()
         # Whoever leaves first must not end the others before all is written.
         self._ranks.any_of_all(True)
         if self._ranks.rank == 0:
@@ -274,52 +284,16 @@ class FaultTolerantCheckpoint(ResumingCallback):
         return Manifest(self._fit, self._epoch, self._total, self._ranks.size, **fields)
 
     def _save(self, metrics: dict[str, float], finished: bool) -> None:
-        self._collect()
-        snapshot = self._training.read(self._step)
-        state = {**snapshot.shared, "best": self._best}
-        fields = {"state": state, "metrics": metrics, "finished": finished, "saved": time.time()}
-        manifest = self._named(**fields)
-        if manifest.directory == self._last:
+        name = self._named().directory
+        if name == self._last:
             return
-        self._last = manifest.directory
-        tensors = self._own_part(snapshot.tensors)
-        tensors |= {f"{_OWN}{name}": value for name, value in snapshot.own.tensors.items()}
-        if self._asynchronous:
-            tensors = self._copy.of(tensors)
-        self._saves += 1
-        job = f"{self._job}-{self._saves}"
-        self._writer.submit(
-            functools.partial(self._write, job, manifest, tensors, snapshot.own.notes)
-        )
-        if not self._asynchronous:
-            self._collect()
-
-    def _own_part(self, shared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns what this rank writes of the state that all ranks have."""
-        written = [0] * self._ranks.size
-        own = {}
-        for name, value in shared.items():
-            rank = written.index(min(written))
-            written[rank] += value.nbytes
-            if rank == self._ranks.rank:
-                own[name] = value
-        return own
-
-    def _write(self, job: str, manifest: Manifest, tensors: dict, notes: dict) -> None:
-        """Writes this rank's part, in the writer's thread."""
-        session, rank = self._session, self._ranks.rank
-        checkpointing.save(session.files, self.directory, job, rank, manifest, tensors, notes)
-        if rank == 0:
-            best = manifest.state["best"]
-            session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])
-
-    def _collect(self) -> None:
-        """Waits for the last write, and says or raises what came of it."""
-        try:
-            self._writer.wait()
-        except OSError as error:
-            said = f"A checkpoint could not be written to {self.directory} on rank "
-            said += f"{self._ranks.rank}: {error}. Those from before are whole."
-            if self._on_write_error == "raise":
-                raise OSError(f"{said} Make room, and start the job again.") from error
-            say(f"WARNING: {said} Training goes on without it.")
+        self._last, began = name, time.perf_counter()
+        self._saver.collect()
+        snapshot = self._training.read(self._step)
+        fields = {"metrics": metrics, "finished": finished, "saved": time.time()}
+        state = {**snapshot.shared, "best": self._best}
+        self._saver.save(self._named(state=state, **fields), snapshot)
+        self._cost.saved(began, self._saver.write_seconds)
+        advice = self._cost.advice()
+        if advice and self._ranks.rank == 0:
+            say(advice)

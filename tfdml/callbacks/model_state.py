@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdml.strategies.parameter_server.partition import with_parts
 from tfdml.strategies.rank_state import assign_values, values_of
 
 
@@ -18,7 +19,8 @@ class ModelState:
     """
 
     def __init__(self, model: keras.Model):
-        self._groups = {"model": list(model.variables)}
+        # A variable that is in parts on parameter servers is saved as these.
+        self._groups = {"model": with_parts(model.variables)}
         self._optimizers = _optimizers_of(model)
         for name, optimizer in self._optimizers.items():
             if not optimizer.built:
@@ -48,7 +50,7 @@ class ModelState:
         }
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns all values, by group and number; not copies where that can be avoided."""
+        """Returns all values, by group and number; see `values_of`."""
         found = {}
         for group, variables in self._groups.items():
             values = values_of(variables, summed=group == "metrics")

@@ -4,17 +4,19 @@ import signal
 import threading
 from collections.abc import Callable
 
+# Between two calls of a watcher.
+SECONDS = 5.0
+
 
 class Preemption:
     """Notes that this process has been asked to end; what comes of it, the trainer decides.
 
     Args:
         watcher: Called every few seconds beside training; returns whether there is a notice.
-        seconds: Between two calls of it.
     """
 
-    def __init__(self, watcher: Callable[[], bool] | None = None, seconds: float = 5.0):
-        self._watcher, self._seconds = watcher, seconds
+    def __init__(self, watcher: Callable[[], bool] | None = None):
+        self._watcher = watcher
         self._asked = threading.Event()
         self._over = threading.Event()
         self._previous = None
@@ -44,7 +46,7 @@ class Preemption:
         self._asked.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(self._seconds):
+        while not self._over.wait(SECONDS):
             if self._watcher():
                 self._asked.set()
                 return

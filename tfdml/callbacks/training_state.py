@@ -33,7 +33,7 @@ class Snapshot:
 
     Attributes:
         shared: What JSON can hold of what all ranks have alike.
-        tensors: Its arrays by name; not copies where that can be avoided.
+        tensors: Its arrays by name, which training does not change any more.
         own: What belongs to this rank.
     """
 
@@ -47,7 +47,7 @@ class TrainingState:
 
     Args:
         model: The model, built and compiled.
-        callbacks: The other callbacks of `fit`.
+        callbacks: The state of the other callbacks of `fit`.
         data: The position of its training data.
         ranks: This rank among all.
     """
@@ -55,13 +55,13 @@ class TrainingState:
     def __init__(
         self,
         model: keras.Model,
-        callbacks: Sequence[keras.callbacks.Callback],
+        callbacks: CallbackState,
         data: DataPosition,
         ranks: RankState,
     ):
         self._model, self._data, self._ranks = model, data, ranks
         self._model_state = ModelState(model)
-        self._callback_state = CallbackState(callbacks)
+        self._callback_state = callbacks
         self._layout = self._model_state.layout()
 
     def read(self, step: int) -> Snapshot:
@@ -70,6 +70,7 @@ class TrainingState:
         Args:
             step: The batches of the epoch that have been used; 0 between epochs.
         """
+        self._ranks.wait_for_steps()
         callbacks, arrays = self._callback_state.read()
         notes, random = random_state.read()
         shared = {

@@ -1,15 +1,12 @@
 """Checkpoints on disk: written whole or not at all, checked when read. Needs no TensorFlow."""
 
+from tfdml.checkpointing.claim import DirectoryInUse
 from tfdml.checkpointing.commit import save
-from tfdml.checkpointing.directory import (
-    Checkpoint,
-    CheckpointDirectory,
-    DirectoryInUse,
-    NoWholeCheckpoint,
-)
+from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory, NoWholeCheckpoint
 from tfdml.checkpointing.files import Files
 from tfdml.checkpointing.manifest import DamagedCheckpoint, Manifest, verify
-from tfdml.checkpointing.writer import HostCopy, Writer
+from tfdml.checkpointing.store import StoreFiles, files_of
+from tfdml.checkpointing.writer import Writer
 
 __all__ = [
     "Checkpoint",
@@ -17,10 +14,11 @@ __all__ = [
     "DamagedCheckpoint",
     "DirectoryInUse",
     "Files",
-    "HostCopy",
     "Manifest",
     "NoWholeCheckpoint",
+    "StoreFiles",
     "Writer",
+    "files_of",
     "save",
     "verify",
 ]

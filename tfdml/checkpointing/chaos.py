@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdml.checkpointing.commit import PARTIAL
 from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory
 from tfdml.checkpointing.files import Files
 
@@ -88,6 +89,7 @@ class Chaos(Files):
         self._unsynced: dict[int, str] = {}
         self._lost: set[str] = set()
         self._renamed: tuple[str, str] | None = None
+        self._timer: threading.Timer | None = None
 
     # -- Points of a training ------------------------------------------------------------------
 
@@ -98,13 +100,20 @@ class Chaos(Files):
     def step(self) -> None:
         """A step has been trained."""
         if self._numbers["step"] == 0 and self._fault and self._fault.where == "time":
-            threading.Timer(self._fault.number / 1000, self._happen).start()
+            self._timer = threading.Timer(self._fault.number / 1000, self._happen)
+            self._timer.daemon = True
+            self._timer.start()
         self._reach("step")
 
-    def end(self) -> None:
-        """The training has ended."""
+    def note_counts(self) -> None:
+        """A training has ended: writes what was counted so far."""
         if self._counts:
             Path(self._counts).write_text(json.dumps(self._numbers), encoding="utf-8")
+
+    def end(self) -> None:
+        """Nothing happens any more: what this process does next is not the run that has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _reach(self, where: str) -> bool:
         """Counts a point; returns whether it is the fault's, if the fault is not an ending."""
@@ -233,7 +242,7 @@ def differences(one: str, other: str) -> list[str]:
     ends = []
     for directory in (one, other):
         own = CheckpointDirectory(directory, Files(), print)
-        left = [n for n in os.listdir(directory) if n.startswith("partial-")]
+        left = [n for n in os.listdir(directory) if n.startswith(PARTIAL)]
         if left:
             return [f"{directory} has leftovers: {', '.join(left)}"]
         fits = sorted({int(name.split("-")[1]) for name in own.checkpoints()})

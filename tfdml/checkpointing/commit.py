@@ -3,6 +3,9 @@
 Every rank writes one member into a directory with a temporary name. Rank 0 waits for all of them,
 writes the manifest with their checksums, makes files and names durable, and gives the directory
 its name by one rename. So the ranks need no exchange: a thread beside training could not make one.
+
+A store of objects has no such rename, but an object appears in it at once. There members are
+written where they stay, and the manifest comes last: what has none is no checkpoint yet.
 """
 
 import contextlib
@@ -10,8 +13,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from tfdml.checkpointing.manifest import Manifest, Member
 from tfdml.checkpointing.tensors import write_tensors
 
 PARTIAL = "partial-"
-_NOTE = ".written.json"
+_NOTE, _FAILED = ".written.json", ".failed"
 
 
 def member_name(rank: int, world_size: int) -> str:
@@ -55,31 +57,46 @@ def save(
     Raises:
         OSError: If it cannot be written. What there is of it is removed: a full disk needs it.
     """
-    partial = os.path.join(directory, f"{PARTIAL}{manifest.directory}-{job}")
+    place = place_of(files, directory, manifest, job)
     try:
-        own = write_member(files, partial, rank, manifest.world_size, tensors, notes)
+        own = write_member(files, place, rank, manifest.world_size, tensors, notes)
         if rank == 0:
-            commit(files, directory, partial, manifest, own, wait)
+            members = [own, *_members_of_others(files, place, manifest.world_size, wait)]
+            commit(files, directory, place, manifest, members)
     except OSError:
-        if rank == 0:
+        if rank:
+            # An empty file needs no room on most disks. Without it rank 0 waits for a while.
+            failed = os.path.join(place, member_name(rank, manifest.world_size)) + _FAILED
             with contextlib.suppress(OSError):
-                remove_tree(files, partial)
+                write_file(files, failed, b"")
+        else:
+            with contextlib.suppress(OSError):
+                final = os.path.join(directory, manifest.directory)
+                remove_checkpoint(files, place if files.renames_whole else final)
         raise
+
+
+def place_of(files: Files, directory: str, manifest: Manifest, job: str) -> str:
+    """Returns where the members of a checkpoint are written."""
+    if files.renames_whole:
+        return os.path.join(directory, f"{PARTIAL}{manifest.directory}-{job}")
+    # A place for each save: a writer of a job that has died may still be busy.
+    return os.path.join(directory, manifest.directory, job)
 
 
 def write_member(
     files: Files,
-    partial: str,
+    place: str,
     rank: int,
     world_size: int,
     tensors: Mapping[str, np.ndarray],
     notes: Any,
 ) -> Member:
-    """Writes a rank's member into a checkpoint's temporary directory.
+    """Writes a rank's member.
 
     Args:
         files: What writes.
-        partial: The temporary directory; made if need be.
+        place: The directory for it; made if need be.
         rank: The rank.
         world_size: The number of ranks.
         tensors: The rank's part of the state.
@@ -88,9 +105,9 @@ def write_member(
     Returns:
         The member, which ranks other than 0 also note beside it, for rank 0.
     """
-    files.make_directory(partial)
+    files.make_directory(place)
     name = member_name(rank, world_size)
-    path = os.path.join(partial, name)
+    path = os.path.join(place, name)
     member = Member(name, *write_tensors(files, path, tensors, notes))
     if rank:
         # Under its name the note is whole: rank 0 may look at any time.
@@ -100,53 +117,70 @@ def write_member(
     return member
 
 
+def _members_of_others(files: Files, place: str, world_size: int, wait: float) -> Iterator[Member]:
+    for rank in range(1, world_size):
+        path = os.path.join(place, member_name(rank, world_size))
+        note = path + _NOTE
+        _await(files, path, wait, f"rank {rank}")
+        yield Member(**json.loads(files.read(note)))
+        files.unlink(note)
+
+
 def commit(
-    files: Files,
-    directory: str,
-    partial: str,
-    manifest: Manifest,
-    own: Member,
-    wait: float,
-) -> str:
+    files: Files, directory: str, place: str, manifest: Manifest, members: Sequence[Member]
+) -> None:
     """Makes a checkpoint of what all ranks have written; rank 0's part.
 
     Args:
         files: What writes.
         directory: The directory of all checkpoints.
-        partial: The checkpoint's temporary directory.
+        place: Where the members are.
         manifest: What the checkpoint says of itself; its members are added.
-        own: Rank 0's member.
-        wait: Seconds that other ranks are waited for.
-
-    Returns:
-        The checkpoint's directory.
-
-    Raises:
-        TimeoutError: If a rank's member does not come.
+        members: The ranks' members.
     """
-    members = [own]
-    for rank in range(1, manifest.world_size):
-        note = os.path.join(partial, member_name(rank, manifest.world_size)) + _NOTE
-        _await(lambda path=note: os.path.exists(path), wait, f"rank {rank}", partial)
-        members.append(Member(**json.loads(Path(note).read_bytes())))
-        files.unlink(note)
-    manifest = dataclasses.replace(manifest, members=tuple(members))
-    manifests.write_manifest(files, partial, manifest)
-    files.sync_directory(partial)
     final = os.path.join(directory, manifest.directory)
-    files.rename(partial, final)
+    if not files.renames_whole:
+        inside = os.path.relpath(place, final)
+        members = [dataclasses.replace(m, name=f"{inside}/{m.name}") for m in members]
+        manifests.write_manifest(
+            files, final, dataclasses.replace(manifest, members=tuple(members))
+        )
+        return
+    manifests.write_manifest(files, place, dataclasses.replace(manifest, members=tuple(members)))
+    files.sync_directory(place)
+    files.rename(place, final)
     files.sync_directory(directory)
-    return final
 
 
-def _await(there: Callable[[], bool], seconds: float, who: str, partial: str) -> None:
+def is_committed(files: Files, path: str) -> bool:
+    """Returns whether a directory with a checkpoint's name is one, whole or damaged."""
+    return files.renames_whole or files.exists(os.path.join(path, manifests.NAME))
+
+
+def remove_checkpoint(files: Files, path: str) -> None:
+    """Removes a checkpoint, or what there is of one, so that half of it is not taken for one."""
+    if files.renames_whole:
+        head, name = os.path.split(path)
+        if not name.startswith(PARTIAL):
+            gone = os.path.join(head, f"{PARTIAL}gone-{name}")
+            files.rename(path, gone)
+            path = gone
+    elif files.exists(os.path.join(path, manifests.NAME)):
+        files.unlink(os.path.join(path, manifests.NAME))
+    remove_tree(files, path)
+
+
+def _await(files: Files, path: str, seconds: float, who: str) -> None:
+    """Waits for a rank's note on its member."""
     deadline, pause = time.monotonic() + seconds, 0.001
-    while not there():
+    while not files.exists(path + _NOTE):
+        if files.exists(path + _FAILED):
+            raise OSError(f"{who} could not write its part, and says why.")
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{who} must write its part of a checkpoint within {seconds:.0f} s. Received: "
-                f"nothing of it in {partial}. The directory must be the same one for all ranks; "
-                f"see that rank's output."
+                f"no {path}. The directory must be the same one for all ranks; see that rank's "
+                f"output."
             )
         time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        pause = min(2 * pause, files.look_every)

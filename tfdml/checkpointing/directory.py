@@ -1,26 +1,21 @@
 """A directory of checkpoints: whose it is, which is the newest whole one, which are kept."""
 
+import contextlib
 import dataclasses
 import os
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import filelock
 import numpy as np
 
 from tfdml.checkpointing import manifest as manifests
-from tfdml.checkpointing.commit import PARTIAL
+from tfdml.checkpointing.claim import claim_of
+from tfdml.checkpointing.commit import PARTIAL, is_committed, remove_checkpoint
 from tfdml.checkpointing.files import Files, remove_tree
 from tfdml.checkpointing.manifest import DamagedCheckpoint, Manifest
 from tfdml.checkpointing.tensors import read_tensors
 
 DAMAGED = "damaged-"
-_LOCK = "lock"
-
-
-class DirectoryInUse(RuntimeError):
-    """Another job writes into the directory."""
 
 
 class NoWholeCheckpoint(RuntimeError):
@@ -32,10 +27,12 @@ class Checkpoint:
     """A whole checkpoint.
 
     Attributes:
+        files: What reads it.
         path: Its directory.
         manifest: What it says of itself.
     """
 
+    files: Files
     path: str
     manifest: Manifest
 
@@ -45,7 +42,8 @@ class Checkpoint:
         Raises:
             DamagedCheckpoint: If a member is not what was written.
         """
-        members = (manifests.read_member(self.path, m) for m in self.manifest.members)
+        given = self.manifest.members
+        members = (manifests.read_member(self.files, self.path, m) for m in given)
         return [read_tensors(data) for data in members]
 
 
@@ -63,7 +61,7 @@ class CheckpointDirectory:
         self._files = files
         self._say = say
         files.make_directory(path)
-        self._lock = filelock.FileLock(os.path.join(path, _LOCK), thread_local=False)
+        self._claim = claim_of(path, files, say)
 
     # -- Whose it is ---------------------------------------------------------------------------
 
@@ -73,31 +71,31 @@ class CheckpointDirectory:
         Raises:
             DirectoryInUse: If a process that runs has it.
         """
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise DirectoryInUse(
-                f"`directory` must be used by one job at a time. Received: {self.path}, which "
-                f"{self._owner()} has. End that job, or choose another directory."
-            ) from error
-        with open(self._lock.lock_file, "w", encoding="utf-8") as file:
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._claim.take()
         for name in self._names():
-            if name.startswith(PARTIAL):
-                remove_tree(self._files, os.path.join(self.path, name))
+            path = os.path.join(self.path, name)
+            unfinished = manifests.fit_of(name) is not None and not is_committed(self._files, path)
+            if name.startswith(PARTIAL) or unfinished:
+                # A rank of a dead job may still be writing there; the next start cleans it then.
+                with contextlib.suppress(OSError):
+                    remove_tree(self._files, path)
+
+    def check_claim(self) -> None:
+        """Checks that the directory is still this process's.
+
+        Raises:
+            DirectoryInUse: If another one has it, which had taken this one for dead.
+        """
+        self._claim.check()
 
     def release(self) -> None:
         """Gives the directory up."""
-        self._lock.release()
-
-    def _owner(self) -> str:
-        with open(self._lock.lock_file, encoding="utf-8") as file:
-            return file.read() or "another process"
+        self._claim.release()
 
     # -- What is in it -------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
-        return sorted(os.listdir(self.path))
+        return self._files.names(self.path)
 
     def checkpoints(self, fit: int | None = None) -> list[str]:
         """Returns the names of what was committed, whole or not: of one `fit`, or of all."""
@@ -121,7 +119,7 @@ class CheckpointDirectory:
         for name in reversed(self.checkpoints(fit)):
             path = os.path.join(self.path, name)
             try:
-                return Checkpoint(path, manifests.verify(path))
+                return Checkpoint(self._files, path, manifests.verify(self._files, path))
             except DamagedCheckpoint as error:
                 damaged.append(self._set_aside(name))
                 self._say(f"A damaged checkpoint is set aside as {damaged[-1]}: {error}")
@@ -135,7 +133,7 @@ class CheckpointDirectory:
 
     def _set_aside(self, name: str) -> str:
         aside, number = f"{DAMAGED}{name}", 1
-        while os.path.exists(os.path.join(self.path, aside)):
+        while self._files.exists(os.path.join(self.path, aside)):
             number += 1
             aside = f"{DAMAGED}{name}-{number}"
         self._files.rename(os.path.join(self.path, name), os.path.join(self.path, aside))
@@ -157,16 +155,10 @@ class CheckpointDirectory:
         stay = {*names[-max_to_keep:], *earlier.values(), *also}
         for name in self.checkpoints() if max_to_keep else []:
             if name not in stay and manifests.fit_of(name) <= fit:
-                self._remove(name)
+                remove_checkpoint(self._files, os.path.join(self.path, name))
 
     def clear(self) -> None:
         """Removes all checkpoints."""
         for name in self._names():
             if manifests.fit_of(name) is not None or name.startswith(DAMAGED):
-                self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        # Under a temporary name half of it cannot be taken for a damaged checkpoint.
-        gone = os.path.join(self.path, f"{PARTIAL}gone-{name}")
-        self._files.rename(os.path.join(self.path, name), gone)
-        remove_tree(self._files, gone)
+                remove_checkpoint(self._files, os.path.join(self.path, name))

@@ -1,11 +1,11 @@
 """What a checkpoint says of itself: `checkpoint.json`, whose presence makes it one."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
 import zlib
-from pathlib import Path
 from typing import Any
 
 from tfdml.checkpointing.files import Files, write_file
@@ -89,19 +89,21 @@ def _encode(fields: dict[str, Any]) -> bytes:
     return f'{{"crc32": {zlib.crc32(body.encode())}, "checkpoint": {body}}}\n'.encode()
 
 
-def read_manifest(directory: str) -> Manifest:
+def read_manifest(files: Files, directory: str) -> Manifest:
     """Reads the manifest of a checkpoint.
+
+    Args:
+        files: What reads.
+        directory: The checkpoint's.
 
     Raises:
         DamagedCheckpoint: If it is not there, or not what was written.
         ValueError: If a later version of tfdml wrote it.
     """
     path = os.path.join(directory, NAME)
+    data = _read(files, path)
     try:
-        data = Path(path).read_bytes()
         fields = json.loads(data)["checkpoint"]
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{path} is missing.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path} is not what was written: {error}.") from error
     if _encode(fields) != data:
@@ -115,31 +117,48 @@ def read_manifest(directory: str) -> Manifest:
     return Manifest(members=members, **fields)
 
 
-def verify(directory: str) -> Manifest:
+def verify(files: Files, directory: str) -> Manifest:
     """Reads a checkpoint's manifest, and all its members against it.
+
+    Args:
+        files: What reads.
+        directory: The checkpoint's.
 
     Raises:
         DamagedCheckpoint: If a member is missing or is not what was written.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(files, directory)
     for member in manifest.members:
-        read_member(directory, member)
+        read_member(files, directory, member)
     return manifest
 
 
-def read_member(directory: str, member: Member) -> bytes:
+def read_member(files: Files, directory: str, member: Member) -> bytes:
     """Returns a member's content.
+
+    Args:
+        files: What reads.
+        directory: The checkpoint's.
+        member: What it says of the member.
 
     Raises:
         DamagedCheckpoint: If it is missing or is not what was written.
     """
     path = os.path.join(directory, member.name)
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{path} is missing.") from error
+    data = _read(files, path)
     if len(data) != member.bytes:
         raise DamagedCheckpoint(f"{path} has {len(data)} bytes instead of {member.bytes}.")
     if zlib.crc32(data) != member.crc32:
         raise DamagedCheckpoint(f"{path} has another checksum than was written.")
     return data
+
+
+def _read(files: Files, path: str) -> bytes:
+    try:
+        return files.read(path)
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing.") from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}.") from error

@@ -1,27 +1,7 @@
-"""Writing beside training: state is copied to buffers of its own, and a thread does the rest."""
+"""Writing beside training: a thread does one piece of work at a time."""
 
 import threading
-from collections.abc import Callable, Mapping
-
-import numpy as np
-
-
-class HostCopy:
-    """Copies of tensors in the host's memory, in buffers that are used again and again."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, np.ndarray] = {}
-
-    def of(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns copies of `tensors`; those that the last call has returned are overwritten."""
-        before, self._buffers = self._buffers, {}
-        for name, value in tensors.items():
-            buffer = before.pop(name, None)
-            if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
-                buffer = np.empty(value.shape, value.dtype)
-            np.copyto(buffer, value)
-            self._buffers[name] = buffer
-        return dict(self._buffers)
+from collections.abc import Callable
 
 
 class Writer:
@@ -33,6 +13,11 @@ class Writer:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Starts `work`, once the piece before it has ended.

@@ -1,6 +1,7 @@
 """`tfdml checkpoints`: what is in a directory of checkpoints, and a model file made of one."""
 
 import datetime
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tfdml.checkpointing.directory import Checkpoint
+from tfdml.checkpointing import Files, files_of
+from tfdml.checkpointing.commit import is_committed
+from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
 
 app = typer.Typer(help="Look at checkpoints, and make model files of them.", no_args_is_help=True)
 
 _Directory = Annotated[
-    Path, typer.Argument(help="Of `FaultTolerantCheckpoint`, or one checkpoint in it.")
+    str, typer.Argument(help="Of `FaultTolerantCheckpoint`, or one checkpoint in it; or its URL.")
 ]
 
 
@@ -24,21 +27,22 @@ def inspect(directory: _Directory) -> None:
 
     All files are read and checked. The exit code is 1 if a checkpoint is damaged.
     """
-    found = _checkpoints(directory)
+    files = files_of(directory)
+    found = _checkpoints(files, directory)
     console, damaged = Console(highlight=False), []
     table = Table("Checkpoint", "Fit", "Epoch", "Step", "Ranks", "MB", "Saved", "")
     newest = None
     for path in found:
         try:
-            manifest = verify(str(path))
+            manifest = verify(files, path)
         except DamagedCheckpoint as error:
             damaged.append(str(error))
-            table.add_row(path.name, *[""] * 6, "damaged")
+            table.add_row(os.path.basename(path), *[""] * 6, "damaged")
             continue
-        newest = Checkpoint(str(path), manifest)
+        newest = Checkpoint(files, path, manifest)
         saved = datetime.datetime.fromtimestamp(manifest.saved)
         table.add_row(
-            path.name,
+            os.path.basename(path),
             *map(str, (manifest.fit, manifest.epoch, manifest.state["step"], manifest.world_size)),
             f"{manifest.bytes / 1e6:.2f}",
             saved.isoformat(" ", "seconds"),
@@ -71,23 +75,28 @@ def export(
     typer.echo(f"{output}")
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    if fit_of(directory.name) is not None:
+def _checkpoints(files: Files, directory: str) -> list[str]:
+    directory = directory.rstrip("/")
+    if fit_of(os.path.basename(directory)) is not None:
         return [directory]
-    found = [p for p in directory.glob("*") if fit_of(p.name.removeprefix("damaged-")) is not None]
+    names = files.names(directory) if files.exists(directory) else []
+    names = [n for n in names if fit_of(n.removeprefix(DAMAGED)) is not None]
+    found = [os.path.join(directory, name) for name in names]
+    found = [path for path in found if is_committed(files, path)]
     if not found:
         typer.echo(
             f"tfdml checkpoints: `directory` must have checkpoints. Received: {directory}.",
             err=True,
         )
         raise typer.Exit(2)
-    return sorted(found)
+    return found
 
 
-def _newest(directory: Path) -> Checkpoint:
-    for path in reversed(_checkpoints(directory)):
+def _newest(directory: str) -> Checkpoint:
+    files = files_of(directory)
+    for path in reversed(_checkpoints(files, directory)):
         try:
-            return Checkpoint(str(path), verify(str(path)))
+            return Checkpoint(files, path, verify(files, path))
         except DamagedCheckpoint as error:
             typer.echo(f"passed over, because it is damaged: {error}", err=True)
     raise ValueError(f"`directory` must have a whole checkpoint. Received: {directory}.")
@@ -101,7 +110,7 @@ def _contents(checkpoint: Checkpoint) -> Table:
             parts = name.split("/")
             group = "/".join(parts[:2]) if parts[0] == "rank" else parts[0]
             groups.setdefault(group, []).append(array.nbytes)
-    table = Table("Inside", "Tensors", "MB", title=Path(checkpoint.path).name)
+    table = Table("Inside", "Tensors", "MB", title=os.path.basename(checkpoint.path))
     for group, sizes in sorted(groups.items()):
         table.add_row(group, str(len(sizes)), f"{sum(sizes) / 1e6:.2f}")
     return table

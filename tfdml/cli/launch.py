@@ -31,6 +31,12 @@ def launch(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often a job that failed is started again.")
     ] = 0,
+    min_workers: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Ranks that are enough to start again, if some hosts do not; 0 for all."
+        ),
+    ] = 0,
     print_slurm: Annotated[
         bool, typer.Option("--print-slurm", help="Start nothing; print an sbatch script.")
     ] = False,
@@ -53,6 +59,10 @@ def launch(
 
     `tfdml launch --workers 2 --ps 2 train.py`
 
+    With `--max-restarts 3` a job that has failed, or was asked to end, is started again; with
+    `FaultTolerantCheckpoint` it goes on where it was. `--min-workers 2` starts it on those hosts
+    that still answer, if they have that many ranks.
+
     Lines begin with their rank. When a rank fails, its last lines are shown first, and the exit
     code is its own. Nothing is left running, whatever ends this command.
 
@@ -74,10 +84,17 @@ def launch(
                 return
             raise typer.Exit(server_job.run_server_job(workers, ps, program, max_restarts))
         places = launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
+        ranks = sum(host.ranks for host in places)
+        if min_workers > ranks or (min_workers and not max_restarts):
+            raise ValueError(
+                f"`--min-workers` must be at most the number of ranks, {ranks}, and needs "
+                f"`--max-restarts`. Received: --min-workers {min_workers}, --max-restarts "
+                f"{max_restarts}."
+            )
         if print_slurm or print_kubernetes:
             typer.echo(_manifest(places, program, horovod, print_slurm), nl=False)
             return
-        raise typer.Exit(_run(places, program, horovod, max_restarts))
+        raise typer.Exit(_run(places, program, horovod, max_restarts, min_workers or ranks))
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml launch: {error}", err=True)
         raise typer.Exit(2) from error
@@ -98,7 +115,13 @@ def _manifest(
     return make(len(places), ranks.pop(), program, horovod)
 
 
-def _run(places: list[launcher.Host], program: list[str], horovod: bool, max_restarts: int) -> int:
+def _run(
+    places: list[launcher.Host],
+    program: list[str],
+    horovod: bool,
+    max_restarts: int,
+    min_workers: int,
+) -> int:
     for host in places:
         if host.is_public:
             typer.echo(
@@ -108,11 +131,14 @@ def _run(places: list[launcher.Host], program: list[str], horovod: bool, max_res
                 err=True,
             )
     start = launcher.start_horovod if horovod else launcher.start_workers
+    there = places
     for attempt in range(max_restarts + 1):
-        failed = launcher.run(start(places, program, sys.executable))
+        failed = launcher.run(start(there, program, sys.executable))
         if not failed:
             return 0
         typer.echo(launcher.explain(failed), err=True)
         if attempt < max_restarts:
-            typer.echo(f"tfdml launch: restart {attempt + 1} of {max_restarts}.", err=True)
+            there = launcher.gather(places, min_workers)
+            on = ", ".join(f"{host.name}:{host.ranks}" for host in there)
+            typer.echo(f"tfdml launch: restart {attempt + 1} of {max_restarts}, on {on}.", err=True)
     return failed[0].code

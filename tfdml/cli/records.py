@@ -1,7 +1,6 @@
 """`tfdml records`: converts to sharded TFRecords, shows what is in them, and checks them."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +86,8 @@ def convert(
         bool, typer.Option("--allow-nonfinite", help="NaN and infinity are values.")
     ] = False,
     processes: Annotated[
-        int | None, typer.Option("--processes", "-p", min=1, help="All cores by default.")
+        int | None,
+        typer.Option("--processes", "-p", min=1, help="All cores; one for little input."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a conversion that was ended.")
@@ -141,7 +141,7 @@ def convert(
                 source,
                 output,
                 options,
-                processes=processes or os.cpu_count() or 1,
+                processes=processes,
                 resume=resume,
                 overwrite=overwrite,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -9,11 +9,10 @@ import tensorflow as tf
 
 from tfdml.data.blocks import BlockReader
 from tfdml.data.dataset import RecordDataset, Shuffling
-from tfdml.data.framing import BadRecord
 from tfdml.data.manifest import Manifest
 from tfdml.data.mixing import Mixed, digest_of, normalised
 from tfdml.data.order import Order
-from tfdml.data.parsing import ImageDecoding, parser
+from tfdml.data.parsing import parser
 
 _ROWS = 8192  # Records whose classes are read at once.
 
@@ -79,9 +78,9 @@ class BalancedDataset:
         """Returns the data set's."""
         return self._dataset.default_window()
 
-    def reader(self, window: int) -> BlockReader:
+    def reader(self, window: int, cache: str | None = None) -> BlockReader:
         """Returns a reader that keeps two windows for each class: they are at different places."""
-        return self._dataset.reader(window * len(self._drawn))
+        return self._dataset.reader(window * len(self._drawn), cache)
 
     def order(self, shuffling: Shuffling, epoch: int) -> Order:
         """Returns the order of an epoch."""
@@ -150,14 +149,14 @@ def class_of_records(dataset: RecordDataset, feature: str) -> np.ndarray:
             f"`balance` must be a feature that is a whole number or a string, one of {fit}. "
             f"Received: {feature!r}."
         )
-    parse = parser(schema, [feature], ImageDecoding())
+    parse = parser(schema, [feature])
     reader = dataset.reader(_ROWS)
     parts = []
     for begin in range(0, dataset.records, _ROWS):
         ids = np.arange(begin, min(begin + _ROWS, dataset.records))
-        records = reader.read(ids)
-        sound = next(r for r in records if not isinstance(r, BadRecord))
-        whole = [sound if isinstance(r, BadRecord) else r for r in records]
-        seeds = tf.zeros([len(whole), 2], tf.int64)
-        parts.append(parse(tf.constant(whole), seeds)[feature].numpy())
+        records, bad = reader.read(ids)
+        spare = next(r for i, r in enumerate(records) if i not in bad)
+        for row in bad:
+            records[row] = spare
+        parts.append(parse(tf.constant(records))[feature].numpy())
     return np.concatenate(parts)

@@ -7,14 +7,13 @@ import tensorflow as tf
 
 
 def finisher(
-    parse: Callable,
-    names: list[str],
+    decode: Callable,
     label: str | None,
     transform: Callable | None,
     augment: Callable | None,
     weighted: bool,
 ) -> Callable:
-    """Returns what makes a batch for `fit` of records, weights and seeds."""
+    """Returns what makes a batch for `fit` of parsed features, weights and seeds."""
 
     def outputs(features: dict[str, tf.Tensor]) -> tuple:
         y = (features.pop(label),) if label else ()
@@ -22,8 +21,8 @@ def finisher(
         return (x, *y)
 
     @tf.autograph.experimental.do_not_convert
-    def finish(records: tf.Tensor, weights: tf.Tensor, seeds: tf.Tensor) -> Any:
-        values = outputs(parse(records, seeds))
+    def finish(parsed: dict[str, tf.Tensor], weights: tf.Tensor, seeds: tf.Tensor) -> Any:
+        values = outputs(decode(parsed, seeds))
         if augment is not None:
             values = _tuple(augment(*values, seeds))
         if transform is not None:

@@ -4,8 +4,9 @@ import collections
 import concurrent.futures
 import gzip
 import threading
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,15 +23,23 @@ class Block(NamedTuple):
 
     Attributes:
         data: The frames.
-        begins: Where the records begin in it.
-        ends: Where they end.
+        places: Where the records are in it.
         bad: What is wrong with records that are damaged, by their place in the block.
     """
 
     data: bytes
-    begins: list[int]
-    ends: list[int]
+    places: list[slice]
     bad: dict[int, BadRecord]
+
+
+class Copies(Protocol):
+    """Keeps blocks of shards, so that they need not be read again from where the shards are."""
+
+    def read(self, shard: str, block: int) -> bytes:
+        """Returns what is kept of a block: nothing, or bytes that may be damaged."""
+
+    def write(self, shard: str, block: int, data: bytes) -> None:
+        """Keeps a block."""
 
 
 class BlockReader:
@@ -40,9 +49,17 @@ class BlockReader:
         shards: The shards' paths.
         indices: Their indices.
         cache_bytes: How many bytes of blocks are kept; those not asked for the longest go first.
+        copies: Where blocks are kept that were read.
     """
 
-    def __init__(self, shards: Sequence[str], indices: Sequence[ShardIndex], cache_bytes: int):
+    def __init__(
+        self,
+        shards: Sequence[str],
+        indices: Sequence[ShardIndex],
+        cache_bytes: int,
+        copies: Copies | None = None,
+    ):
+        self._copies = copies
         self._shards, self._indices = list(shards), list(indices)
         counts = [len(i.block_records) for i in indices]
         self.layout = layout_of(indices)
@@ -57,6 +74,12 @@ class BlockReader:
         self._lock = threading.Lock()
         self._pool = concurrent.futures.ThreadPoolExecutor(READERS, "tfdml-blocks")
         self.blocks_read = 0
+
+    @property
+    def record_bytes(self) -> float:
+        """The bytes of a record with its frame, on average."""
+        total = sum(int(i.block_raw.sum()) for i in self._indices)
+        return total / max(1, self.layout.records)
 
     def where(self, record: int) -> str:
         """Returns the file, record and offset of a record, for messages."""
@@ -73,36 +96,44 @@ class BlockReader:
         return f"{self._shards[shard]}, record {number}, offset {offset}"
 
     def ahead(self, ids: np.ndarray) -> None:
-        """Begins to read the blocks of records that will be asked for; ids are sorted."""
+        """Begins to read the blocks of records that will be asked for."""
         blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
         self._ask(np.unique(blocks).tolist())
 
-    def read(self, ids: np.ndarray) -> list[bytes | BadRecord]:
+    def read(self, ids: np.ndarray) -> tuple[np.ndarray, dict[int, BadRecord]]:
         """Returns records.
 
+        Each call looks at all blocks that it needs, so many records cost little more than a few.
+
         Args:
-            ids: Their ids, sorted: int64, `[rows]`.
+            ids: Their ids: int64, `[rows]`.
 
         Returns:
-            The records, and for each damaged one what is wrong with it.
+            The records, as `bytes` in an array of objects, `[rows]`; and by row what is wrong with
+            damaged ones, which are empty.
         """
+        by_id = np.argsort(ids, kind="stable")
+        ids = ids[by_id]
         blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
         slots = (ids - self._first_ids[blocks]).tolist()
         bounds = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
         numbers = blocks[bounds].tolist()
         # All of them are asked for before the first one is waited for.
         futures = self._ask(numbers)
-        records: list[bytes | BadRecord] = []
+        found: list[bytes] = []
+        damaged: dict[int, BadRecord] = {}
         for begin, end, number, future in zip(
             bounds, [*bounds[1:], len(ids)], numbers, futures, strict=True
         ):
-            data, begins, ends, bad = self._result(number, future)
-            own = slots[begin:end]
-            records += [data[begins[slot] : ends[slot]] for slot in own]
+            data, places, bad = self._result(number, future)
+            found += [data[places[slot]] for slot in slots[begin:end]]
             if bad:
-                for row, slot in enumerate(own, begin):
-                    records[row] = bad.get(slot, records[row])
-        return records
+                for row, slot in enumerate(slots[begin:end], begin):
+                    if slot in bad:
+                        damaged[int(by_id[row])], found[row] = bad[slot], b""
+        records = np.empty(len(ids), object)
+        records[by_id] = found
+        return records, damaged
 
     def _result(self, number: int, future: concurrent.futures.Future) -> Block:
         try:
@@ -141,24 +172,35 @@ class BlockReader:
         shard = int(self.layout.block_shard[number])
         local = number - int(self._first_block[shard])
         found, path = self._indices[shard], self._shards[shard]
+        stored, sound = self._stored(shard, local)
+        frames, lengths = found.frames_of(local)
+        begins = frames + HEADER
+        places = list(map(slice, begins.tolist(), (begins + lengths).tolist()))
+        data = stored
+        if path.endswith(".gz"):
+            try:
+                data = gzip.decompress(stored)
+            except (OSError, EOFError, zlib.error) as error:
+                # Nothing behind the damage can be told from it.
+                reason = BadRecord(f"its block is damaged: {error}")
+                return Block(b"", places, dict.fromkeys(range(len(lengths)), reason))
+        return Block(data, places, {} if sound else _bad_records(data, frames, lengths))
+
+    def _stored(self, shard: int, local: int) -> tuple[bytes, bool]:
+        """Returns a block's bytes in the file, and whether they are sound."""
+        found, path = self._indices[shard], self._shards[shard]
+        crc = int(found.block_crc[local])
+        if self._copies:
+            copy = self._copies.read(path, local)
+            if copy and crc32c(copy) == crc:
+                return copy, True
         stored = storage.read_range(
             path, int(self._offsets[shard][local]), int(found.block_bytes[local])
         )
-        frames, lengths = found.frames_of(local)
-        begins = frames + HEADER
-        sound = crc32c(stored) == int(found.block_crc[local])
-        if not path.endswith(".gz"):
-            bad = {} if sound else _bad_records(stored, frames, lengths)
-            return Block(stored, begins.tolist(), (begins + lengths).tolist(), bad)
-        try:
-            data = gzip.decompress(stored)
-        except (OSError, EOFError) as error:
-            # Nothing behind the damage can be told from it.
-            reason = BadRecord(f"its block is damaged: {error}")
-            empty = [0] * len(lengths)
-            return Block(b"", empty, empty, dict.fromkeys(range(len(lengths)), reason))
-        bad = {} if sound else _bad_records(data, frames, lengths)
-        return Block(data, begins.tolist(), (begins + lengths).tolist(), bad)
+        sound = crc32c(stored) == crc
+        if self._copies and sound:
+            self._copies.write(path, local, stored)
+        return stored, sound
 
 
 def layout_of(indices: Sequence[ShardIndex]) -> Layout:

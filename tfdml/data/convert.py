@@ -19,13 +19,15 @@ import filelock
 import platformdirs
 
 import tfdml
-from tfdml.data import storage, tasks, tfds_metadata
+from tfdml.data import encoding, storage, tasks, tfds_metadata
 from tfdml.data.manifest import SUFFIX, Manifest, Shard
 from tfdml.data.plan import Options, Plan
 from tfdml.data.sources.source import Source
 from tfdml.data.tasks import Job
 
 REJECTS = ".rejects.jsonl"
+# Input for which the start of another process pays.
+PROCESS_BYTES = 16 << 20
 # Called with the rows that are done, and with all.
 Progress = Callable[[int, int], None]
 
@@ -35,7 +37,7 @@ def convert(
     output: str,
     options: Options,
     *,
-    processes: int = 1,
+    processes: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -49,7 +51,8 @@ def convert(
         source: The input.
         output: The directory to write to.
         options: What is asked for.
-        processes: How many processes work; the bytes written are the same for any number.
+        processes: How many processes work, as many as there are cores by default, and one where
+            there is little to do; the bytes written are the same for any number.
         resume: Whether to go on with a conversion that was ended.
         overwrite: Whether to remove a data set of this name first.
         progress: Called now and then.
@@ -72,6 +75,8 @@ def convert(
         before = {path: storage.fingerprint(path) for path in source.files}
         _note_plan(work, _identity(source, options, plan, before))
         _check_space(output, work, plan, options)
+        if processes is None:
+            processes = min(os.cpu_count() or 1, -(-plan.bytes // PROCESS_BYTES))
         manifest, rejects = _run(job, plan, processes, progress)
         _check_unchanged(before)
         _finish(job, manifest, rejects)
@@ -288,7 +293,7 @@ def _alone(job: Job, step: str, count: int, progress: Progress | None, rows: int
         found.append(tasks.run(job, step, number, add))
         rejected += len(found[-1]["rejects"])
         if found[-1]["rejects"]:
-            tasks.check_errors(job.options, rejected, found[-1]["rejects"][-1])
+            encoding.check_errors(job.options, rejected, found[-1]["rejects"][-1])
     return found
 
 
@@ -313,7 +318,7 @@ def _together(
                 rejects = future.result()["rejects"]
                 rejected += len(rejects)
                 if rejects:
-                    tasks.check_errors(job.options, rejected, rejects[-1])
+                    encoding.check_errors(job.options, rejected, rejects[-1])
             if progress:
                 progress(counter.value, rows)
     except BaseException:

@@ -8,6 +8,7 @@ import numpy as np
 from tfdml.data import manifest as manifests
 from tfdml.data import storage
 from tfdml.data.blocks import BlockReader, layout_of, read_indices, window_bytes
+from tfdml.data.caching import block_reader
 from tfdml.data.manifest import Manifest
 from tfdml.data.order import Bucketed, Order, Sequential, Shuffled
 
@@ -26,6 +27,7 @@ class Shuffling:
         shards_at_once: The shards whose blocks are permuted together.
         reshuffle: Whether each epoch has an order of its own.
         bucket: The batch size for batches of similar length; 0 for none.
+        keep_shards: Whether a worker reads about the same shards in each epoch.
     """
 
     seed: int | None
@@ -33,6 +35,7 @@ class Shuffling:
     shards_at_once: int = SHARDS_AT_ONCE
     reshuffle: bool = True
     bucket: int = 0
+    keep_shards: bool = False
 
 
 class RecordDataset:
@@ -93,10 +96,10 @@ class RecordDataset:
         mean = window_bytes(self.records, self.indices) / self.records
         return max(LEAST_WINDOW, int(WINDOW_BYTES / mean))
 
-    def reader(self, window: int) -> BlockReader:
-        """Returns a reader that keeps the blocks of two windows of records."""
+    def reader(self, window: int, cache: str | None = None) -> BlockReader:
+        """Returns a reader that keeps the blocks of two windows of records; see `caching`."""
         limit = max(2 * window_bytes(window, self.indices), 8 << 20)
-        return BlockReader(self.paths, self.indices, limit)
+        return block_reader(self.paths, self.indices, limit, cache)
 
     def order(self, shuffling: Shuffling, epoch: int) -> Order:
         """Returns the order of an epoch."""
@@ -108,6 +111,7 @@ class RecordDataset:
             "epoch": epoch if shuffling.reshuffle else 0,
             "window": shuffling.window,
             "shards_at_once": shuffling.shards_at_once,
+            "keep_shards": shuffling.keep_shards,
         }
         if shuffling.bucket:
             lengths = np.concatenate([i.lengths for i in self.indices])

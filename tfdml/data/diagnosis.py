@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdml.data import storage
 from tfdml.data.dataset import RecordDataset, Shuffling
-from tfdml.data.framing import BadRecord
-from tfdml.data.parsing import ImageDecoding, parser
+from tfdml.data.fetching import Spans
+from tfdml.data.parsing import ImageDecoding, decoder, parser
 from tfdml.data.reading import read_tfrecords
 from tfdml.data.schema import IMAGE
 
@@ -78,7 +78,7 @@ def diagnose(
     stages = [_disk(dataset, seconds), _ordered(dataset, batch_size, seconds)]
     schema = dataset.manifest.schema
     pictures = [name for name, feature in schema.items() if feature.kind == IMAGE]
-    batches = _in_memory(dataset, batch_size, seconds)
+    batches = _in_memory(dataset, _rows_at_once(dataset, batch_size), seconds)
     others = [name for name in schema if name not in pictures]
     if others:
         rate = _parsed(dataset, others, images, batches, seconds)
@@ -112,6 +112,11 @@ def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
     return records / elapsed if records else float("inf")
 
 
+def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
+    """Returns how many rows the pipeline fetches and parses together."""
+    return Spans.of(batch_size, dataset.reader(1).record_bytes).batches * batch_size
+
+
 def _disk(dataset: RecordDataset, seconds: float) -> Stage:
     """Times reading the shards' bytes, in the order of the files."""
     read = 0
@@ -138,28 +143,29 @@ def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
     order = dataset.order(Shuffling(0, window), 0)
 
     def batches() -> Iterator[tuple[list, int]]:
-        for begin in range(0, len(order), batch_size):
-            ids = np.sort(order.ids(begin, begin + batch_size))
+        rows = _rows_at_once(dataset, batch_size)
+        for begin in range(0, len(order), rows):
+            ids = order.ids(begin, begin + rows)
             yield reader.read(ids), len(ids)
 
     compressed = any(path.endswith(".gz") for path in dataset.paths)
     fix = "Larger records, or fewer of them, cost less each; or use more processes."
     if compressed:
-        fix = "Convert without `--compress`: decompression is part of this."
+        fix = "Convert without `--gzip`: decompression is part of this."
     detail = f"windows of {window:,} records" + (", gzip" if compressed else "")
     return Stage("pick records in the epoch's order", _rate(batches(), seconds), detail, fix)
 
 
-def _in_memory(dataset: RecordDataset, batch_size: int, seconds: float) -> list[tf.Tensor]:
-    """Returns some batches of records as they are stored."""
-    reader = dataset.reader(batch_size)
+def _in_memory(dataset: RecordDataset, rows: int, seconds: float) -> list[tf.Tensor]:
+    """Returns records as they are stored, `rows` at once."""
+    reader = dataset.reader(rows)
     batches, began = [], time.perf_counter()
-    for begin in range(0, dataset.records, batch_size):
-        records = reader.read(np.arange(begin, min(begin + batch_size, dataset.records)))
-        sound = [r for r in records if not isinstance(r, BadRecord)]
+    for begin in range(0, dataset.records, rows):
+        found, bad = reader.read(np.arange(begin, min(begin + rows, dataset.records)))
+        sound = [record for row, record in enumerate(found) if row not in bad]
         if sound:
             batches.append(tf.constant(sound))
-        if len(batches) == 64 or time.perf_counter() - began > seconds:
+        if len(batches) == 8 or time.perf_counter() - began > seconds:
             break
     if not batches:
         raise ValueError(f"{dataset.paths[0]} must hold sound records. Run `tfdml records verify`.")
@@ -174,7 +180,8 @@ def _parsed(
     seconds: float,
 ) -> float:
     """Returns records a second of parsing features, on all cores as the pipeline does it."""
-    parse: Callable = parser(dataset.manifest.schema, names, images)
+    parse: Callable = parser(dataset.manifest.schema, names)
+    decode: Callable = decoder(dataset.manifest.schema, names, images)
     several = tf.data.Dataset.range(1 << 30).map(
         tf.autograph.experimental.do_not_convert(
             lambda i: tf.switch_case(
@@ -187,7 +194,7 @@ def _parsed(
     def parsed(records):
         seeds = tf.zeros([tf.shape(records)[0], 2], tf.int64)
         with tf.control_dependencies(
-            tf.nest.flatten(parse(records, seeds), expand_composites=True)
+            tf.nest.flatten(decode(parse(records), seeds), expand_composites=True)
         ):
             return tf.shape(records)[0]
 

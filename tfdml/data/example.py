@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = b"\x0a", b"\x12", b"\x1a"
-_VALUE = b"\x0a"  # The only field of each list.
+VALUE = b"\x0a"  # The only field of each list.
 _SMALL = [bytes([i]) for i in range(128)]
 
 
@@ -46,20 +46,20 @@ def varints(numbers: np.ndarray) -> bytes:
 
 def bytes_list(values: Sequence[bytes]) -> bytes:
     """Returns a Feature of byte strings."""
-    body = b"".join([part for v in values for part in (_VALUE, varint(len(v)), v)])
+    body = b"".join([part for v in values for part in (VALUE, varint(len(v)), v)])
     return b"".join((_BYTES_LIST, varint(len(body)), body))
 
 
 def one_bytes(value: bytes) -> bytes:
     """Returns a Feature of one byte string."""
-    head = _VALUE + varint(len(value))
+    head = VALUE + varint(len(value))
     return b"".join((_BYTES_LIST, varint(len(head) + len(value)), head, value))
 
 
 def _packed(kind: bytes, numbers: bytes) -> bytes:
     if not numbers:
         return kind + b"\x00"
-    head = _VALUE + varint(len(numbers))
+    head = VALUE + varint(len(numbers))
     return b"".join((kind, varint(len(head) + len(numbers)), head, numbers))
 
 
@@ -90,16 +90,16 @@ def encoder(
     parts = []
     for name, source, make in sorted(features, key=lambda f: f[0].encode()):
         key = name.encode()
-        parts.append((source, _VALUE + varint(len(key)) + key + b"\x12", make))
+        parts.append((source, VALUE + varint(len(key)) + key + b"\x12", make))
 
     def encode(record: Mapping[str, Any]) -> bytes:
         entries = []
         for source, key, make in parts:
             value = make(record[source])
             size = varint(len(value))
-            entries += (_VALUE, varint(len(key) + len(size) + len(value)), key, size, value)
+            entries += (VALUE, varint(len(key) + len(size) + len(value)), key, size, value)
         body = b"".join(entries)
-        return b"".join((_VALUE, varint(len(body)), body))
+        return b"".join((VALUE, varint(len(body)), body))
 
     return encode
 

@@ -1,10 +1,12 @@
 """The bytes around a record in a TFRecord file: its length, and a checksum of both."""
 
+import functools
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import google_crc32c
+import numpy as np
 
 # Before a record: its length (8 bytes) and that length's checksum (4); after it: its checksum (4).
 HEADER, FOOTER = 12, 4
@@ -29,10 +31,41 @@ class BadRecord(ValueError):
         self.reason = reason
 
 
+class Frames(NamedTuple):
+    """Framed records, one after the other.
+
+    Attributes:
+        data: Their bytes.
+        lengths: The records' bytes, without their frames: int64, `[records]`.
+    """
+
+    data: bytes
+    lengths: np.ndarray
+
+
+def mask(crc: Any) -> Any:
+    """Returns a CRC-32C, or an array of them, as TFRecord files hold it: rotated and offset."""
+    return (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 def masked_crc(data: bytes) -> int:
-    """Returns the checksum that TFRecord files hold: CRC-32C, rotated and offset."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    """Returns the checksum that TFRecord files hold."""
+    return mask(crc32c(data))
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(length: int) -> bytes:
+    packed = _LENGTH.pack(length)
+    return packed + _CHECKSUM.pack(masked_crc(packed))
+
+
+def check_length(record: bytes) -> None:
+    """Raises a ValueError if a record is too long for TensorFlow to parse."""
+    if len(record) > LARGEST_RECORD:
+        raise ValueError(
+            f"A record must have fewer than 2 GiB, because protocol buffers end there. Received: "
+            f"{len(record)} bytes. Split it, or store a path instead of the data."
+        )
 
 
 def frame(record: bytes) -> bytes:
@@ -41,15 +74,20 @@ def frame(record: bytes) -> bytes:
     Raises:
         ValueError: If the record is too long for TensorFlow to parse.
     """
-    if len(record) > LARGEST_RECORD:
-        raise ValueError(
-            f"A record must have fewer than 2 GiB, because protocol buffers end there. Received: "
-            f"{len(record)} bytes. Split it, or store a path instead of the data."
-        )
-    length = _LENGTH.pack(len(record))
-    return b"".join(
-        (length, _CHECKSUM.pack(masked_crc(length)), record, _CHECKSUM.pack(masked_crc(record)))
-    )
+    check_length(record)
+    return b"".join((_header(len(record)), record, _CHECKSUM.pack(masked_crc(record))))
+
+
+def framed(records: Sequence[bytes]) -> Frames:
+    """Returns records with their lengths and checksums around them, see `frame`."""
+    lengths = np.fromiter(map(len, records), np.int64, len(records))
+    return Frames(b"".join(map(frame, records)), lengths)
+
+
+def cut(data: bytes, sizes: np.ndarray) -> list[bytes]:
+    """Returns the parts of these sizes that bytes consist of."""
+    ends = np.cumsum(sizes)
+    return [data[b:e] for b, e in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
 
 
 def unframe(data: bytes, begin: int, length: int) -> bytes:

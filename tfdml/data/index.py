@@ -12,6 +12,7 @@ the file, its bytes when decompressed (uint64 each) and the CRC-32C of its bytes
 """
 
 import gzip
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -115,7 +116,7 @@ class IndexBuilder:
         self._lengths: list[int] = []
         self._blocks: list[tuple[int, int, int, int]] = []
 
-    def add_block(self, lengths: list[int], stored: bytes, raw: int) -> None:
+    def add_block(self, lengths: Sequence[int], stored: bytes, raw: int) -> None:
         """Adds a block: its records' lengths, its bytes in the file, and how many when raw."""
         self._lengths += lengths
         self._blocks.append((len(lengths), len(stored), raw, crc32c(stored)))

@@ -2,19 +2,25 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 import tfdml
+from tfdml.data import columns as by_column
 from tfdml.data import manifest as manifests
-from tfdml.data import schema as schemas
 from tfdml.data import storage
+from tfdml.data.framing import FRAME, Frames, cut, framed
+from tfdml.data.inference import infer
 from tfdml.data.manifest import SUFFIX, Manifest, Shard
 from tfdml.data.schema import Schema
-from tfdml.data.writer import open_shard, shard_name
+from tfdml.data.values import encoder
+from tfdml.data.writer import ShardWriter, open_shard, shard_name
 
 SHARD_BYTES = 150 << 20
 SAMPLED_RECORDS = 1000
+ENCODED_RECORDS, ENCODED_BYTES = 512, 4 << 20
 
 
 def write_tfrecords(
@@ -58,24 +64,19 @@ def write_tfrecords(
     manifest = _manifest(directory, name, split)
     records = iter(records)
     sample = [] if schema is not None else list(itertools.islice(records, SAMPLED_RECORDS))
-    schema = schemas.infer(sample) if schema is None else Schema.from_json(_json_of(schema))
+    schema = infer(sample) if schema is None else Schema.from_json(_json_of(schema))
     if manifest.splits and manifest.schema != schema:
         raise ValueError(
             f"`schema` must be that of the data set's other splits, {manifest.schema.to_json()}. "
             f"Received: {schema.to_json()}."
         )
-    encode = schema.encoder(allow_nonfinite)
     names = [shard_name(name, split, i, shards, compressed) for i in range(shards)]
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_shard(directory, n)) for n in names]
         number = 0
-        for source in (sample, records):
-            for record in source:
-                try:
-                    opened[number % shards].writer.write(encode(record))
-                except ValueError as error:
-                    raise ValueError(f"Record {number}: {error}") from error
-                number += 1
+        for frames in _framed(schema, itertools.chain(sample, records), allow_nonfinite):
+            _deal(frames, number, [o.writer for o in opened])
+            number += len(frames.lengths)
         if number < shards:
             raise ValueError(
                 f"`shards` must be at most the number of records. Received: shards={shards}, "
@@ -94,6 +95,60 @@ def write_tfrecords(
     )
     result.save()
     return result
+
+
+def _framed(
+    schema: Schema, records: Iterable[Mapping[str, Any]], allow_nonfinite: bool
+) -> Iterator[Frames]:
+    """Yields the records, some hundreds at once: by columns, or where that fails one by one."""
+    encode, number, count = encoder(schema, allow_nonfinite), 0, 1
+    records = iter(records)
+    while part := list(itertools.islice(records, count)):
+        columns = _columns(schema, part)
+        frames = columns and by_column.encode(schema, columns, allow_nonfinite)
+        if not frames:
+            encoded = []
+            for i, record in enumerate(part, number):
+                try:
+                    encoded.append(encode(record))
+                except ValueError as error:
+                    raise ValueError(f"Record {i}: {error}") from error
+            frames = framed(encoded)
+        yield frames
+        number += len(part)
+        # Few of large records: those that wait are in memory.
+        count = max(1, min(ENCODED_RECORDS, ENCODED_BYTES * len(part) // len(frames.data)))
+
+
+def _columns(schema: Schema, records: list[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns the values of each feature, if all records have it as one type; else None."""
+    if any(record.keys() != schema.keys() for record in records):
+        return None
+    columns: dict[str, Any] = {}
+    for name in schema:
+        values = [record[name] for record in records]
+        kind = type(values[0])
+        if any(type(value) is not kind for value in values):
+            return None
+        if kind is np.ndarray:
+            if len({(value.dtype, value.shape) for value in values}) > 1 or not values[0].ndim:
+                return None
+            columns[name] = np.stack(values)
+        elif kind in (str, bytes):
+            columns[name] = values
+        elif kind in (int, float) or issubclass(kind, np.number):
+            columns[name] = np.array(values)
+        else:
+            return None
+    return columns
+
+
+def _deal(frames: Frames, number: int, writers: list[ShardWriter]) -> None:
+    """Appends records to shards in turn; `number` is that of the first."""
+    parts = cut(frames.data, frames.lengths + FRAME)
+    for i, writer in enumerate(writers):
+        own = slice((i - number) % len(writers), None, len(writers))
+        writer.write(Frames(b"".join(parts[own]), frames.lengths[own]))
 
 
 def _json_of(schema: Any) -> Any:

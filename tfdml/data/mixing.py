@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from tfdml.data.blocks import BlockReader, window_bytes
+from tfdml.data.caching import block_reader
 from tfdml.data.dataset import RecordDataset, Shuffling
 from tfdml.data.manifest import Manifest
 from tfdml.data.order import CHOICES, Layout, Order, Sequential, Shuffled, permutation
@@ -131,6 +132,7 @@ class LayoutGroup:
                 number,
                 shuffling.window,
                 shuffling.shards_at_once,
+                shuffling.keep_shards,
             )
         return _Moved(order, self._first_id)
 
@@ -205,12 +207,12 @@ class MixedDataset:
         """Returns a window for each, so that all together stay in the usual memory."""
         return max(1, min(d.default_window() for d in self._datasets) // len(self._datasets))
 
-    def reader(self, window: int) -> BlockReader:
+    def reader(self, window: int, cache: str | None = None) -> BlockReader:
         """Returns a reader of all, that keeps the blocks of two windows of each."""
         paths = [p for d in self._datasets for p in d.paths]
         indices = [i for d in self._datasets for i in d.indices]
         limit = sum(max(2 * window_bytes(window, d.indices), 8 << 20) for d in self._datasets)
-        return BlockReader(paths, indices, limit)
+        return block_reader(paths, indices, limit, cache)
 
     @functools.cached_property
     def _first_ids(self) -> list[int]:

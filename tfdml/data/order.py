@@ -109,24 +109,45 @@ class Shuffled:
         epoch: The epoch.
         window: The records that are permuted together: more mix better and need more memory.
         shards_at_once: The shards whose blocks are permuted together.
+        keep_shards: Whether those are from all parts of the files, in each epoch: one of each of
+            `shards_at_once` runs of neighbours. Workers get a batch's rows in the order of their
+            ids, so each one then reads about the same run in each epoch, however many they are.
     """
 
-    def __init__(self, layout: Layout, seed: int, epoch: int, window: int, shards_at_once: int):
+    def __init__(
+        self,
+        layout: Layout,
+        seed: int,
+        epoch: int,
+        window: int,
+        shards_at_once: int,
+        keep_shards: bool = False,
+    ):
         self._key = (seed, epoch)
         self._window = window
         self._length = layout.records
-        blocks = self._permuted_blocks(layout, shards_at_once)
+        blocks = self._permuted_blocks(layout, shards_at_once, keep_shards)
         counts = layout.block_records[blocks]
         # The place of each block's first record when blocks are laid end to end, and its id.
         self._places = np.cumsum(counts) - counts
         self._first_ids = layout.first_ids[blocks]
         self._permutation = functools.lru_cache(maxsize=4)(self._make_permutation)
 
-    def _permuted_blocks(self, layout: Layout, shards_at_once: int) -> np.ndarray:
+    def _permuted_blocks(
+        self, layout: Layout, shards_at_once: int, keep_shards: bool
+    ) -> np.ndarray:
         shards = int(layout.block_shard[-1]) + 1 if len(layout.block_shard) else 0
-        rank_of_shard = np.empty(shards, np.int64)
-        rank_of_shard[permutation(shards, *self._key, SHARDS)] = np.arange(shards)
-        group = rank_of_shard[layout.block_shard] // shards_at_once
+        permuted = permutation(shards, *self._key, SHARDS)
+        group_of = np.empty(shards, np.int64)
+        if keep_shards:
+            run = permuted * min(shards_at_once, shards) // max(1, shards)
+            by_run = np.argsort(run, kind="stable")
+            group_of[permuted[by_run]] = np.arange(shards) - np.searchsorted(
+                run[by_run], run[by_run]
+            )
+        else:
+            group_of[permuted] = np.arange(shards) // shards_at_once
+        group = group_of[layout.block_shard]
         return np.lexsort((random_numbers(len(group), *self._key, BLOCKS), group))
 
     def __len__(self) -> int:

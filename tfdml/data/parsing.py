@@ -1,4 +1,4 @@
-"""Serialised records of a batch to tensors: all rows of a feature at once."""
+"""Serialised records to tensors: all rows of a feature at once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -47,30 +47,48 @@ class ImageDecoding:
             raise ValueError(f"`size` must be given for crop={self.crop!r}. Received: size=None.")
 
 
-def parser(
-    schema: Schema, names: list[str], images: ImageDecoding
-) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Returns what parses a batch of records.
+def parser(schema: Schema, names: list[str]) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Returns what parses records, many at once.
 
     Args:
         schema: What the records hold.
         names: The features that are wanted; the others are not parsed.
-        images: How images are decoded.
 
     Returns:
-        A function of the records (string, `[rows]`) and of two seeds for each (int64, `[rows, 2]`).
-        Its result has for each feature a tensor of shape `[rows, *shape]`, ragged where the shape
-        is variable; images are uint8 of shape `[rows, height, width, channels]`.
+        A function of records: string, `[rows]`. Its result has for each feature a tensor of shape
+        `[rows, *shape]`, ragged where the shape is variable; images are the bytes of their files.
     """
     spec = {}
     for name in names:
         spec |= _spec(name, schema[name])
 
-    def parse(records: tf.Tensor, seeds: tf.Tensor) -> dict[str, tf.Tensor]:
+    def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         parsed = tf.io.parse_example(records, spec)
-        return {name: _value(parsed, name, schema[name], images, seeds) for name in names}
+        return {name: _value(parsed[name], schema[name]) for name in names}
 
     return parse
+
+
+def decoder(
+    schema: Schema, names: list[str], images: ImageDecoding
+) -> Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]:
+    """Returns what decodes the images among parsed features.
+
+    Args:
+        schema: What the records hold.
+        names: The features that were parsed.
+        images: How images are decoded.
+
+    Returns:
+        A function of what `parser` returns, and of two seeds for each row (int64, `[rows, 2]`); in
+        its result images are uint8 of shape `[rows, height, width, channels]`.
+    """
+    pictures = {name for name in names if schema[name].kind == IMAGE}
+
+    def decode(parsed: dict[str, tf.Tensor], seeds: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {n: _images(v, seeds, images) if n in pictures else v for n, v in parsed.items()}
+
+    return decode
 
 
 def _spec(name: str, feature: Feature) -> dict:
@@ -91,21 +109,19 @@ def _spec(name: str, feature: Feature) -> dict:
     return {name: tf.io.FixedLenFeature(feature.shape, dtype)}
 
 
-def _value(
-    parsed: dict, name: str, feature: Feature, images: ImageDecoding, seeds: tf.Tensor
-) -> tf.Tensor:
-    value = parsed[name]
-    if feature.kind == RAW:
-        flat = tf.io.decode_raw(value, tf.as_dtype(feature.dtype))
-        return tf.reshape(flat, [-1, *feature.shape])
-    if feature.kind == IMAGE:
-        height, width = images.size or (None, None)
-        return tf.map_fn(
-            lambda row: _image(row[0], row[1], images),
-            (value, seeds),
-            fn_output_signature=tf.TensorSpec((height, width, images.channels), tf.uint8),
-        )
-    return value
+def _value(value: tf.Tensor, feature: Feature) -> tf.Tensor:
+    if feature.kind != RAW:
+        return value
+    return tf.reshape(tf.io.decode_raw(value, tf.as_dtype(feature.dtype)), [-1, *feature.shape])
+
+
+def _images(files: tf.Tensor, seeds: tf.Tensor, options: ImageDecoding) -> tf.Tensor:
+    height, width = options.size or (None, None)
+    return tf.map_fn(
+        lambda row: _image(row[0], row[1], options),
+        (files, seeds),
+        fn_output_signature=tf.TensorSpec((height, width, options.channels), tf.uint8),
+    )
 
 
 def _image(data: tf.Tensor, seed: tf.Tensor, options: ImageDecoding) -> tf.Tensor:

@@ -1,27 +1,24 @@
 """Batches for `fit` out of sharded TFRecords, from any place of any epoch on, for any strategy."""
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data import order as orders
 from tfdml.data.balancing import BalancedDataset
 from tfdml.data.batch import finisher
 from tfdml.data.dataset import RecordDataset, Shuffling
-from tfdml.data.framing import BadRecord
+from tfdml.data.fetching import Fetcher
 from tfdml.data.ledger import Ledger
 from tfdml.data.mixing import MixedDataset
 from tfdml.data.order import Order
-from tfdml.data.parsing import ImageDecoding, parser
+from tfdml.data.parsing import ImageDecoding, decoder, parser
+from tfdml.data.passes import passes
 from tfdml.data.position import Position, PositionCallback, from_state, to_state
-from tfdml.data.sharding import Batches, Rows, Worker
-
-# Batches of records that are read ahead of parsing.
-AHEAD = 4
+from tfdml.data.sharding import Batches, Worker
+from tfdml.data.shares import OwnShares
 
 
 class TFRecordPipeline(tf.data.Dataset):
@@ -44,7 +41,6 @@ class TFRecordPipeline(tf.data.Dataset):
     Attributes:
         batch_size: The rows of a global batch.
         steps_per_epoch: The global batches of a whole epoch, the same for all workers.
-        skipped: The ids of damaged records that were skipped, each with what is wrong with it.
     """
 
     def __init__(
@@ -61,15 +57,12 @@ class TFRecordPipeline(tf.data.Dataset):
         on_corrupt: str,
         state: dict[str, Any] | None,
         ledger: str | None,
+        cache: str | None,
     ):
         self._dataset, self._batches, self._shuffling = dataset, batches, shuffling
         self._worker, self._on_corrupt = worker, on_corrupt
-        self._reader = dataset.reader(shuffling.window)
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}
-        self._planned: dict[tuple[int, int, int], Rows] = {}
-        self._spare: bytes | None = None
-        self.skipped: dict[int, str] = {}
         self.batch_size = batches.batch_size
         length = len(self._order(0))
         self.steps_per_epoch = batches.steps(length)
@@ -98,11 +91,24 @@ class TFRecordPipeline(tf.data.Dataset):
             if ledger
             else None
         )
-        parse = parser(dataset.manifest.schema, list(schema_names), images)
-        self._finish = finisher(
-            parse, list(schema_names), label, transform, augment, self._weighted
+        self._fetcher = Fetcher(
+            dataset.reader(shuffling.window, cache),
+            batches,
+            worker,
+            self._order,
+            shuffling.seed or 0,
+            on_corrupt == "skip",
+            self._ledger,
         )
-        self._shares = self._passes()
+        schema, names = dataset.manifest.schema, list(schema_names)
+        self._shares = passes(
+            self._begin_pass,
+            self._fetcher.fetch,
+            self._end_pass,
+            parser(schema, names),
+            finisher(decoder(schema, names, images), label, transform, augment, self._weighted),
+            own.stop - own.start,
+        )
         self._inner = self._declared()
         super().__init__(self._inner._variant_tensor)
 
@@ -113,6 +119,11 @@ class TFRecordPipeline(tf.data.Dataset):
     def element_spec(self) -> Any:
         """What a batch is made of."""
         return self._inner.element_spec
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The ids of damaged records that were skipped, each with what is wrong with it."""
+        return self._fetcher.skipped
 
     @property
     def records(self) -> int:
@@ -179,6 +190,7 @@ class TFRecordPipeline(tf.data.Dataset):
             "shards_at_once": shuffling.shards_at_once,
             "reshuffle": shuffling.reshuffle,
             "bucket": shuffling.bucket,
+            "keep_shards": shuffling.keep_shards,
         }
 
     @property
@@ -191,66 +203,6 @@ class TFRecordPipeline(tf.data.Dataset):
                 self._orders = dict(list(self._orders.items())[-1:])
                 self._orders[epoch] = self._dataset.order(self._shuffling, epoch)
             return self._orders[epoch]
-
-    def _passes(self) -> tf.data.Dataset:
-        """Returns a dataset each pass of which yields this worker's rows of the next epoch."""
-
-        # Python's, called by the graph when it runs.
-        def begin(_):
-            return self._begin_pass()
-
-        def read(epoch, first, step):
-            return self._read(int(epoch), int(first), int(step))
-
-        def end(epoch):
-            self._end_pass(int(epoch))
-            return np.int64(0)
-
-        @tf.autograph.experimental.do_not_convert
-        def one_pass(bounds):
-            epoch, first, steps = (bounds[i] for i in range(3))
-
-            @tf.autograph.experimental.do_not_convert
-            def records(step):
-                values = tf.numpy_function(
-                    read, [epoch, first, step], (tf.string, tf.float32, tf.int64)
-                )
-                shapes = ([None], [None], [None, 2])
-                return step, *(tf.ensure_shape(v, s) for v, s in zip(values, shapes, strict=True))
-
-            @tf.autograph.experimental.do_not_convert
-            def finish(step, *batch):
-                return step, self._finish(*batch)
-
-            @tf.autograph.experimental.do_not_convert
-            def mark(step, batch):
-                done = tf.cond(
-                    tf.equal(step, steps - 1),
-                    lambda: tf.numpy_function(end, [epoch], tf.int64),
-                    lambda: tf.constant(0, tf.int64),
-                )
-                with tf.control_dependencies([done]):
-                    return tf.nest.map_structure(
-                        lambda t: None if t is None else tf.identity(t),
-                        batch,
-                        expand_composites=True,
-                    )
-
-            return (
-                tf.data.Dataset.range(steps)
-                .map(records)
-                .prefetch(AHEAD)
-                .map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-                .prefetch(tf.data.AUTOTUNE)
-                # Behind all that reads ahead: the last batch has been taken, so the pass is over.
-                .map(mark)
-            )
-
-        return (
-            tf.data.Dataset.range(1)
-            .map(lambda part: tf.ensure_shape(tf.numpy_function(begin, [part], tf.int64), [3]))
-            .flat_map(one_pass)
-        )
 
     def _declared(self) -> tf.data.Dataset:
         """Returns what strategies see: it says whether workers read apart, and the global size."""
@@ -274,98 +226,14 @@ class TFRecordPipeline(tf.data.Dataset):
         return super().rebatch(batch_size, **options)
 
     def _begin_pass(self) -> np.ndarray:
-        """Returns the epoch, the first sample and the own batches of a pass: int64, `[3]`."""
+        """Returns the epoch, first sample, own batches and spans of a pass: int64, `[4]`."""
         epoch, first = self._next.epoch, self._next.sample
-        self._planned.clear()
+        self._fetcher.begin_pass()
         steps = self._batches.own_steps(len(self._order(epoch)) - first, self._worker)
         if not steps:
             self._end_pass(epoch)
-        return np.array([epoch, first, steps], np.int64)
+        return np.array([epoch, first, steps, self._fetcher.spans.count(steps)], np.int64)
 
     def _end_pass(self, epoch: int) -> None:
         if self._next.epoch == epoch:
             self._next = Position(epoch + 1)
-
-    def _rows(self, epoch: int, first: int, step: int) -> Rows:
-        return self._batches.rows(self._order(epoch), first, step, self._worker)
-
-    def _read(self, epoch: int, first: int, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the own records of a batch, their weights and their seeds."""
-        rows = self._planned.pop((epoch, first, step), None)
-        if rows is None:
-            rows = self._rows(epoch, first, step)
-        ahead = (epoch, first, step + AHEAD)
-        if ahead not in self._planned:
-            self._planned[ahead] = self._rows(*ahead)
-            self._reader.ahead(self._planned[ahead].ids)
-        records, weights = self._sound(self._read_sorted(rows.ids), rows)
-        seeds = orders.random_numbers(1, self._shuffling.seed or 0, epoch, orders.ROWS)
-        seeds = orders.mix(seeds ^ rows.places.astype(np.uint64))
-        pairs = np.stack([seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)], 1)
-        if self._ledger:
-            self._ledger.read(epoch, first + step * self.batch_size, rows.ids[rows.weights > 0])
-        return np.array(records, object), weights, pairs.astype(np.int64)
-
-    def _read_sorted(self, ids: np.ndarray) -> list[bytes | BadRecord]:
-        """Reads records; those that fill up a batch come after the sorted ones."""
-        cut = np.flatnonzero(np.diff(ids) <= 0) + 1
-        return [r for part in np.split(ids, cut) for r in self._reader.read(part)]
-
-    def _sound(
-        self, records: list[bytes | BadRecord], rows: Rows
-    ) -> tuple[list[bytes], np.ndarray]:
-        """Returns records without damaged ones, and the rows' weights.
-
-        The row of a damaged record holds another one with weight 0, so all batches keep their size
-        and their samples on every worker.
-
-        Raises:
-            BadRecord: If a record is damaged and must not be skipped.
-        """
-        bad = [i for i, record in enumerate(records) if isinstance(record, BadRecord)]
-        if self._spare is None:
-            self._spare = next((r for r in records if isinstance(r, bytes)), None)
-        if not bad:
-            return records, rows.weights
-        weights = rows.weights.copy()
-        for i in bad:
-            where = self._reader.where(int(rows.ids[i]))
-            if self._on_corrupt != "skip" or self._spare is None:
-                raise BadRecord(
-                    f"{records[i].reason}. Run `tfdml records verify --repair`, or read with "
-                    f"on_corrupt='skip'",
-                    where,
-                )
-            if int(rows.ids[i]) not in self.skipped:
-                self.skipped[int(rows.ids[i])] = f"{where}: {records[i].reason}"
-                warnings.warn(
-                    f"Skipped {where}: {records[i].reason} ({len(self.skipped)} so far).",
-                    stacklevel=2,
-                )
-            records[i], weights[i] = self._spare, 0.0
-        return records, weights
-
-
-class OwnShares(tf.data.Dataset):
-    """One worker's rows of each global batch.
-
-    Args:
-        shares: A dataset of them.
-        steps: The global batches of a whole epoch; a worker may have no rows of the last one.
-    """
-
-    def __init__(self, shares: tf.data.Dataset, steps: int):
-        self._shares, self._steps = shares, steps
-        super().__init__(shares._variant_tensor)
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._shares]
-
-    @property
-    def element_spec(self) -> Any:
-        """What a share is made of."""
-        return self._shares.element_spec
-
-    def cardinality(self) -> tf.Tensor:
-        """Returns the global batches of a whole epoch."""
-        return tf.constant(self._steps, tf.int64)

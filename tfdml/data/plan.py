@@ -6,6 +6,8 @@ number of them writes the same bytes.
 
 import dataclasses
 import hashlib
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,33 +170,36 @@ class Plan:
             return ordinals
         return scattered(ordinals, self.rows, self._options.shuffle_seed, CONVERT)
 
-    def target_of(self, ordinal: int, place: int, key: Any) -> int:
-        """Returns the number of the target that a record goes to.
+    def targets_of(
+        self, ordinals: np.ndarray, places: np.ndarray, keys: Sequence[Any] | None
+    ) -> np.ndarray:
+        """Returns the numbers of the targets that records go to: int64, `[records]`.
 
         Args:
-            ordinal: The row.
-            place: Where the shuffle puts it.
-            key: The value of `split_key`; None without one.
+            ordinals: The rows.
+            places: Where the shuffle puts them.
+            keys: The values of `split_key`; None without one.
         """
-        first = 0
-        if len(self._counts) > 1:
-            share = (_hash_of_key(key) if key is not None else _hash_of_number(ordinal)) / 2**64
-        total = 0.0
-        for name, ratio in self._options.splits:
-            total += ratio
-            if len(self._counts) == 1 or share < total or name == self._options.splits[-1][0]:
-                return first + place * self._counts[name] // self.rows
-            first += self._counts[name]
-        raise ValueError("`splits` must not be empty.")
+        counts = np.array(list(self._counts.values()))
+        split = np.zeros(len(ordinals), np.int64)
+        if len(counts) > 1:
+            hashes = _hashes_of_numbers(ordinals) if keys is None else _hashes_of_keys(keys)
+            ratios = [ratio for _, ratio in self._options.splits]
+            ends = list(itertools.accumulate(ratios))[:-1]
+            split = np.searchsorted(ends, hashes.astype(np.float64) / 2**64, side="right")
+        return (np.cumsum(counts) - counts)[split] + places * counts[split] // self.rows
 
 
-def _hash_of_key(key: Any) -> int:
-    data = key if isinstance(key, bytes) else str(key).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+def _hashes_of_keys(keys: Sequence[Any]) -> np.ndarray:
+    def digest(key: Any) -> bytes:
+        data = key if isinstance(key, bytes) else str(key).encode()
+        return hashlib.blake2b(data, digest_size=8).digest()
+
+    return np.frombuffer(b"".join(map(digest, keys)), ">u8")
 
 
-_SALT = key_of(CONVERT)
+_SALT = np.uint64(key_of(CONVERT))
 
 
-def _hash_of_number(number: int) -> int:
-    return int(mix(np.array([number ^ _SALT], np.uint64))[0])
+def _hashes_of_numbers(numbers: np.ndarray) -> np.ndarray:
+    return mix(numbers.astype(np.uint64) ^ _SALT)

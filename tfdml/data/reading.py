@@ -40,6 +40,8 @@ def read_tfrecords(
     strategy: Any = None,
     state: dict[str, Any] | None = None,
     ledger: str | None = None,
+    cache: str | None = None,
+    keep_shards: bool = False,
 ) -> TFRecordPipeline:
     """Returns decoded, shuffled, batched and prefetched data for `model.fit`.
 
@@ -89,6 +91,11 @@ def read_tfrecords(
             number of workers.
         ledger: A directory in which each worker notes the samples it reads and uses, for
             `tfdml records verify --ledger`.
+        cache: "memory" keeps all that was read in memory; a directory keeps it there, for shards
+            that are far away. Copies are checked like what is read from the shards.
+        keep_shards: Whether each worker reads about the same shards in every epoch, so that a
+            `cache` on its disk holds its part only. Shards are then drawn from `shards_at_once`
+            runs of neighbours, which should be a multiple of the number of workers.
 
     Raises:
         ValueError: If an argument is wrong, or `state` is of other data or another order.
@@ -117,6 +124,7 @@ def read_tfrecords(
         shards_at_once,
         reshuffle,
         batch_size if bucket_by_length else 0,
+        keep_shards,
     )
     return TFRecordPipeline(
         dataset,
@@ -131,6 +139,7 @@ def read_tfrecords(
         on_corrupt,
         state,
         ledger,
+        str(cache) if cache is not None else None,
     )
 
 

@@ -101,26 +101,41 @@ class Batches:
         return steps - 1 if steps and own.start == own.stop and short else steps
 
     def rows(self, order: Order, first: int, step: int, worker: Worker) -> Rows:
-        """Returns a worker's rows of a global batch.
+        """Returns a worker's rows of a global batch; see `span`."""
+        return self.span(order, first, step, step + 1, worker)
 
-        The batch's rows are in the order of their ids, so a worker's rows lie together: of the
+    def span(self, order: Order, first: int, begin: int, end: int, worker: Worker) -> Rows:
+        """Returns a worker's rows of consecutive global batches, one batch after the other.
+
+        A batch's rows are in the order of their ids, so a worker's rows lie together: of the
         blocks of a window each worker reads about its part, not all.
 
         Args:
             order: The epoch's order.
-            first: The place where the first batch begins.
-            step: The batch.
+            first: The place where batch 0 begins.
+            begin: The first batch.
+            end: The one behind the last.
             worker: The worker.
         """
-        begin = first + step * self.batch_size
-        drawn = order.ids(begin, begin + self.batch_size)
-        by_id = np.argsort(drawn, kind="stable")
-        ids, places = drawn[by_id], begin + by_id
+        size = self.batch_size
+        place = first + begin * size
+        ids = order.ids(place, first + end * size)
+        batch = np.arange(len(ids)) // size
+        by_id = np.argsort(batch * (int(ids.max(initial=0)) + 1) + ids, kind="stable")
+        ids, places = ids[by_id], place + by_id
         weights = np.ones(len(ids), np.float32)
-        if self.end == "pad" and len(ids) < self.batch_size:
-            missing = self.batch_size - len(ids)
-            ids = np.concatenate([ids, np.resize(ids, missing)])
-            places = np.concatenate([places, np.resize(places, missing)])
-            weights = np.concatenate([weights, np.zeros(missing, np.float32)])
-        own = worker.rows(len(ids))
-        return Rows(ids[own], weights[own], places[own])
+        left = len(ids) % size
+        if self.end == "pad" and left:
+            ids, places = (np.append(v, np.resize(v[-left:], size - left)) for v in (ids, places))
+            weights = np.append(weights, np.zeros(size - left, np.float32))
+            left = 0
+        if worker.is_alone:
+            return Rows(ids, weights, places)
+        whole, short = worker.rows(size), worker.rows(left)
+        last = len(ids) - left
+        return Rows(
+            *(
+                np.append(v[:last].reshape(-1, size)[:, whole], v[last:][short])
+                for v in (ids, weights, places)
+            )
+        )

@@ -17,14 +17,34 @@ def is_local(path: str) -> bool:
     return "://" not in str(path)
 
 
+# What must be installed for a store.
+_PLUG_INS = {
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "hdfs": "Hadoop's libhdfs and a Java runtime, with JAVA_HOME and CLASSPATH set",
+}
+
+
 def _store(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         return fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
+        scheme = path.split("://", 1)[0]
+        plug_in = _PLUG_INS.get(scheme, f"the fsspec plug-in of {scheme}://")
         raise ValueError(
             f"`path` must be local, or of a store whose plug-in is installed. Received: {path!r}; "
-            f"{error}. Install the fsspec plug-in of the store (gcsfs for gs://, s3fs for s3://)."
+            f"{error}. Install {plug_in}."
         ) from error
+
+
+def local_copy(path: str) -> str:
+    """Returns the path of a file on this machine; one of a store is copied for this process."""
+    if is_local(path):
+        return path
+    _store(path)
+    return fsspec.open_local(f"simplecache::{path}", mode="rb")
 
 
 def join(directory: str, name: str) -> str:
@@ -76,7 +96,7 @@ def names_in(directory: str) -> list[str]:
     if is_local(directory):
         return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     fs, place = _store(directory)
-    if not fs.exists(place):
+    if not fs.isdir(place):
         return []
     return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in fs.ls(place, detail=False))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tfdml.data import index, storage
 from tfdml.data import manifest as manifests
-from tfdml.data.framing import BadRecord, scan, unframe
+from tfdml.data.framing import BadRecord, framed, scan, unframe
 from tfdml.data.index import SUFFIX, ShardIndex
 from tfdml.data.manifest import Manifest, Shard
 from tfdml.data.writer import write_shard
@@ -87,7 +87,7 @@ def verify(
             sound += len(records)
             if found and repair:
                 dropped += max(0, shard.records - len(records))
-                shard = write_shard(manifest.directory, shard.file, records)
+                shard = write_shard(manifest.directory, shard.file, [framed(records)])
             splits[split].append(shard)
             if progress:
                 progress(shard)

@@ -5,8 +5,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from tfdml.data import storage
-from tfdml.data.framing import FRAME, frame
+from tfdml.data.framing import FRAME, Frames
 from tfdml.data.index import BLOCK_BYTES, SUFFIX, IndexBuilder
 from tfdml.data.manifest import Shard
 
@@ -31,17 +33,21 @@ class ShardWriter:
         self._raw = 0
         self.records = self.bytes = 0
 
-    def write(self, record: bytes) -> None:
-        """Appends a record.
-
-        Raises:
-            ValueError: If it is too long.
-        """
-        self._frames.append(frame(record))
-        self._lengths.append(len(record))
-        self._raw += FRAME + len(record)
-        if self._raw >= BLOCK_BYTES:
-            self._close_block()
+    def write(self, frames: Frames) -> None:
+        """Appends records; a block ends with the record that fills it."""
+        ends = np.cumsum(frames.lengths + FRAME)
+        first = begin = 0
+        while first < len(ends):
+            # Behind the record that fills the block.
+            last = int(np.searchsorted(ends, begin + BLOCK_BYTES - self._raw)) + 1
+            last = min(last, len(ends))
+            end = int(ends[last - 1])
+            self._frames.append(frames.data[begin:end])
+            self._lengths += frames.lengths[first:last].tolist()
+            self._raw += end - begin
+            if self._raw >= BLOCK_BYTES:
+                self._close_block()
+            first, begin = last, end
 
     def _close_block(self) -> None:
         data = b"".join(self._frames)
@@ -98,11 +104,11 @@ def open_shard(directory: str, name: str) -> Iterator[OpenShard]:
         )
 
 
-def write_shard(directory: str, name: str, records: Iterable[bytes]) -> Shard:
-    """Writes a shard of serialised records; returns what the manifest says of it."""
+def write_shard(directory: str, name: str, parts: Iterable[Frames]) -> Shard:
+    """Writes a shard of framed records; returns what the manifest says of it."""
     with open_shard(directory, name) as opened:
-        for record in records:
-            opened.writer.write(record)
+        for frames in parts:
+            opened.writer.write(frames)
     return opened.shard
 
 

@@ -72,6 +72,44 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
+def gather(hosts: Sequence[Host], fewest: int, seconds: float = 300.0) -> list[Host]:
+    """Waits until enough machines answer to start a job again; those that do not are left out.
+
+    Args:
+        hosts: The job's.
+        fewest: The number of ranks without which the job is not started.
+        seconds: How long machines are waited for.
+
+    Raises:
+        ConnectionError: If they stay away.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        there = [host for host in hosts if _answers(host)]
+        ranks = sum(host.ranks for host in there)
+        if ranks >= fewest:
+            return there
+        if time.monotonic() > deadline:
+            missing = ", ".join(host.name for host in hosts if host not in there)
+            raise ConnectionError(
+                f"`--min-workers` must be there to start the job again. Received: {ranks} of "
+                f"{fewest} after {seconds:.0f} s; no answer from {missing}. Bring these machines "
+                f"back, or ask for fewer."
+            )
+        time.sleep(2.0)
+
+
+def _answers(host: Host) -> bool:
+    if host.is_local:
+        return True
+    try:
+        return not subprocess.run(
+            [*_SSH, host.name, "true"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return False
+
+
 class RankProcess:
     """A rank that runs, seen from the launcher.
 

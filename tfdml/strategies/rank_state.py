@@ -25,6 +25,7 @@ class RankState:
         extended = getattr(model.distribute_strategy, "extended", None)
         self._collective = getattr(extended, "collective", None) or LocalCollective()
         self._extended = extended if hasattr(extended, "collective") else None
+        self._model = model
 
     @property
     def rank(self) -> int:
@@ -50,18 +51,28 @@ class RankState:
         own = tf.constant([int(wish)], tf.int32)
         return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
 
+    def wait_for_steps(self) -> None:
+        """Waits until steps are done that workers of parameter servers still take."""
+        join = getattr(self._model.train_function, "join", None)
+        if join is not None:
+            join()
+
     # -- What is kept between steps ------------------------------------------------------------
 
     def kept(self) -> dict[str, np.ndarray]:
-        """Returns what this rank alone keeps: residuals, and gradients gathered for an update."""
+        """Returns what this rank alone keeps: residuals, and gradients gathered for an update.
+
+        As `values_of` does.
+        """
         if self._extended is None:
             return {}
         kept = {}
         if self._extended.aggregator is not None:
-            kept = {name: v.numpy() for name, v in self._extended.aggregator.state.items()}
+            state = self._extended.aggregator.state
+            kept = {name: np.asarray(v.read_value()) for name, v in state.items()}
         for name, parts in self._gathered().items():
             for number, part in enumerate(parts):
-                kept[f"{name}/{number}"] = part.numpy()
+                kept[f"{name}/{number}"] = np.asarray(part.read_value())
         return kept
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -91,7 +102,10 @@ class RankState:
 
 
 def values_of(variables: Sequence[keras.Variable], summed: bool = False) -> list[np.ndarray]:
-    """Returns the values of variables; not copies, where they are in the host's memory.
+    """Returns the values of variables, as they are now, whatever becomes of the variables.
+
+    In the host's memory they are not copies: as long as somebody has a value, TensorFlow gives its
+    variable new memory where it would else write over the old.
 
     Args:
         variables: A model's, made in the scope of a strategy or not.

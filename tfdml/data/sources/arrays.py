@@ -9,8 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tfdml.data import schema as schemas
 from tfdml.data import storage
+from tfdml.data.inference import of_array
 from tfdml.data.schema import Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
@@ -43,7 +43,7 @@ class ArraySource(Source):
         if not self._length:
             raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
         self.schema = schema or Schema(
-            {name: schemas.of_array(a.shape[1:], _dtype(a)) for name, a in opened.items()}
+            {name: of_array(a.shape[1:], _dtype(a)) for name, a in opened.items()}
         )
         self._row_bytes = sum(
             math.prod(a.shape[1:]) * _dtype(a).itemsize + len(name) + 10
@@ -72,6 +72,12 @@ class ArraySource(Source):
         where = self.files[0]
         for i, values in enumerate(zip(*columns, strict=True)):
             yield Row(f"{where}, row {begin + i}", dict(zip(names, values, strict=True)))
+
+    def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
+        """Yields the arrays' rows from `begin` to before `end` of a chunk."""
+        first, _ = chunk.key
+        rows = slice(first + begin, first + end)
+        yield {name: self._array(name)[rows] for name in self._arrays}
 
     def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
         """Yields the rows of a chunk from `begin` to before `end`."""
@@ -104,12 +110,12 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
     """
     try:
         if path.endswith(".npz"):
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(storage.local_copy(path)) as archive:
                 names = [n.removesuffix(".npy") for n in archive.namelist()]
             return {name: (path, name) for name in names}
         if path.endswith((".h5", ".hdf5")):
             names: list[str] = []
-            with h5py.File(path) as file:
+            with h5py.File(storage.local_copy(path)) as file:
                 file.visititems(
                     lambda name, item: (
                         names.append(name) if isinstance(item, h5py.Dataset) else None
@@ -130,12 +136,13 @@ def open_array(path: str, name: str) -> Any:
     """
     try:
         if path.endswith(".npy"):
-            return _plain(np.load(path, mmap_mode="r", allow_pickle=False), path)
+            array = np.load(storage.local_copy(path), mmap_mode="r", allow_pickle=False)
+            return _plain(array, path)
         if path.endswith(".npz"):
-            with np.load(path, allow_pickle=False) as archive:
+            with np.load(storage.local_copy(path), allow_pickle=False) as archive:
                 return _plain(archive[name], f"{path}, {name!r}")
         if path.endswith((".h5", ".hdf5")):
-            return h5py.File(path)[name]
+            return h5py.File(storage.local_copy(path))[name]
         return read_idx(path)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, KeyError) as error:
         if "pickle" in str(error) or "Python objects" in str(error):

@@ -3,16 +3,23 @@
 import csv
 import io
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+
 from tfdml.data import storage
 from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
-from tfdml.data.sources.source import Row
+from tfdml.data.sources.source import Chunk, Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_records
 
 # A header longer than this is a file without line breaks.
 _LONGEST_HEADER = 1 << 20
+# What pyarrow reads otherwise than we do, or may: quoted cells, hexadecimal numbers, odd line ends.
+_UNLIKE = re.compile(rb'"|0[xX]|\r(?!\n)|\0')
+_COLUMN_TYPES = {INT64: pa.int64(), FLOAT: pa.float64(), STRING: pa.string()}
 csv.field_size_limit(1 << 30)
 
 
@@ -97,6 +104,32 @@ class CsvSource(TextSource):
             data = storage.read_range(path, begin, _LONGEST_HEADER)
             ends = ends_of_records(data, quoted=True)
             yield path, begin, int(ends[-1]) if len(ends) else len(data), 1
+
+    def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
+        """Yields the cells of a chunk's rows, if all of them are plain and sound."""
+        if any(f.kind not in _COLUMN_TYPES or f.shape or f.classes for f in self.schema.values()):
+            return
+        path, offset, length, _ = chunk.key
+        data = storage.read_range(path, offset, length)
+        if _UNLIKE.search(data):
+            return
+        try:
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(data),
+                pyarrow.csv.ReadOptions(
+                    use_threads=False, block_size=len(data) + 1, column_names=self._columns
+                ),
+                pyarrow.csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                pyarrow.csv.ConvertOptions(
+                    column_types={n: _COLUMN_TYPES[f.kind] for n, f in self.schema.items()},
+                    null_values=[],
+                ),
+            )
+        except pa.ArrowInvalid:
+            return
+        if table.num_rows == chunk.rows:
+            part = table.slice(begin, end - begin)
+            yield {name: part[name].to_numpy() for name in self._columns}
 
     def _parse(self, text: str, where: str, first: int) -> Iterator[Row]:
         columns, converters, width = self._columns, self._converters, len(self._columns)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.data import storage
-from tfdml.data.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema, infer, of_array
+from tfdml.data.inference import infer, of_array
+from tfdml.data.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_ROWS = 2048

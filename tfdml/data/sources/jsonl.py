@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdml.data import storage
-from tfdml.data.schema import Schema, infer
+from tfdml.data.inference import infer
+from tfdml.data.schema import Schema
 from tfdml.data.sources.source import Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource
 

@@ -181,7 +181,7 @@ def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Sourc
 def _tfrecords(paths: list[str], schema: Schema | None, split: str | None) -> Source:
     from tfdml.data.sources.tfrecords import TfrecordSource
 
-    if len(paths) == 1 and (paths[0].endswith(manifests.SUFFIX) or os.path.isdir(paths[0])):
+    if len(paths) == 1 and (paths[0].endswith(manifests.SUFFIX) or storage.names_in(paths[0])):
         manifest = manifests.load(paths[0])
         shards = [manifest.path_of(shard) for shard in manifest.shards(split)]
         return TfrecordSource(shards, schema or manifest.schema)

@@ -11,6 +11,8 @@ from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.jsonl import flatten
 from tfdml.data.sources.source import Chunk, Row, Source
 
+_BATCH_ROWS = 4096
+
 
 class ParquetSource(Source):
     """Parquet files with the same columns; structs become dotted names, lists stay lists.
@@ -63,11 +65,30 @@ class ParquetSource(Source):
                 first += about.num_rows
         return [chunk for chunk in found if chunk.rows]
 
+    def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
+        """Yields the columns of a row group, a few thousand rows at a time, if they are plain."""
+        path, group, _ = chunk.key
+        if any(f.is_variable for f in self.schema.values()):
+            return
+        first = 0
+        with self._open(path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
+                part = batch.slice(max(0, begin - first), max(0, end - max(begin, first)))
+                first += batch.num_rows
+                if not part.num_rows:
+                    continue
+                if any(c.null_count or pa.types.is_nested(c.type) for c in part.columns):
+                    return
+                yield {
+                    name: column.to_numpy(zero_copy_only=False)
+                    for name, column in zip(part.schema.names, part.columns, strict=True)
+                }
+
     def rows(self, key: Any) -> Iterator[Row]:
         """Yields the rows of a row group; a few thousand are in memory at a time."""
         path, group, number = key
         with self._open(path) as file:
-            for batch in file.iter_batches(batch_size=4096, row_groups=[group]):
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
                 names = batch.schema.names
                 columns = [column.to_pylist() for column in batch.columns]
                 for values in zip(*columns, strict=True):

@@ -19,6 +19,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tfdml.strategies.feed import Feed
 from tfdml.strategies.keras_seam.array_data import ArrayOrder
 from tfdml.strategies.keras_seam.data_source import OneByOne, batch_spec
+from tfdml.strategies.parameter_server.shipping import ShippedDataset
 
 
 class Pipeline(Protocol):
@@ -41,6 +42,7 @@ class DataPosition:
     | arrays | their order, which follows from a seed and the number of the pass; batches dropped |
     | pipelines of `tfdml.data` | their own position |
     | other data | passes begun as before, and batches read and dropped |
+    | what workers of parameter servers read for themselves | each drops its part of the batches |
 
     Args:
         model: The model that they train.
@@ -159,11 +161,15 @@ class DataPosition:
             self.order.passes = self._passes - 1
         elif self.pipeline is None and goes_on:
             self._begin_passes_again()
-        own._current_iterator = iter(own._get_iterator())
+        self._taken = within
+        data = own._get_iterator()
+        if isinstance(data, ShippedDataset):
+            own._current_iterator = data.after(within)
+            return
+        own._current_iterator = iter(data)
         if self.pipeline is None:
             for _ in range(within):
                 next(own._current_iterator)
-        self._taken = within
 
     def _begin_passes_again(self) -> None:
         """Makes what counts its passes, as `shuffle` does, count those of before."""

@@ -8,8 +8,11 @@
 | `_maybe_symbolic_build` | builds from the data's shapes |
 | `_make_function`, `make_predict_function` | steps are tasks for workers |
 | `Variable.assign_add`, `assign_sub` | done on the server: nothing is lost |
+| `TFOptimizer.assign_add`, `assign_sub` | the same for rows, which TensorFlow adds without a lock |
 | `SeedGenerator.next` | workers draw different random numbers; the counter loses nothing |
 | `Optimizer.apply` | a synchronous step's gradients are taken out here |
+| `TFOptimizer._distributed_tf_update_step` | an asynchronous step's go to the servers encoded |
+| `LossScaleOptimizer._stateful_handle_non_finite_grads` | halves the scale that overflowed |
 """
 
 import contextvars
@@ -21,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common.variables import Variable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
@@ -30,17 +34,21 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdml.collectives.collective import LocalCollective
+from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.pushing import sent_to_servers
 from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
 from tfdml.strategies.parameter_server.share_step import ShareStep
 from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset
 from tfdml.strategies.parameter_server.step_scope import (
     STREAM_STRIDE,
     add_on_server,
+    add_rows_on_server,
     current_step,
+    subtract_rows_on_server,
 )
 from tfdml.strategies.parameter_server.synchronous import SynchronousTraining
 from tfdml.strategies.parameter_server.worker_step import WorkerStep
@@ -142,9 +150,15 @@ def _read_remotely(self: TFEpochIterator, source: Any, steps, steps_per_executio
 def _dataset_of(adapter: DataAdapter, shuffled_by_us: bool) -> tf.data.Dataset:
     if shuffled_by_us and isinstance(adapter, ArrayDataAdapter):
         # As under the other strategies: an order that follows from Keras's seed.
-        seed = agreed_seed(LocalCollective()) if adapter._shuffle else None
-        return array_batches(adapter, ArrayOrder(seed), None)
-    return adapter.get_tf_dataset()
+        def seed() -> int | None:
+            return agreed_seed(LocalCollective()) if adapter._shuffle else None
+
+        found = resuming.position()
+        order = ArrayOrder(seed()) if found is None else found.array_order(seed)
+        return array_batches(adapter, order, None)
+    # Workers cannot be sent an order that Python counts.
+    with resuming.without_position():
+        return adapter.get_tf_dataset()
 
 
 class _Ahead:
@@ -243,6 +257,24 @@ def _assign_sub(original: Callable) -> Callable:
     return assign_sub
 
 
+def _add_rows(original: Callable) -> Callable:
+    def assign_add(self, variable, value):
+        if current_step() is None or not isinstance(value, tf.IndexedSlices):
+            return original(self, variable, value)
+        return add_rows_on_server(variable, value)
+
+    return assign_add
+
+
+def _subtract_rows(original: Callable) -> Callable:
+    def assign_sub(self, variable, value):
+        if current_step() is None or not isinstance(value, tf.IndexedSlices):
+            return original(self, variable, value)
+        return subtract_rows_on_server(variable, value)
+
+    return assign_sub
+
+
 def _next_seed(original: Callable) -> Callable:
     def next_seed(self, ordered=True):
         step = current_step()
@@ -261,9 +293,30 @@ def _apply(original: Callable) -> Callable:
         step = current_step()
         if step is None or step.share is None:
             return original(self, grads, trainable_variables)
-        step.gradients = list(grads)
+        step.applied.append((self, list(grads)))
 
     return apply
+
+
+def _distributed_tf_update_step(original: Callable) -> Callable:
+    def update(self, distribution, grads_and_vars, learning_rate):
+        step = current_step()
+        compressor = getattr(distribution, "compressor", None)
+        if step is not None and compressor is not None:
+            grads_and_vars = sent_to_servers(compressor, list(grads_and_vars), step.stream)
+        return original(self, distribution, grads_and_vars, learning_rate)
+
+    return update
+
+
+def _skip_update(original: Callable) -> Callable:
+    def handle_non_finite_gradients(self):
+        if current_step() is not None:
+            # Keras has traced the other branch, which may double the scale.
+            current_step().remember()
+        return original(self)
+
+    return handle_non_finite_gradients
 
 
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
@@ -277,7 +330,11 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "make_predict_function", _make_predict_function),
     (Variable, "assign_add", _assign_add),
     (Variable, "assign_sub", _assign_sub),
+    (TFOptimizer, "assign_add", _add_rows),
+    (TFOptimizer, "assign_sub", _subtract_rows),
     (SeedGenerator, "next", _next_seed),
     (BaseOptimizer, "apply", _apply),
     (LossScaleOptimizer, "apply", _apply),
+    (TFOptimizer, "_distributed_tf_update_step", _distributed_tf_update_step),
+    (LossScaleOptimizer, "_stateful_handle_non_finite_grads", _skip_update),
 ]

@@ -100,6 +100,16 @@ def resumed(model: keras.Model, call: str, arguments: dict[str, Any]) -> Iterato
 
 
 @contextlib.contextmanager
+def without_position() -> Iterator[None]:
+    """While this is entered, data are set up as by a `fit` that nothing resumes."""
+    token = _setting_up.set(None)
+    try:
+        yield
+    finally:
+        _setting_up.reset(token)
+
+
+@contextlib.contextmanager
 def setting_up(iterator: TFEpochIterator) -> Iterator[None]:
     """While this is entered, Keras sets up data; the first of a `fit` are those to train on."""
     found = _set_up_next.get()

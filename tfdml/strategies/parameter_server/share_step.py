@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.packing import pack, unpack
-from tfdml.strategies.parameter_server.pushing import decoded, encoded, is_taken
+from tfdml.strategies.parameter_server.pushing import decoded, encoded, is_taken, new_seed
 from tfdml.strategies.parameter_server.step_scope import StepScope
 from tfdml.strategies.parameter_server.worker_step import (
     any_rows,
@@ -83,6 +83,7 @@ class ShareStep:
                     self._step, args=(without_optionals(batch),)
                 )
                 extra = own_results(self._model, outputs)
+            self._check_gradients(scope.applied)
             self.own_names = list(extra)
             self.has_gradient = [g is not None for g in scope.gradients]
             averaged = [scope.get_current_value(v) for v in self._moving]
@@ -94,11 +95,24 @@ class ShareStep:
                 ]
             )
             counters = pack([scope.get_current_value(v) for v in self._counters])
-            return tf.concat([vector, counters], 0), self._encode(scope.gradients)
+            return tf.concat([vector, counters], 0), self._encode(scope.gradients, stream)
 
         return self._function("share", run, share)
 
-    def _encode(self, gradients: list) -> list:
+    def _check_gradients(self, applied: list[tuple[keras.Optimizer, list]]) -> None:
+        """Refuses a step whose update the chief cannot take."""
+        own = [(self._model.optimizer, len(self._model.trainable_variables))]
+        found = [(optimizer, len(gradients)) for optimizer, gradients in applied]
+        if found != own:
+            said = [f"{type(o).__name__} with {count} gradients" for o, count in found]
+            raise ValueError(
+                f"`train_step` must apply the model's own optimizer once, to gradients of all "
+                f"trainable variables, because the chief does it for all workers. Received: "
+                f"{', '.join(said) or 'no update'}, for {own[0][1]} variables. Train "
+                f"asynchronously, or use another strategy."
+            )
+
+    def _encode(self, gradients: list, stream: tf.Tensor) -> list:
         """Returns the gradients that there are, in bytes where the compressor takes them."""
         compressor = self._model.distribute_strategy.compressor
         present = [g for g in gradients if g is not None]
@@ -106,7 +120,7 @@ class ShareStep:
             (g.shape, g.dtype) if compressor is not None and is_taken(compressor, g) else None
             for g in present
         ]
-        seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
+        seed = new_seed(stream)
         return [
             g if how is None else encoded(compressor, g, seed + i)
             for i, (g, how) in enumerate(zip(present, self._encoded, strict=True))

@@ -40,20 +40,38 @@ class ShippedDataset:
     ):
         self._coordinator = coordinator
         self._workers = workers
-        make = _from_graph(source, workers) if isinstance(source, tf.data.Dataset) else source
-        if not isinstance(source, tf.data.Dataset):
+        if isinstance(source, tf.data.Dataset):
+            make = _from_graph(source, workers)
+        else:
             make = functools.partial(_call, source, workers)
-        self._make = tf.function(make).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+        def batches(worker: tf.Tensor, skipped: tf.Tensor) -> tf.data.Dataset:
+            return make(worker).skip(skipped).prefetch(tf.data.AUTOTUNE)
+
+        number = tf.TensorSpec([], tf.int64)
+        self._make = tf.function(batches).get_concrete_function(number, number)
         _check_graph(self._make.graph.as_graph_def())
         self.element_spec = self._make.structured_outputs.element_spec
 
     def __iter__(self) -> Iterator:
         """Returns an endless iterator on every worker, made again on a worker that comes back."""
-        spec = tf.data.IteratorSpec(self.element_spec)
-        return RemoteIterators(on_each_worker(self._coordinator, self._iterator, spec))
+        return self.after(0)
 
-    def _iterator(self, worker: int) -> Iterator:
-        return iter(self._make(tf.constant(worker, tf.int64)))
+    def after(self, batches: int) -> "RemoteIterators":
+        """Returns iterators for workers who go on where some batches have been used.
+
+        Which worker used how many of them is not known: each leaves out an equal part.
+
+        Args:
+            batches: How many all workers together have used.
+        """
+        skipped = tf.constant(batches // self._workers, tf.int64)
+
+        def iterator(worker: int) -> Iterator:
+            return iter(self._make(tf.constant(worker, tf.int64), skipped))
+
+        spec = tf.data.IteratorSpec(self.element_spec)
+        return RemoteIterators(on_each_worker(self._coordinator, iterator, spec))
 
 
 def on_each_worker(
@@ -114,7 +132,7 @@ def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
         made = _GraphDataset(graph, spec).repeat()
         if not keep_all:
             made = made.shard(workers, worker)
-        return made.prefetch(tf.data.AUTOTUNE)
+        return made
 
     return make
 
@@ -128,7 +146,7 @@ def _call(dataset_fn: Callable, workers: int, worker: tf.Tensor) -> tf.data.Data
         raise ValueError(
             f"A function given as data must return a `tf.data.Dataset`. Received: {made!r}."
         )
-    return made.repeat().prefetch(tf.data.AUTOTUNE)
+    return made.repeat()
 
 
 def as_dataset(source: Any) -> Any:

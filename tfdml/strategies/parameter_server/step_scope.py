@@ -34,7 +34,7 @@ class StepScope(keras.StatelessScope):
         totals: The sums over all shares of what `sum_over_shares` is given, in its order.
 
     Attributes:
-        gradients: What the step's optimizer was given, with a share: then nothing is applied.
+        applied: Optimizers and what each was given, with a share: then nothing is applied.
         counts: What `sum_over_shares` was given.
     """
 
@@ -48,9 +48,10 @@ class StepScope(keras.StatelessScope):
     ):
         super().__init__(state_mapping=[*own, *read_once], initialize_variables=False)
         self._own = {id(variable) for variable, _ in own}
+        self._read_once = {id(variable): value for variable, value in read_once}
         self.stream = stream
         self.share = share
-        self.gradients: list | None = None
+        self.applied: list[tuple[keras.Optimizer, list]] = []
         self.counts: list[tf.Tensor] = []
         self._totals = totals
 
@@ -61,6 +62,11 @@ class StepScope(keras.StatelessScope):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         _current.reset(self._token)
+
+    @property
+    def gradients(self) -> list:
+        """What the step's optimizer was given first."""
+        return self.applied[0][1]
 
     def owns(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is the step's own."""
@@ -84,6 +90,10 @@ class StepScope(keras.StatelessScope):
         """Lets a variable's value be what its server has, from here on."""
         self.state_mapping.pop(id(variable), None)
 
+    def remember(self) -> None:
+        """Takes back `forget`: for a branch that is traced after the one which forgot."""
+        self.state_mapping.update(self._read_once)
+
     def sum_over_shares(self, count: tf.Tensor) -> tf.Tensor:
         """Returns the sum over all shares of a scalar that follows from the data alone."""
         self.counts.append(count)
@@ -101,3 +111,28 @@ def add_on_server(variable: keras.Variable, value: Any) -> tf.Tensor:
     """Adds to a variable where it is; nothing that others add meanwhile is lost."""
     current_step().forget(variable)
     return variable._value.assign_add(tf.cast(value, variable._value.dtype))
+
+
+def add_rows_on_server(variable: Any, rows: tf.IndexedSlices) -> tf.Operation:
+    """Adds to rows of a variable where it is; nothing that others add meanwhile is lost.
+
+    Args:
+        variable: Keras's or TensorFlow's.
+        rows: What is added. Of a row that comes twice, both.
+    """
+    return tf.raw_ops.ResourceScatterNdAdd(**_scattered(variable, rows))
+
+
+def subtract_rows_on_server(variable: Any, rows: tf.IndexedSlices) -> tf.Operation:
+    """Subtracts in the same way."""
+    return tf.raw_ops.ResourceScatterNdSub(**_scattered(variable, rows))
+
+
+def _scattered(variable: Any, rows: tf.IndexedSlices) -> dict[str, tf.Tensor]:
+    # By these operations: `scatter_add` shares its lock with other additions to the same rows.
+    variable = variable._value if isinstance(variable, keras.Variable) else variable
+    return {
+        "ref": variable.handle,
+        "indices": tf.expand_dims(rows.indices, -1),
+        "updates": tf.cast(rows.values, variable.dtype),
+    }

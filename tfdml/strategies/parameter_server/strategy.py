@@ -36,10 +36,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     **Asynchronous**, as by default, each worker takes whole steps of its own on variables that
     others change meanwhile. A dataset, or a function that makes one, is sent to the workers, which
     read it for themselves: without a seed each in an order of its own, else each its own batches.
-    No update is lost: additions are done on the servers, and a step counts once in the metrics,
-    which the chief adds up. What is not promised here: the result of one process, the same result
-    twice, and that a step whose worker died, and that another one took again, has not been applied
-    in part the first time. Moving statistics of `BatchNormalization` are the last writer's.
+    No update is lost: additions, those to rows of an embedding too, are done on the servers one
+    after another, and a step counts once in the metrics, which the chief adds up. What is not
+    promised here: the result of one process, the same result twice, and that a step whose worker
+    died, and that another one took again, has not been applied in part the first time. What is
+    assigned, not added to, is the last writer's: moving statistics of `BatchNormalization`, the
+    momentum of `SGD`, the averages of `RMSprop`. `Adam` and `Adagrad` add. A step has one loss
+    scale, whatever other workers make of it meanwhile.
 
     **Synchronous**, the chief reads batches, sends each worker its share, and applies the sum of
     the gradients: the result is that of one process, and a lost worker changes nothing. All
@@ -59,9 +62,9 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
             rows are left out of it.
         max_staleness: The most updates of others that may come between an asynchronous step's
             beginning and its end; None for no bound. 0 lets one worker work at a time.
-        compression: How gradients are encoded on their way from a worker to the chief in
-            synchronous training, such as `Float16()`. Codecs that keep what they leave out for
-            the next step cannot be used.
+        compression: How gradients are encoded on their way from a worker to the servers, or to the
+            chief in synchronous training, such as `Float16()`. Codecs that keep what they leave
+            out for the next step cannot be used.
         start_limit: Seconds to wait for the workers and servers to start.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost. One
             that dies is noticed at once.
@@ -92,7 +95,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     ):
         checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
         given = arguments.check(None, compression, silence_limit)
-        compressor = check_compressor(given, synchronous)
+        compressor = check_compressor(given)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()
         self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)

@@ -12,14 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
-from tfdml.strategies.parameter_server.logs import Logs
+from tfdml.strategies.parameter_server.remote_function import LoggingFunction
 from tfdml.strategies.parameter_server.share_step import ShareStep
-from tfdml.strategies.parameter_server.window import Window
 from tfdml.strategies.share import Splitter
 
 
-class SynchronousTraining:
-    """What Keras calls a train function: it takes one step with all workers.
+class SynchronousTraining(LoggingFunction):
+    """Keras's train function: it takes one step with all workers, and is done when it returns.
 
     Args:
         model: The model.
@@ -31,11 +30,7 @@ class SynchronousTraining:
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: ShareStep):
-        self._model = model
-        self._strategy = strategy
-        self._step = step
-        self._window = Window(strategy.coordinator)
-        self._logs = Logs(model)
+        super().__init__(model, strategy, step)
         self._steps = model.steps_per_execution
         workers = strategy.size
         self._splitter = Splitter(0, workers, workers)
@@ -109,13 +104,6 @@ class SynchronousTraining:
         summed = [next(present) if has else None for has in self._step.has_gradient]
         self._strategy.run(lambda: optimizer.apply(summed, variables))
         return rest
-
-    def join(self) -> None:
-        """Does nothing: a step is done when it returns."""
-
-    def cancel(self) -> None:
-        """Gives up what is scheduled."""
-        self._window.cancel()
 
 
 def _as_tensor(value: Any) -> Any:

@@ -112,12 +112,17 @@ def own_results(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns the loss scale as it is at the beginning of a step.
+    """Returns the loss scale, and the steps since it changed, as they are when a step begins.
 
-    Another worker may change it in the middle: the loss and its gradients have one scale.
+    Other workers may change both in the middle: the loss and its gradients have one scale. They
+    may also count past the step at which Keras doubles the scale, and looks for that one only.
     """
-    scale = getattr(model.optimizer, "dynamic_scale", None)
-    return [] if scale is None else [(scale, tf.identity(scale.value))]
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer) or not optimizer.built:
+        return []
+    scale, steps = optimizer.dynamic_scale, optimizer.step_counter
+    counted = tf.minimum(steps.value, tf.cast(optimizer.dynamic_growth_steps - 1, steps.dtype))
+    return [(scale, tf.identity(scale.value)), (steps, counted)]
 
 
 def without_optionals(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.harness.pool import RankFailure, RankPool
 from tfdml.runtime.supervisor import free_ports
 
-SERVE_SECONDS = 900.0
+SERVE_SECONDS = 7200.0
 # A nursery forks one process at a time.
 _STARTING = threading.Lock()
 
@@ -96,3 +96,28 @@ class ServerCluster:
         """Ends all processes."""
         for pool in self._pools.values():
             pool.close()
+
+
+class ChiefPool:
+    """A cluster as a pool of one rank, the chief: the contract's cases run on it.
+
+    Args:
+        workers: The number of workers.
+    """
+
+    def __init__(self, workers: int):
+        self._workers = workers
+        self._cluster: ServerCluster | None = None
+
+    def run(self, case: Any, *args: Any, timeout: float = 180.0) -> list:
+        """Runs a case on the chief; returns a list of what it returns."""
+        if self._cluster is None:
+            self._cluster = ServerCluster(self._workers)
+        return [self._cluster.run(case, *args, timeout=timeout)]
+
+    def close(self, keep_output: bool = False) -> None:
+        """Ends all processes; the next case starts new ones."""
+        del keep_output
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None

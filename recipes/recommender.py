@@ -1,0 +1,126 @@
+"""Trains a recommender, with its embeddings in parts on parameter servers, or under any strategy.
+
+    tfdml launch --workers 2 --ps 2 recipes/recommender.py
+    tfdml launch --workers 2 recipes/recommender.py --strategy multi_worker
+    horovodrun -np 2 python recipes/recommender.py --strategy horovod
+    python recipes/recommender.py --strategy mirrored
+
+The strategy is one line, all else is the same. Users and items have hidden tastes, from which the
+data are made as they are read, by TensorFlow's own operations: workers make them for themselves.
+`--users 10000000` makes a table of 640 MB. Large tables want an optimizer that moves only the rows
+that were looked up, as Adagrad does; Adam moves all rows in every step.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import keras
+import tensorflow as tf
+import typer
+
+import tfdml
+
+# Parts of 16 KB or more; for real tables of a few MB or more.
+PARTS = tf.distribute.experimental.partitioners.MinSizePartitioner(16 << 10, max_shards=8)
+STRATEGIES = {
+    "parameter_server": lambda: tfdml.ParameterServerStrategy(variable_partitioner=PARTS),
+    "horovod": tfdml.HorovodStrategy,
+    "multi_worker": tfdml.MultiWorkerMirroredStrategy,
+    "mirrored": tfdml.MirroredStrategy,
+}
+TASTES = 4
+
+
+def build_model(users: int, items: int, width: int) -> keras.Model:
+    """Builds the network: a table for users, one for items, and layers above both.
+
+    Args:
+        users: Rows of the users' table.
+        items: Rows of the items' table.
+        width: Numbers in a row.
+    """
+    user = keras.Input((), dtype="int32", name="user")
+    item = keras.Input((), dtype="int32", name="item")
+    rows = [
+        keras.layers.Embedding(users, width, name="users")(user),
+        keras.layers.Embedding(items, width, name="items")(item),
+    ]
+    hidden = keras.layers.Concatenate()([*rows, keras.layers.Multiply()(rows)])
+    hidden = keras.layers.Dense(32, activation="relu")(hidden)
+    return keras.Model([user, item], keras.layers.Dense(1, activation="sigmoid")(hidden))
+
+
+def impressions(users: int, items: int, batch_size: int, seed: int) -> tf.data.Dataset:
+    """Returns endless batches of users, items, and whether the user liked the item.
+
+    Args:
+        users: The number of users.
+        items: The number of items.
+        batch_size: The global batch.
+        seed: What the samples follow from; tastes are the same for every seed.
+    """
+
+    def tastes(ids: tf.Tensor, kind: float) -> tf.Tensor:
+        angles = tf.cast(ids, tf.float32)[:, None] * (1.0 + tf.range(TASTES, dtype=tf.float32))
+        return tf.sin(angles * kind)
+
+    def draw(number: tf.Tensor, stream: int, most: int) -> tf.Tensor:
+        place = tf.stack([number, tf.constant(seed + stream, tf.int64)])
+        return tf.random.stateless_uniform([batch_size], place, 0, most, tf.int32)
+
+    def batch(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        user, item = draw(number, 0, users), draw(number, 1, items)
+        likes = tf.reduce_sum(tastes(user, 0.7) * tastes(item, 1.7), 1) > 0
+        return {"user": user, "item": item}, tf.cast(likes, tf.float32)[:, None]
+
+    numbers = tf.data.Dataset.range(1 << 40)
+    return numbers.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def main(
+    strategy: Annotated[
+        str, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")
+    ] = "parameter_server",
+    users: Annotated[int, typer.Option(min=1, help="Rows of the users' table.")] = 1000,
+    items: Annotated[int, typer.Option(min=1, help="Rows of the items' table.")] = 500,
+    width: Annotated[int, typer.Option(min=1, help="Numbers in a row of a table.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="The global batch.")] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of `--steps` batches.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Batches of an epoch.")] = 200,
+    result: Annotated[Path | None, typer.Option(help="A file for the numbers, as JSON.")] = None,
+) -> None:
+    """Train the recommender, and say what it reached and how fast."""
+    if strategy not in STRATEGIES:
+        raise typer.BadParameter(f"`--strategy` must be one of {', '.join(STRATEGIES)}.")
+    keras.utils.set_random_seed(1)
+    place = STRATEGIES[strategy]()  # The only line that differs.
+    with place.scope():
+        model = build_model(users, items, width)
+        # A batch holds a row once or not at all: its gradients are far below Keras's initial value.
+        optimizer = keras.optimizers.Adagrad(0.05, initial_accumulator_value=1e-6)
+        model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
+    began = time.perf_counter()
+    history = model.fit(
+        impressions(users, items, batch_size, seed=0),
+        epochs=epochs,
+        steps_per_epoch=steps,
+        verbose=0,
+    ).history
+    seconds = time.perf_counter() - began
+    test = impressions(users, items, batch_size, seed=100)
+    _, accuracy = model.evaluate(test, steps=20, verbose=0)
+    if not place.is_chief:
+        return
+    if hasattr(place, "placement"):
+        typer.echo(place.placement)
+    rate = epochs * steps * batch_size / seconds
+    typer.echo(f"{strategy}: test accuracy {accuracy:.3f}, {rate:,.0f} samples/s with the start")
+    if result is not None:
+        numbers = {"loss": history["loss"], "accuracy": accuracy, "seconds": seconds}
+        result.write_text(json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,201 @@
+"""Checkpoints in a store, where nothing but an object appears whole."""
+
+import errno
+import os
+import secrets
+
+import pytest
+
+from tests.checkpointing.faulty_files import Crash
+from tests.checkpointing.stores import CrashingStore, FailingStore
+from tests.checkpointing.test_commit import RANKS, check_found, tensors
+from tfdml import checkpointing
+from tfdml.checkpointing import CheckpointDirectory, Files, Manifest, files_of
+from tfdml.checkpointing.claim import DirectoryInUse, Lease
+
+
+@pytest.fixture(params=["memory", "bucket"])
+def url(request, tmp_path) -> str:
+    """A place in a store."""
+    place = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
+    return f"{request.param}://{place}/run"
+
+
+def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirectory:
+    own = CheckpointDirectory(url, files, (said if said is not None else []).append)
+    own._claim._seconds = 0.2
+    return own
+
+
+def save(files: Files, url: str, step: int) -> None:
+    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+    for rank in (1, 0):
+        part = tensors(step, rank)
+        checkpointing.save(files, url, f"job{step}", rank, manifest, part, {"r": rank}, wait=1.0)
+    opened(files, url).keep(1, fit=0)
+
+
+def check(url: str, steps: tuple[int, ...], said: list | None = None) -> int:
+    """Recovers as a restart does; returns the step that was found."""
+    own = opened(files_of(url), url, said)
+    own.claim()
+    found = own.newest(0)
+    assert found is not None
+    check_found(found, steps)
+    left = [n for n in files_of(url).names(url) if not n.startswith("damaged-")]
+    assert left == [*own.checkpoints(), "lock"]
+    for name in own.checkpoints():
+        checkpointing.verify(files_of(url), f"{url}/{name}")
+    own.release()
+    return found.manifest.step
+
+
+def kill_everywhere(url: str, files: type) -> set[int]:
+    """Ends a save of step 2 at each of its changes, and restarts; returns the steps found."""
+    found = set()
+    for stop_at in range(60):
+        place = f"{url}{stop_at}"
+        save(CrashingStore(place), place, 1)
+        ended = False
+        try:
+            save(files(place, stop_at), place, 2)
+        except Crash:
+            ended = True
+        said: list[str] = []
+        found.add(check(place, (1, 2) if ended else (2,), said))
+        assert not said
+        save(CrashingStore(place), place, 3)
+        assert check(place, (3,)) == 3
+        if not ended:
+            assert stop_at > 6
+            return found
+    raise AssertionError("the save never ended")
+
+
+def test_killed_at_every_change(url):
+    assert kill_everywhere(url, CrashingStore) == {1, 2}
+
+
+class CommitsByRename(CrashingStore):
+    renames_whole = True
+
+
+class MarksFirst(CrashingStore):
+    """Its manifest is there before the members are."""
+
+    def sync(self, file):
+        if file[0].endswith(".safetensors"):
+            final = os.path.dirname(os.path.dirname(file[0]))
+            marker = self.create(f"{final}/checkpoint.json")
+            super().sync(marker)
+            self.close(marker)
+        super().sync(file)
+
+
+@pytest.mark.parametrize("mutant", [CommitsByRename, MarksFirst])
+def test_the_marker_comes_last(url, mutant):
+    """By a rename, or with the marker first, a kill leaves half of a checkpoint."""
+    with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
+        kill_everywhere(url, mutant)
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
+    files, said = files_of(url), []
+    for step in (1, 2):
+        manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+        for rank in (1, 0):
+            checkpointing.save(files, url, "job", rank, manifest, tensors(step, rank), {"r": rank})
+    member = f"{url}/fit-000-epoch-0000-step-0000000002/job/rank-00001-of-00002.safetensors"
+    content = files.read(member)
+    file = files.create(member)
+    files.write(file, memoryview(content[:-1]))
+    files.sync(file)
+    files.close(file)
+    assert check(url, (1,), said) == 1
+    assert len(said) == 1
+    assert "rank-00001-of-00002.safetensors has" in said[0]
+    aside = "damaged-fit-000-epoch-0000-step-0000000002"
+    assert files.exists(f"{url}/{aside}/checkpoint.json")
+    assert check(url, (1,)) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("reset"), TimeoutError(), OSError(errno.EIO, "x"), RuntimeError("503")],
+)
+def test_errors_that_pass_are_waited_out(url, error):
+    files = FailingStore(url, error, times=3, patience=5.0)
+    save(files, url, 1)
+    assert check(url, (1,)) == 1
+    assert len(files.said) == 3
+    assert "tried again" in files.said[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (ConnectionError("reset"), None),
+        (RuntimeError("503"), None),
+        (OSError(errno.ENOSPC, "full"), 1),
+        (OSError(errno.EDQUOT, "quota"), 1),
+        (PermissionError("no"), 1),
+    ],
+)
+def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
+    save(files_of(url), url, 1)
+    files = FailingStore(url, error, times=10**6, patience=0.3)
+    manifest = Manifest(0, 0, 2, 1, (), {})
+    with pytest.raises(OSError, match=str(error.args[-1])):
+        checkpointing.save(files, url, "job", 0, manifest, tensors(2, 0), {})
+    assert files.tried == tries if tries else files.tried > 1
+    assert check(url, (1,)) == 1
+
+
+def test_a_store_without_its_plug_in_is_refused_at_once():
+    with pytest.raises(ValueError, match="`directory` must be local, or in a store whose plug-in"):
+        files_of("nosuchstore://bucket/run")
+
+
+def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -> Lease:
+    made = Lease(url, files_of(url), said.append, seconds)
+    made._files.look_every = 0.05
+    if host:
+        made._own["host"] = host
+    return made
+
+
+def test_a_second_job_is_refused_until_the_first_has_ended(url):
+    said: list[str] = []
+    # Seconds enough for a thread of a busy machine; nobody waits for them here.
+    first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
+    first.take()
+    with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* has"):
+        second.take()
+    first.check()
+    first.release()
+    second.take()
+    second.release()
+    assert len(said) == 1
+
+
+def test_a_dead_job_is_succeeded_and_finds_out_if_it_lives(url):
+    said: list[str] = []
+    first, second = lease(url, said), lease(url, said, host="elsewhere")
+    first.take()
+    first._over.set()  # Stopped: it renews no more.
+    second.take()
+    with pytest.raises(DirectoryInUse, match="elsewhere"):
+        first.check()
+    second.release()
+
+
+def test_a_job_of_this_machine_that_has_died_is_not_waited_for(url):
+    said: list[str] = []
+    first, second = lease(url, said), lease(url, said)
+    first._own["started"] -= 1000.0  # Another process had this number.
+    first.take()
+    first._over.set()
+    second.take()
+    second.release()
+    assert said == []

@@ -1,0 +1,38 @@
+"""The recommender trains under all four strategies, from one file."""
+
+import json
+import re
+
+import pytest
+
+from tests.recipes import cases
+
+OPTIONS = {
+    "users": 300,
+    "items": 200,
+    "width": 16,
+    "batch_size": 128,
+    "epochs": 4,
+    "steps": 150,
+}
+
+
+def _trained(run, tmp_path, strategy: str) -> tuple[dict, str]:
+    options = {**OPTIONS, "strategy": strategy, "result": tmp_path / "numbers.json"}
+    said = run(cases.run, "recommender", options)
+    return json.loads((tmp_path / "numbers.json").read_text()), said
+
+
+def test_with_embeddings_in_parts(cluster, tmp_path):
+    numbers, said = _trained(cluster.run, tmp_path, "parameter_server")
+    assert numbers["accuracy"] > 0.62  # Guessing gives 0.5.
+    assert numbers["loss"][-1] < numbers["loss"][0]
+    assert re.search(r"ps 1 .*part", said), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["horovod", "mirrored", "multi_worker"])
+def test_the_same_file_under_the_other_strategies(ranks, tmp_path, strategy):
+    numbers, said = _trained(lambda *case: ranks(2, strategy).run(*case)[0], tmp_path, strategy)
+    assert numbers["accuracy"] > 0.62
+    assert f"{strategy}: test accuracy" in said

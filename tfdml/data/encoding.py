@@ -1,0 +1,166 @@
+"""From rows of an input to framed records: columns at once where they are sound, else row by row.
+
+Both ways make the same bytes; only row by row it can be said what is wrong with a row, and where.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdml.data import columns as by_column
+from tfdml.data.framing import Frames, check_length, framed
+from tfdml.data.plan import Options, Plan, Range
+from tfdml.data.sources.source import Chunk, Source
+from tfdml.data.values import encoder
+
+# How many rows, and bytes of them, are encoded at once.
+_ROWS, _BYTES = 8192, 2 << 20
+
+
+class Encoded(NamedTuple):
+    """Records of consecutive rows, but for those that were rejected.
+
+    Attributes:
+        ordinals: The rows' numbers: int64, `[records]`.
+        frames: Their records.
+        keys: Their values of `split_key`; None without one.
+    """
+
+    ordinals: np.ndarray
+    frames: Frames
+    keys: list[Any] | None
+
+
+class TooManyErrors(ValueError):
+    """A row that could not be converted, where none or no more may be skipped."""
+
+
+class Rejects:
+    """Rows that could not be converted.
+
+    Args:
+        options: Whether they are skipped, and how many.
+    """
+
+    def __init__(self, options: Options):
+        self._options = options
+        self.rows: list[dict[str, str]] = []
+
+    def add(self, where: str, reason: str) -> None:
+        """Notes a row.
+
+        Raises:
+            TooManyErrors: If it may not be skipped.
+        """
+        if self._options.on_error == "strict":
+            raise TooManyErrors(
+                f"{where}: {reason}. Mend it, or skip such rows by --on-error skip."
+            )
+        self.rows.append({"where": where, "reason": reason})
+        check_errors(self._options, len(self.rows), self.rows[-1])
+
+
+def check_errors(options: Options, count: int, last: dict[str, str]) -> None:
+    """Raises `TooManyErrors` if `count` rows may not be skipped."""
+    if options.max_errors is not None and count > options.max_errors:
+        raise TooManyErrors(
+            f"At most {options.max_errors} rows may be skipped (--max-errors). Received: {count}, "
+            f"of which one is {last['where']}: {last['reason']}."
+        )
+
+
+def encoded(
+    source: Source,
+    options: Options,
+    plan: Plan,
+    rows: Range,
+    rejects: Rejects,
+    progress: Callable[[int], None],
+) -> Iterator[Encoded]:
+    """Yields the records of a range of rows.
+
+    Args:
+        source: The input.
+        options: What is asked for.
+        plan: Where rows are.
+        rows: The range.
+        rejects: Where rows are noted that cannot be converted.
+        progress: Called with the number of rows that are done since.
+
+    Raises:
+        TooManyErrors: If such a row may not be skipped.
+    """
+    ordinal = rows.begin
+    for chunk, begin, end in plan.chunks_of(rows):
+        done = begin
+        for part in _by_column(source, options, chunk, begin, end):
+            records = len(part.frames.lengths)
+            yield part._replace(ordinals=ordinal + part.ordinals)
+            progress(records)
+            done, ordinal = done + records, ordinal + records
+        if done < end:
+            yield from _by_row(source, options, chunk, done, end, ordinal, rejects, progress)
+            ordinal += end - done
+
+
+def _by_column(
+    source: Source, options: Options, chunk: Chunk, begin: int, end: int
+) -> Iterator[Encoded]:
+    """Yields the records of a chunk's rows from `begin` on, as far as all of them are sound."""
+    step = max(1, min(_ROWS, _BYTES * chunk.rows // max(1, chunk.bytes)))
+    for columns in source.columns(chunk, begin, end):
+        rows = len(next(iter(columns.values())))
+        for first in range(0, rows, step):
+            part = {name: column[first : first + step] for name, column in columns.items()}
+            frames = by_column.encode(source.schema, part, options.allow_nonfinite)
+            if frames is None:
+                return
+            keys = None
+            if options.split_key:
+                column = part[options.split_key]
+                keys = column.tolist() if np.ndim(column) == 1 else list(column)
+            yield Encoded(np.arange(len(frames.lengths)), frames, keys)
+
+
+def _by_row(
+    source: Source,
+    options: Options,
+    chunk: Chunk,
+    begin: int,
+    end: int,
+    ordinal: int,
+    rejects: Rejects,
+    progress: Callable[[int], None],
+) -> Iterator[Encoded]:
+    """Yields the records of rows that may not be sound."""
+    encode = encoder(source.schema, options.allow_nonfinite)
+    key = options.split_key
+    ordinals, records, keys, waiting, size = [], [], [], 0, 0
+
+    def part() -> Encoded:
+        return Encoded(np.array(ordinals, np.int64), framed(records), keys if key else None)
+
+    for row in source.read(chunk, begin, end):
+        if row.values is None:
+            rejects.add(row.where, row.reason)
+        else:
+            try:
+                record = encode(row.values)
+                check_length(record)
+            except ValueError as error:
+                rejects.add(row.where, str(error))
+            else:
+                records.append(record)
+                ordinals.append(ordinal)
+                keys.append(row.values[key] if key else None)
+                size += len(record)
+        ordinal += 1
+        waiting += 1
+        if len(records) >= _ROWS or size >= _BYTES:
+            yield part()
+            progress(waiting)
+            ordinals, records, keys, waiting, size = [], [], [], 0, 0
+    if records:
+        yield part()
+    progress(waiting)

@@ -1,0 +1,179 @@
+"""A worker's rows, fetched for several batches at once: what a call costs, many rows share."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tfdml.data import order as orders
+from tfdml.data.blocks import BlockReader
+from tfdml.data.framing import BadRecord
+from tfdml.data.ledger import Ledger
+from tfdml.data.order import Order
+from tfdml.data.sharding import Batches, Rows, Worker
+
+SPAN_RECORDS = 16_384
+SPAN_BYTES = 8 << 20
+
+
+class Spans(NamedTuple):
+    """Which batches are fetched together: few at first, so that the first one comes soon.
+
+    Attributes:
+        batches: How many at most: a power of two.
+    """
+
+    batches: int
+
+    @classmethod
+    def of(cls, rows: int, record_bytes: float) -> "Spans":
+        """Returns the spans of batches of `rows` own rows, whose records take so many bytes."""
+        most = min(SPAN_RECORDS, SPAN_BYTES / max(1.0, record_bytes)) / max(1, rows)
+        return cls(1 << max(0, int(most).bit_length() - 1))
+
+    def begin(self, number: int) -> int:
+        """Returns the first batch of a span."""
+        doubled = min(number, self.batches.bit_length() - 1)
+        return (1 << doubled) - 1 + (number - doubled) * self.batches
+
+    def count(self, steps: int) -> int:
+        """Returns how many spans `steps` batches are."""
+        doubled = self.batches.bit_length() - 1
+        rest = steps - self.begin(doubled)
+        return steps.bit_length() if rest <= 0 else doubled - (-rest // self.batches)
+
+
+class Fetched(NamedTuple):
+    """A worker's rows of consecutive batches, one batch after the other.
+
+    Attributes:
+        records: Serialised records: `bytes` in an array of objects, `[rows]`.
+        weights: 0 for rows that fill up a batch or stand for damaged records, else 1: float32,
+            `[rows]`.
+        seeds: Two numbers that follow from the seed, the epoch and the sample: int64, `[rows, 2]`.
+    """
+
+    records: np.ndarray
+    weights: np.ndarray
+    seeds: np.ndarray
+
+
+class Fetcher:
+    """Fetches spans, and begins to read the blocks of the next one meanwhile.
+
+    Args:
+        reader: What reads records.
+        batches: How epochs are cut into batches.
+        worker: Whose rows are fetched.
+        order_of: Returns the order of an epoch.
+        seed: What the rows' seeds follow from.
+        skips_corrupt: Whether damaged records are skipped; else they are errors.
+        ledger: Where it is noted what is read.
+
+    Attributes:
+        spans: Which batches are fetched together.
+        skipped: The ids of damaged records that were skipped, each with what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        reader: BlockReader,
+        batches: Batches,
+        worker: Worker,
+        order_of: Callable[[int], Order],
+        seed: int,
+        skips_corrupt: bool,
+        ledger: Ledger | None,
+    ):
+        self.reader, self._batches, self._worker = reader, batches, worker
+        self._order_of, self._seed = order_of, seed
+        self._skips_corrupt, self._ledger = skips_corrupt, ledger
+        own = worker.rows(batches.batch_size)
+        self._own_rows = own.stop - own.start
+        self.spans = Spans.of(self._own_rows, reader.record_bytes)
+        self.skipped: dict[int, str] = {}
+        self._planned: dict[tuple[int, int, int], Rows] = {}
+        self._lock = threading.Lock()
+        self._spare: bytes | None = None
+
+    def begin_pass(self) -> None:
+        """Forgets what was planned for a pass that may have been given up."""
+        with self._lock:
+            self._planned.clear()
+
+    def fetch(self, epoch: int, first: int, number: int) -> Fetched:
+        """Fetches a span.
+
+        Args:
+            epoch: The epoch.
+            first: The place where the pass, and so batch 0, begins.
+            number: The span.
+
+        Raises:
+            BadRecord: If a record is damaged and must not be skipped; it names its place.
+        """
+        rows = self._plan(epoch, first, number)
+        self._plan(epoch, first, number + 1)
+        with self._lock:
+            self._planned.pop((epoch, first, number), None)
+        records, damaged = self.reader.read(rows.ids)
+        if self._spare is None:
+            self._spare = next((r for i, r in enumerate(records) if i not in damaged), None)
+        weights = self._without(damaged, rows, records) if damaged else rows.weights
+        if self._ledger:
+            self._note(epoch, first, number, rows)
+        seeds = orders.random_numbers(1, self._seed, epoch, orders.ROWS)
+        seeds = orders.mix(seeds ^ rows.places.astype(np.uint64))
+        pairs = np.stack([seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)], 1)
+        return Fetched(records, weights, pairs.astype(np.int64))
+
+    def _plan(self, epoch: int, first: int, number: int) -> Rows:
+        """Returns the rows of a span; their blocks are being read from then on."""
+        key = (epoch, first, number)
+        with self._lock:
+            if key in self._planned:
+                return self._planned[key]
+        order = self._order_of(epoch)
+        steps = self._batches.own_steps(len(order) - first, self._worker)
+        begin, end = (min(self.spans.begin(n), steps) for n in (number, number + 1))
+        rows = self._batches.span(order, first, begin, end, self._worker)
+        self.reader.ahead(rows.ids)
+        with self._lock:
+            self._planned[key] = rows
+        return rows
+
+    def _note(self, epoch: int, first: int, number: int, rows: Rows) -> None:
+        for i, begin in enumerate(
+            range(0, len(rows.ids), self._own_rows), self.spans.begin(number)
+        ):
+            own = slice(begin, begin + self._own_rows)
+            ids = rows.ids[own][rows.weights[own] > 0]
+            self._ledger.read(epoch, first + i * self._batches.batch_size, ids)
+
+    def _without(
+        self, damaged: dict[int, BadRecord], rows: Rows, records: np.ndarray
+    ) -> np.ndarray:
+        """Puts another record into the rows of damaged ones; returns weights that are 0 for them.
+
+        So all batches keep their size and their samples on every worker.
+        """
+        weights = rows.weights.copy()
+        for row, error in damaged.items():
+            number = int(rows.ids[row])
+            where = self.reader.where(number)
+            if not self._skips_corrupt or self._spare is None:
+                raise BadRecord(
+                    f"{error.reason}. Run `tfdml records verify --repair`, or read with "
+                    f"on_corrupt='skip'",
+                    where,
+                )
+            if number not in self.skipped:
+                self.skipped[number] = f"{where}: {error.reason}"
+                warnings.warn(
+                    f"Skipped {where}: {error.reason} ({len(self.skipped)} so far).",
+                    stacklevel=2,
+                )
+            records[row], weights[row] = self._spare, 0.0
+        return weights

@@ -1,0 +1,67 @@
+"""What Keras calls for a step, under parameter servers: a function that hands tasks to workers."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.logs import Logs
+from tfdml.strategies.parameter_server.window import Window
+
+# Tasks ahead of their turn for each worker, so that none waits for the chief.
+_AHEAD = 2
+
+
+class RemoteFunction:
+    """Keras's train, test or predict function.
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        step: What a worker runs.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._window = Window(strategy.coordinator)
+        self._most = _AHEAD * strategy.size
+
+    def join(self) -> None:
+        """Waits until all tasks are done."""
+        self._window.wait_until(lambda: self._window.size == 0)
+
+    def cancel(self) -> None:
+        """Gives up what is scheduled."""
+        self._window.cancel()
+
+
+class LoggingFunction(RemoteFunction):
+    """One whose tasks return what they add to the metrics.
+
+    Attributes:
+        workers_seen: The workers that have taken a step.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
+        super().__init__(model, strategy, step)
+        self._logs = Logs(model)
+        self.workers_seen: set[int] = set()
+
+    def _begin_on(self, batch: Any) -> None:
+        """Begins a step on a batch that the chief sends."""
+        self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
+        self._logs.own_names = self._step.own_names
+
+    def _collect(self) -> dict[str, float]:
+        """Returns the logs of the tasks that are done."""
+        for task in self._window.take_done():
+            self._logs.add(task.value)
+            self.workers_seen.add(task.worker)
+        return self._logs.result()
+
+    def join(self) -> None:
+        """Waits until all tasks are done; the metrics are then those of all of them."""
+        super().join()
+        self._collect()
