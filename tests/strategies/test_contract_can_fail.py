@@ -32,7 +32,7 @@ def _without_initial_broadcast():
     return mock.patch.object(
         extended.ReplicaExtended,
         "_get_variable_creator_initial_value",
-        extended.MirroredExtended._get_variable_creator_initial_value,
+        extended.BatchExtended._get_variable_creator_initial_value,
     )
 
 
