@@ -49,6 +49,7 @@ def number_in(said: str, name: str) -> float:
     return float(re.search(rf"{name} ([\d.]+)", said)[1])
 
 
+@pytest.mark.slow  # `test_two_processes_agree_with_one` reads records of images the same way.
 def test_table(ranks, tmp_path):
     cases.run("table", {"directory": tmp_path}, "make")
     convert(tmp_path / "cancer.parquet", tmp_path / "records", "--split", "train=0.8,test=0.2")
@@ -59,7 +60,7 @@ def test_table(ranks, tmp_path):
     assert two[1] == ""
 
 
-@pytest.mark.slow  # `test_table` trains from records too; lengths are in tests/data.
+@pytest.mark.slow  # Lengths are in tests/data.
 def test_text(ranks, tmp_path):
     cases.run("text", {"path": tmp_path / "lines.jsonl", "limit": 120}, "make")
     convert(
