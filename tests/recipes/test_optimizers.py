@@ -43,9 +43,8 @@ def test_large_batch_by_other_optimizers(ranks, optimizer):
     assert f"{optimizer}, batch 500" in said
 
 
-@pytest.mark.parametrize(
-    "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_transformer(ranks, policy):
     options = {
         "epochs": 2,

@@ -46,7 +46,8 @@ def test_a_synchronous_training_ends_as_if_nobody_had_been_killed(cluster, tmp_p
     assert_close(whole, resumed, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("role", ["chief", pytest.param("ps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["chief", "ps"])
 def test_an_asynchronous_training_takes_each_step_once(tmp_path, role):
     result = _killed_and_resumed(tmp_path, role, False)
     assert result["iterations"] == restart.EPOCHS * restart.STEPS

@@ -62,6 +62,7 @@ def two_ports_in_a_row() -> int:
     pytest.fail("no two neighbouring ports are free")
 
 
+@pytest.mark.slow
 def test_slurm(tmp_path):
     """The variables are those that `srun -n 2` sets on one node; see Slurm's manual of srun."""
     environment = {
