@@ -150,7 +150,8 @@ def main(
             train, validation = read_records(records, batch_size, seed)
             name, samples = f"TFRecords in {records}", train.records
             shape, held_out = train.element_spec[0].shape[1:], validation.records
-            arguments = {"x": train, "validation_data": validation}
+            # The records are shuffled by the pipeline; Keras would warn that it cannot.
+            arguments = {"x": train, "validation_data": validation, "shuffle": False}
             callbacks = [train.callback()]
         else:
             name, samples, held_out = dataset.name, len(dataset.x), len(dataset.x_val)
