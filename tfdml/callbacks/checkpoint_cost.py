@@ -9,7 +9,7 @@ from collections.abc import Callable
 # The part of a training's time that saves may cost.
 LIMIT = 0.035
 # Saves and steps without a write beside them until there is something to say. The first save is
-# not counted: it makes buffers.
+# not counted: much is done for the first time then.
 _SAVES, _STEPS = 3, 5
 
 
