@@ -59,8 +59,9 @@ def readings(strategy) -> dict[str, Reading]:
     unknown = whole.filter(lambda x, y: True)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    part = tf.data.Dataset.from_tensor_slices((x, y)).shard(strategy.size, strategy.rank)
-    part = part.batch(GLOBAL_BATCH).cache().with_options(options)
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).shard(strategy.size, strategy.rank)
+    own_part = rows.batch(GLOBAL_BATCH).cache().with_options(options)
+    some = rows.filter(lambda x, y: True).batch(GLOBAL_BATCH).cache().with_options(options)
     own = slice(strategy.rank, None, strategy.size)
     local = GLOBAL_BATCH // strategy.size
     half = ArrayDataAdapter(x[own], y[own], batch_size=local, shuffle=True).get_tf_dataset()
@@ -75,7 +76,11 @@ def readings(strategy) -> dict[str, Reading]:
         )
 
     def as_portions(dataset, extended):
-        return dataset.map(lambda *batch: of_all(Splitter(0, 1, 1).split(batch)))
+        made = dataset.map(
+            lambda *batch: of_all(Splitter(0, 1, 1).split(batch)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        return made.prefetch(tf.data.AUTOTUNE)
 
     return {
         "whole batches, compared (`tf.data`)": Reading(
@@ -84,7 +89,12 @@ def readings(strategy) -> dict[str, Reading]:
         "of unknown number, agreed on": Reading(
             (unknown,), lambda d, e: OneByOne(split(d, e).prefetch(tf.data.AUTOTUNE))
         ),
-        "own parts (`AutoShardPolicy.OFF`)": Reading((part,), as_portions, (part.rebatch(local),)),
+        "own parts (`AutoShardPolicy.OFF`)": Reading(
+            (own_part,), as_portions, (own_part.rebatch(local),)
+        ),
+        "own parts of unknown number, agreed on": Reading(
+            (some,), lambda d, e: OneByOne(as_portions(d, e)), (some.rebatch(local),)
+        ),
         "arrays, one order for all": Reading((x, y), as_portions, (half,)),
     }
 

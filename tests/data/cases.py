@@ -77,7 +77,7 @@ def fit(
 
 def own_ids(directory: str) -> list[np.ndarray]:
     """Returns the ids that this rank reads, in each step of the strategy's."""
-    from tfdml.strategies.feed_modes import own_shares
+    from tfdml.strategies.own_parts import own_shares
 
     strategy = job.strategy()
     with strategy.scope():

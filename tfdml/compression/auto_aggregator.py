@@ -13,7 +13,7 @@ from tfdml.compression.auto import Auto
 from tfdml.compression.choice import Choice
 from tfdml.compression.compressor import Compressor
 from tfdml.compression.cost_model import Link, exchange_seconds, traffic
-from tfdml.compression.measure import measure_codec, measure_link
+from tfdml.compression.measure import Clock, measure_codec, measure_link
 
 # A choice is made after this many steps, by their median: some may be far out.
 WINDOW = 5
@@ -28,10 +28,12 @@ class AutoAggregator:
     Args:
         collective: What moves the bytes.
         auto: The candidates.
+        clock: What times steps, links and codecs.
     """
 
-    def __init__(self, collective: Collective, auto: Auto):
+    def __init__(self, collective: Collective, auto: Auto, clock: Clock = tf.timestamp):
         self._collective = collective
+        self._clock = clock
         self._candidates: list[Compressor | None] = [None, *auto.candidates]
         self._state: dict[str, tf.Variable] = {}
         self._parts = [
@@ -79,9 +81,10 @@ class AutoAggregator:
     def _begin(self, label: str, gradients: Sequence[Gradient]) -> None:
         """Measures, predicts and makes the first choice."""
         if self._link is None:
-            self._link = measure_link(self._collective)
+            self._link = measure_link(self._collective, self._clock)
             self._codecs = [
-                0.0 if c is None else measure_codec(self._collective, c) for c in self._candidates
+                0.0 if c is None else measure_codec(self._collective, c, self._clock)
+                for c in self._candidates
             ]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         dense = [g for g in dense if g.shape.is_fully_defined()]
@@ -109,7 +112,7 @@ class AutoAggregator:
         chosen = self._chosen[label]
         last, count = self._own("last", label, 0.0), self._own("count", label, 0)
         times = self._own("times", label, np.zeros(WINDOW))
-        now, place = tf.timestamp(), count.read_value() % WINDOW
+        now, place = self._clock(), count.read_value() % WINDOW
         new = tf.tensor_scatter_nd_update(times.read_value(), [[place]], [now - last.read_value()])
         times.assign(new)
         last.assign(now)

@@ -1,7 +1,6 @@
 """Measures what connects the processes and what a codec costs, in about a second."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -14,6 +13,9 @@ from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.two_phase import sum_in_two_phases
 
 _REPEATS = 5
+# Returns the time in seconds: float64, shape [].
+Clock = Callable[[], tf.Tensor]
+
 # A message is made larger until it takes this long, so that its latency does not count: a slow
 # network's queues swallow the first hundred kilobytes.
 _LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
@@ -21,18 +23,21 @@ _LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
 _SHAPE = (512, 512)
 
 
-def measure_link(collective: Collective) -> Link:
+def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
     """Measures the link; a collective call. The result is the same on all ranks."""
     small = tf.zeros([2])
-    _seconds(lambda: collective.all_reduce([small], "link/latency"), 1)
-    latency = _seconds(lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
+    _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)
+    latency = _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
     (latency,) = agreed(collective, [latency])
     length = _FIRST_BYTES
     while True:
         large = tf.zeros([length // 4])
-        name = f"link/bandwidth_{length}"
-        _seconds(lambda large=large, name=name: collective.all_reduce([large], name), 1)
-        seconds = _seconds(lambda large=large, name=name: collective.all_reduce([large], name), 2)
+
+        def exchange(large=large, name=f"link/bandwidth_{length}"):
+            return collective.all_reduce([large], name)
+
+        _seconds(clock, exchange, 1)
+        seconds = _seconds(clock, exchange, 2)
         (seconds,) = agreed(collective, [seconds])
         if seconds > _LEAST_SECONDS or length >= _MOST_BYTES:
             break
@@ -41,7 +46,9 @@ def measure_link(collective: Collective) -> Link:
     return Link(latency, sent / max(seconds - latency, 1e-9))
 
 
-def measure_codec(collective: Collective, compressor: Compressor) -> float:
+def measure_codec(
+    collective: Collective, compressor: Compressor, clock: Clock = tf.timestamp
+) -> float:
     """Measures encoding and decoding, feedback included; a collective call.
 
     Returns:
@@ -63,8 +70,8 @@ def measure_codec(collective: Collective, compressor: Compressor) -> float:
             total = sum_in_rounds(alone, compressor, own, kept, states, rates, "codec")
         total[1].numpy()
 
-    _seconds(step, 1)
-    return agreed(collective, [_seconds(step, _REPEATS)])[0] / (4 * _SHAPE[0] * _SHAPE[1])
+    _seconds(clock, step, 1)
+    return agreed(collective, [_seconds(clock, step, _REPEATS)])[0] / (4 * _SHAPE[0] * _SHAPE[1])
 
 
 def agreed(collective: Collective, values: Sequence[float]) -> list[float]:
@@ -73,11 +80,11 @@ def agreed(collective: Collective, values: Sequence[float]) -> list[float]:
     return [float(v) / collective.size for v in total.numpy()]
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
+def _seconds(clock: Clock, call: Callable[[], object], repeats: int) -> float:
     """Returns the median of some calls."""
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = clock()
         call()
-        times.append(time.perf_counter() - begin)
+        times.append(float(clock() - begin))
     return statistics.median(times)

@@ -4,7 +4,8 @@
 |---|---|---|
 | arrays, `tf.data` of known length | replicated, without a feed | all ranks; each keeps its rows |
 | `tf.data` of unknown length | replicated | all ranks; each keeps its rows |
-| `tf.data` with `AutoShardPolicy.OFF` | sharded | each rank its own part of every batch |
+| `tf.data` with `AutoShardPolicy.OFF` | sharded; without a feed where all | each rank its own |
+| | ranks' numbers of rows are known | part of every batch |
 | generators, `PyDataset`, data loaders, | scatter | rank 0 alone; it sends the batches |
 | `tf.data` shuffled without a seed | | |
 """
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.feed import ENDED, Feed
-from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows, unpacked
+from tfdml.strategies.share import Portion, take_rows
 
 
 class ReplicatedFeed(Feed):
@@ -46,7 +47,7 @@ class ReplicatedFeed(Feed):
 
 
 class ShardedFeed(Feed):
-    """Each process reads its own part of every global batch; see `own_shares` for its pipeline.
+    """Each process reads its own part of every global batch; see `own_parts` for its pipeline.
 
     A process whose data has ended before the others' takes part with padded shares.
     """
@@ -84,43 +85,6 @@ class ShardedFeed(Feed):
             global_rows=tf.constant(sum(rows), tf.int64),
             working_replicas=tf.constant(working, tf.int64),
         )
-
-
-def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
-    """Returns a process's part of the data as portions of the size of its share of a global batch.
-
-    They know their own rows only: `ShardedFeed` adds up the processes'.
-
-    Args:
-        dataset: The process's part, batched by the global batch size.
-        splitter: What splits global batches over the replicas.
-
-    Returns:
-        The portions, and their number, None if it is not known.
-
-    Raises:
-        ValueError: If the batch size is not known, or smaller than the number of processes.
-    """
-    batch_size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
-    edges = splitter.bounds(batch_size)
-    own = int(edges[-1] - edges[0])
-    if batch_size < 0 or not own:
-        processes = splitter.num_replicas // splitter.local_replicas
-        raise ValueError(
-            f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
-            f"size and at least the number of processes, {processes}. Received: "
-            f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
-        )
-    local = Splitter(0, splitter.local_replicas, splitter.local_replicas)
-
-    def shares(*element) -> Portion:
-        batch = unpacked(element)
-        return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
-
-    batches = dataset.rebatch(own)
-    length = int(batches.cardinality())
-    portions = batches.map(shares, num_parallel_calls=tf.data.AUTOTUNE)
-    return portions, length if length >= 0 else None
 
 
 class ScatterFeed(Feed):

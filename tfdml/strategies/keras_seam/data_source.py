@@ -13,34 +13,29 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.feed import Feed
-from tfdml.strategies.feed_modes import (
-    ReplicatedFeed,
-    ScatterFeed,
-    ShardedFeed,
-    own_shares,
-    without_optionals,
-)
+from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed, without_optionals
+from tfdml.strategies.own_parts import own_portions
 from tfdml.strategies.share import Portion
 
 
-class FeedAdapter(DataAdapter):
-    """Keras's view of a feed: the agreed length, and its own adapter's hooks where it reads.
+class SharedAdapter(DataAdapter):
+    """Keras's view of data that processes share: their number, and its own hooks where it reads.
 
     Args:
         adapter: Keras's adapter of this process's data.
-        feed: The feed.
+        num_batches: The number of global batches, None if unknown.
         reads: Whether this process reads its data.
     """
 
-    def __init__(self, adapter: DataAdapter, feed: Feed, reads: bool):
+    def __init__(self, adapter: DataAdapter, num_batches: int | None, reads: bool):
         self._adapter = adapter
-        self._feed = feed
+        self._num_batches = num_batches
         self._reads = reads
 
     @property
     def num_batches(self) -> int | None:
         """The number of batches that all processes agreed on, None if unknown."""
-        return self._feed.num_batches
+        return self._num_batches
 
     def on_epoch_begin(self) -> None:
         """Passes Keras's call on."""
@@ -109,14 +104,14 @@ def portions(
         feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
-        shares, length = own_shares(dataset, extended.splitter)
-        feed = ShardedFeed(shares, num_batches=length, **common)
+        feed, number = own_portions(dataset, **common)
+        return SharedAdapter(adapter, number, reads), feed
     else:
         check_pipeline(dataset, collective)
         if not unknown:
             return adapter, split
         feed = ReplicatedFeed(split, num_batches=None, **common)
-    return FeedAdapter(adapter, feed, reads), feed
+    return SharedAdapter(adapter, feed.num_batches, reads), feed
 
 
 def _has_own_order(dataset: tf.data.Dataset, collective: Collective) -> bool:

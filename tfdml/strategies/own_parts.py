@@ -1,0 +1,187 @@
+"""Each process reads its own part of every global batch: `AutoShardPolicy.OFF`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.strategies.feed_modes import ShardedFeed
+from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows, unpacked
+
+# What a process announces instead of its number of rows.
+UNKNOWN, ENDLESS = -1, -2
+
+# Stages at the end of a pipeline that yield the batches they are given.
+_PASSING_ON = {"_PrefetchDataset", "CacheDataset", "_OptionsDataset"}
+_BATCHING = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
+
+
+def own_portions(
+    dataset: tf.data.Dataset, collective: Collective, splitter: Splitter
+) -> tuple[tf.data.Dataset | ShardedFeed, int | None]:
+    """Returns a process's portions of global batches, and their number, None if it is not known.
+
+    Where all processes know how many rows they have, and need equally many batches for them,
+    nothing has to be agreed on before a step.
+
+    Args:
+        dataset: The process's part, batched by the global batch size.
+        collective: What the processes agree by.
+        splitter: What splits global batches over the replicas.
+
+    Raises:
+        ValueError: If the batch size is not known, or smaller than the number of processes.
+    """
+    batch_size = _batch_size(dataset, splitter)
+    edges = splitter.bounds(batch_size)
+    own = int(edges[-1] - edges[0])
+    rows = known_rows(dataset)
+    announced = tf.constant([[rows, own]], tf.int64)
+    everybody = collective.all_gather(announced, "own_parts").numpy().tolist()
+    tail = _tail(everybody)
+    if tail is None:
+        shares, length = own_shares(dataset, splitter)
+        length = _ceil(rows, own) if rows >= 0 else length
+        feed = ShardedFeed(shares, collective, splitter, length)
+        return feed, feed.num_batches
+    number, last = tail
+    full = [of_process for _, of_process in everybody]
+    numbered = dataset.rebatch(own).enumerate()
+    portions = numbered.map(
+        _counted(full, last, number, collective.rank, splitter.local_replicas),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+    return portions.prefetch(tf.data.AUTOTUNE), number
+
+
+def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
+    """Returns a process's part of the data as portions of the size of its share of a global batch.
+
+    They know their own rows only: `ShardedFeed` adds up the processes'.
+
+    Args:
+        dataset: The process's part, batched by the global batch size.
+        splitter: What splits global batches over the replicas.
+
+    Returns:
+        The portions, and their number, None if it is not known.
+
+    Raises:
+        ValueError: If the batch size is not known, or smaller than the number of processes.
+    """
+    edges = splitter.bounds(_batch_size(dataset, splitter))
+    batches = dataset.rebatch(int(edges[-1] - edges[0]))
+    length = int(batches.cardinality())
+    local = splitter.local_replicas
+    portions = batches.map(
+        lambda *element: _shares(unpacked(element), local), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    return portions, length if length >= 0 else None
+
+
+def known_rows(dataset: tf.data.Dataset) -> int:
+    """Returns the rows of one pass over batches as far as the pipeline shows them.
+
+    They show where `batch`, `cache` and `prefetch` are its last stages and what is batched has a
+    known number. A `map` after `batch` may change the number of rows, so what is before is then
+    not looked at.
+
+    Args:
+        dataset: A pipeline that yields batches.
+
+    Returns:
+        The number of rows, `UNKNOWN` or `ENDLESS`.
+    """
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        return ENDLESS
+    kind = type(dataset).__name__
+    if kind not in _PASSING_ON | _BATCHING:
+        return UNKNOWN
+    (source,) = dataset._inputs()
+    if kind in _PASSING_ON:
+        return known_rows(source)
+    elements = int(source.cardinality())
+    if elements < 0:
+        return UNKNOWN
+    whole = elements - elements % int(dataset._batch_size)
+    return whole if bool(dataset._drop_remainder) else elements
+
+
+def _batch_size(dataset: tf.data.Dataset, splitter: Splitter) -> int:
+    """Returns the global batch size."""
+    batch_size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    processes = splitter.num_replicas // splitter.local_replicas
+    edges = splitter.bounds(batch_size)
+    if batch_size < 0 or edges[-1] == edges[0]:
+        raise ValueError(
+            f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
+            f"size and at least the number of processes, {processes}. Received: "
+            f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
+        )
+    return batch_size
+
+
+def _ceil(rows: int, size: int) -> int:
+    return -(-rows // size)
+
+
+def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | None:
+    """Returns the number of global batches, and each process's rows of the last one.
+
+    Args:
+        announced: Each process's rows and its rows of a full global batch.
+
+    Returns:
+        None instead where the processes have to agree on each batch.
+    """
+    if all(rows == ENDLESS for rows, _ in announced):
+        return None, [full for _, full in announced]
+    numbers = {_ceil(rows, full) for rows, full in announced}
+    if any(rows <= 0 for rows, _ in announced) or len(numbers) > 1:
+        return None
+    number = numbers.pop()
+    return number, [rows - (number - 1) * full for rows, full in announced]
+
+
+def _counted(
+    full: Sequence[int], last: Sequence[int], number: int | None, rank: int, local_replicas: int
+) -> Callable[..., Portion]:
+    """Returns what makes portions of a process's numbered batches.
+
+    Args:
+        full: Each process's rows of a full global batch.
+        last: Each process's rows of the last one.
+        number: The number of batches, None if they do not end.
+        rank: This process.
+        local_replicas: The number of its replicas.
+    """
+
+    def of_all(rows: Sequence[int]) -> tf.Tensor:
+        working = sum(min(r, local_replicas) for r in rows)
+        return tf.constant([rows[rank], sum(rows), working], tf.int64)
+
+    def portion(index: tf.Tensor, *element) -> Portion:
+        counts = of_all(full)
+        if number is not None:
+            counts = tf.where(index < number - 1, counts, of_all(last))
+        shares = _shares(unpacked(element), local_replicas)
+        tf.debugging.Assert(
+            tf.reduce_sum(shares.rows) == counts[0],
+            [
+                f"The data must have as many rows as their pipeline says. Received on rank {rank}, "
+                "in a batch:",
+                tf.reduce_sum(shares.rows),
+                "rows instead of",
+                counts[0],
+            ],
+        )
+        return shares._replace(global_rows=counts[1], working_replicas=counts[2])
+
+    return portion
+
+
+def _shares(batch: Any, local_replicas: int) -> Portion:
+    """Returns a process's rows of a global batch, split over its own replicas."""
+    local = Splitter(0, local_replicas, local_replicas)
+    return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
