@@ -5,6 +5,10 @@
 Two processes train the CNN of `bench_strategies.py` on the same images. Each way of reading is
 timed in turn with the same reading without the contract: batches are not compared, nobody asks
 whether the other has one too, and for arrays each process reads its own half as Keras does.
+
+Steps of two processes that wait for each other differ by more than the contract may cost, so it is
+counted as well: the processors' time that rank 0 needs to read a batch, with the contract less
+without it, and to compare digests within a step.
 """
 
 import contextlib
@@ -12,7 +16,7 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -99,63 +103,127 @@ def readings(strategy) -> dict[str, Reading]:
     }
 
 
-def run() -> None:
-    """Trains in this rank; rank 0 prints the seconds of the epochs."""
-    import keras
+@contextlib.contextmanager
+def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
+    """While this is entered, Keras reads with or without the contract; yields `fit`'s arguments."""
     import tensorflow as tf
 
-    import tfdml
     from tfdml.strategies import share
     from tfdml.strategies.keras_seam import trainer
+
+    bare = who == "without"
+    data = way.base if bare and way.base else way.data
+    arguments = dict(zip("xy", data, strict=False))
+    if len(data) > 1:
+        arguments["batch_size"] = GLOBAL_BATCH
+    with contextlib.ExitStack() as without:
+        if bare:
+            digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
+            without.enter_context(mock.patch.object(share, "digest_of", digest))
+            portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
+            without.enter_context(mock.patch.object(trainer, "portions", portions))
+        yield arguments
+
+
+def train(model: Any, way: Reading, who: str) -> float:
+    """Returns the seconds of an epoch."""
+    import keras
+
+    times: list[float] = []
+    now = lambda epoch, logs: times.append(time.perf_counter())  # noqa: E731
+    clock = keras.callbacks.LambdaCallback(on_epoch_begin=now, on_epoch_end=now)
+    with read_as(way, who) as arguments:
+        model.fit(**arguments, verbose=0, callbacks=[clock])
+    return times[1] - times[0]
+
+
+def read_alone(strategy: Any, way: Reading, who: str) -> float:
+    """Returns the processors' seconds for a batch that nothing is done with."""
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    with read_as(way, who) as arguments:
+        epoch = TFEpochIterator(
+            distribute_strategy=strategy, shuffle=True, steps_per_execution=1, **arguments
+        )
+    begin = time.process_time()
+    batches = sum(1 for _ in epoch._distributed_dataset)
+    return (time.process_time() - begin) / batches
+
+
+def compare_digests(collective: Any, calls: int = 2000) -> float:
+    """Returns the processors' seconds that a step needs to compare digests."""
+    import tensorflow as tf
+
+    from tfdml.strategies.agreement import check_digests, digest_slots
+    from tfdml.strategies.share import DIGEST_SIZE
+
+    @tf.function
+    def compare(digest):
+        slots = digest_slots(digest, collective)
+        check_digests(tf.stack([tf.reduce_sum(slots, 0)] * collective.size))
+        return digest
+
+    @tf.function
+    def nothing(digest):
+        return tf.identity(digest)
+
+    def seconds(function) -> float:
+        function(digest)
+        begin = time.process_time()
+        for _ in range(calls):
+            function(digest)
+        return (time.process_time() - begin) / calls
+
+    digest = tf.zeros([DIGEST_SIZE])
+    return seconds(compare) - seconds(nothing)
+
+
+def run() -> None:
+    """Trains in this rank; rank 0 reports the seconds."""
+    import tfdml
 
     strategy = tfdml.HorovodStrategy()
     ways = readings(strategy)
     with strategy.scope():
         models = {(name, who): compiled("CNN") for name in ways for who in ("with", "without")}
-
-    def epoch(name: str, who: str) -> float:
-        times: list[float] = []
-        clock = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: times.append(time.perf_counter()),
-            on_epoch_end=lambda epoch, logs: times.append(time.perf_counter()),
-        )
-        way, bare = ways[name], who == "without"
-        data = way.base if bare and way.base else way.data
-        more = {"batch_size": GLOBAL_BATCH} if len(data) > 1 else {}
-        with contextlib.ExitStack() as without:
-            if bare:
-                digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
-                without.enter_context(mock.patch.object(share, "digest_of", digest))
-                portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
-                without.enter_context(mock.patch.object(trainer, "portions", portions))
-            models[name, who].fit(*data, verbose=0, callbacks=[clock], **more)
-        return times[1] - times[0]
-
-    seconds = {name: {"with": [], "without": []} for name in ways}
+    steps = {name: {"with": [], "without": []} for name in ways}
+    reads = {name: {"with": [], "without": []} for name in ways}
     for number in range(EPOCHS + 2):
-        for name in ways:
+        for name, way in ways.items():
             for who in ("with", "without") if number % 2 else ("without", "with"):
-                seconds[name][who].append(epoch(name, who))
+                steps[name][who].append(train(models[name, who], way, who) / STEPS)
+                reads[name][who].append(read_alone(strategy, way, who))
     if strategy.is_chief:
         # The first two epochs trace and warm up.
-        report({n: {who: s[2:] for who, s in pair.items()} for n, pair in seconds.items()})
+        late = [
+            {name: {who: s[2:] for who, s in pair.items()} for name, pair in seconds.items()}
+            for seconds in (steps, reads)
+        ]
+        report([*late, compare_digests(strategy.extended.collective)])
 
 
 def main(rank: bool = typer.Option(False, help="What a job starts.")) -> None:
     """Prints the table."""
     if rank:
         return run()
-    result = run_job(__file__, "--rank")
+    steps, reads, compared = run_job(__file__, "--rank", timeout=1500)
     print(f"Measured with {conditions()}.\n")
     print(
-        "| data | ms a step | without the contract | ratio (quartiles) | of the fastest quarter |"
+        "| data | ms a step | without the contract | ratio (quartiles) | of the fastest quarter "
+        "| counted: µs a step | of a step |"
     )
-    print("|---|---|---|---|---|")
-    for name, pair in result.items():
-        steps = [statistics.median(pair[who]) / STEPS * 1000 for who in ("with", "without")]
+    print("|---|---|---|---|---|---|---|")
+    for name, pair in steps.items():
+        ours, base = (statistics.median(pair[who]) for who in ("with", "without"))
         ratio = in_words(ratios(pair["with"], pair["without"]))
         quarter = fastest(pair["with"], pair["without"])
-        print(f"| {name} | {steps[0]:.2f} | {steps[1]:.2f} | {ratio} | {quarter:.3f} |")
+        read = [statistics.median(reads[name][who]) for who in ("with", "without")]
+        counted = read[0] - read[1] + compared
+        print(
+            f"| {name} | {ours * 1e3:.2f} | {base * 1e3:.2f} | {ratio} | {quarter:.3f} "
+            f"| {counted * 1e6:.0f} | {counted / base:.2%} |"
+        )
+    print(f"\nComparing digests within a step: {compared * 1e6:.0f} µs.")
 
 
 if __name__ == "__main__":
