@@ -41,7 +41,7 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
         ("horovod", "exit", "exchange", 1),
         ("multi_worker", "raise", "batch_end", 1),
         pytest.param("multi_worker", "raise", "data", 0, marks=pytest.mark.slow),
-        ("multi_worker", "SIGKILL", "epoch_end", 0),
+        ("multi_worker", "SIGTERM", "epoch_end", 0),
         ("multi_worker", "SIGSTOP", "validation", 1),
     ],
 )

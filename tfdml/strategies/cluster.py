@@ -1,6 +1,10 @@
 """TensorFlow's server in this process: started once, for the cluster that a resolver describes."""
 
+import contextlib
 import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -67,10 +71,20 @@ def join(
         # collectives are not used.
         addresses = [cluster[job][index] for job, index in _order(cluster)]
         wait_for_all(addresses, place.rank, start_limit)
-        with bounded(start_limit):
+        with bounded(start_limit), _sigterm_left_alone():
             server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         _members[key] = Member(place, server.extended.worker_devices, resolver, server)
     return _members[key]
+
+
+@contextlib.contextmanager
+def _sigterm_left_alone() -> Iterator[None]:
+    """Gives SIGTERM back what it did before: TensorFlow's servers take it, and do nothing at it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    # Python sets signals in its main thread only, and cannot set what it has not set.
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | None) -> Topology:
