@@ -21,6 +21,7 @@ _MODULES = (
     "callbacks",
     "compression",
     "data",
+    "elastic",
     "mixed_precision",
     "optimizers",
     "schedules",

@@ -76,6 +76,11 @@ def launched(environment: Mapping[str, str] | None = None) -> Topology:
     return Topology()
 
 
+def is_elastic() -> bool:
+    """Returns whether the launcher lets processes come and go (`horovodrun --min-np`)."""
+    return setting("HOROVOD_ELASTIC") == "1"
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """Returns a copy of this process's environment with `changes` made, for a child process."""
     return {**os.environ, **changes}

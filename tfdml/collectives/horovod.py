@@ -36,7 +36,8 @@ class HorovodCollective(Collective):
                 launcher=launched.launcher,
             )
         )
-        if self.size != launched.size:
+        # Where ranks come and go, what the launcher has said at the start is not so any more.
+        if self.size != launched.size and not topology.is_elastic():
             raise RuntimeError(
                 f"Horovod must see as many processes as the launcher started. Received: "
                 f"{self.size} from Horovod, {launched.size} from {launched.launcher}. Start the "

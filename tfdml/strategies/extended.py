@@ -66,6 +66,8 @@ class ReplicaExtended(BatchExtended):
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
         self.noise_scale: NoiseScale | None = None
+        # Whether the ranks have yet to meet, see `join`; then none may train for itself.
+        self.must_join = self._comes_and_goes = False
         # By which ranks ask all to stop, where there is a callback that does.
         self.vote: StopVote | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
@@ -74,6 +76,19 @@ class ReplicaExtended(BatchExtended):
         self.gathering: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
         super().__init__(strategy, devices, collective)
+
+    def join(self, collective: Collective) -> None:
+        """Goes on with other processes; what was traced before must be traced anew.
+
+        Variables that are made later begin with each process's own values: one that has just come
+        makes them earlier than the others.
+        """
+        self.collective, self.must_join, self._comes_and_goes = collective, False, True
+        self.aggregator = self.vote = self.clock = self.noise_scale = None
+        # Numbers in names of exchanges: one that has just come begins with 0.
+        self._names.clear()
+        if self.compressor is not None and collective.size > 1:
+            self.aggregator = aggregator_of(collective, self.compressor)
 
     # -- What is asked about it ----------------------------------------------------------------
 
@@ -114,6 +129,11 @@ class ReplicaExtended(BatchExtended):
 
     def collective_call(self, name: str) -> contextlib.AbstractContextManager:
         """While this is entered, this process is in a call that all processes make."""
+        if self.must_join:
+            raise RuntimeError(
+                f"`{name}` must be called in a function that `tfdml.elastic.run` calls, because "
+                f"`horovodrun` was started with --min-np. Received: a call outside of it."
+            )
         return self.guard.call(name) if self.guard else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -130,7 +150,7 @@ class ReplicaExtended(BatchExtended):
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         """Returns a function that makes replica `replica_id`'s value: rank 0's, for the first."""
-        if replica_id > 0 or self.collective.size == 1:
+        if replica_id > 0 or self.collective.size == 1 or self._comes_and_goes:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )

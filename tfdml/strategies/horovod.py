@@ -67,9 +67,12 @@ class HorovodStrategy(ReplicaStrategy):
         collective = _collective()
         own = devices or [_own_device(collective.topology)]
         super().__init__(collective, own, compressor, silence_limit, check_desync)
+        self.extended.must_join = topology.is_elastic()
 
 
 def _collective() -> Collective:
+    if topology.is_elastic():
+        return LocalCollective()  # `tfdml.elastic.run` makes the ranks meet.
     return HorovodCollective() if topology.launched().size > 1 else LocalCollective()
 
 

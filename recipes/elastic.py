@@ -1,0 +1,51 @@
+"""Trains on machines that come and go: those that are left go on in memory, new ones join.
+
+    horovodrun -np 1 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh
+        --network-interface lo --gloo-timeout-seconds 120 python recipes/elastic.py
+
+`hosts.sh` is a script of yours that prints the machines there are, `name:slots` a line, and
+`horovodrun` asks it every second. To try it here: let it print a file with the line `localhost:1`,
+and add a line `127.0.0.1:1` while this trains: a second process joins. Kill that one, and the first
+goes on. On several machines leave out `--network-interface lo`. The timeout is how long the others
+wait for a new process to start and import TensorFlow.
+"""
+
+import keras
+import typer
+from sklearn.datasets import load_digits
+
+import tfdml
+
+
+def main(epochs: int = 50, batch_size: int = 60) -> None:
+    """Trains on scikit-learn's digits while ranks come and go.
+
+    Args:
+        epochs: How many.
+        batch_size: The rows of a global batch, the same for any number of ranks.
+    """
+    keras.utils.set_random_seed(1)
+    strategy = tfdml.HorovodStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    digits = load_digits()
+    x, y = (digits.data / 16).astype("float32"), digits.target
+
+    @tfdml.elastic.run
+    def train(state):
+        print(f"rank {strategy.rank} of {strategy.size} trains", flush=True)
+        # A loss of ranks costs at most 10 steps; residuals, history and data go on with the rest.
+        callbacks = [state.committer(steps=10)]
+        return model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=2, callbacks=callbacks)
+
+    history = train(tfdml.elastic.KerasState(model)).history
+    if strategy.is_chief:
+        print(f"accuracy {history['accuracy'][-1]:.4f} after {len(history['loss'])} epochs")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,87 @@
+"""An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
+
+It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
+STEP (counted over the whole training) RANK does ACTION: it kills itself (`kill`), writes HOSTS
+(`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tfdml
+
+out, hosts, *plans = sys.argv[1:]
+SAMPLES, BATCH, EPOCHS = 48, 8, 4
+
+
+class Plan(keras.callbacks.Callback):
+    """Does what was planned, once; remembers losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+        self.sizes = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+        self.sizes.append(strategy.size)
+        for number, plan in enumerate(plans):
+            rank, step, action = plan.split(":", 2)
+            done = Path(out, f"done{number}")
+            if (strategy.rank, len(self.losses)) == (int(rank), int(step)) and not done.exists():
+                done.write_text(str(time.time()))
+                do(action)
+
+
+def do(action: str) -> None:
+    """Does what was planned."""
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "told":
+        deadline = time.monotonic() + 60
+        while not state._messages and time.monotonic() < deadline:
+            time.sleep(0.1)
+    else:
+        Path(hosts).write_text(action.partition("=")[2].replace("+", "\n") + "\n")
+
+
+keras.utils.set_random_seed(5)
+strategy = tfdml.HorovodStrategy()
+with strategy.scope():
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+numbers = np.random.default_rng(0)
+x = numbers.normal(size=(SAMPLES, 6)).astype("float32")
+y = numbers.normal(size=(SAMPLES, 3)).astype("float32")
+plan = Plan()
+
+
+@tfdml.elastic.run
+def train(state):
+    return model.fit(
+        x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0,
+        callbacks=[plan, state.committer(steps=2)],
+    )  # fmt: skip
+
+
+state = tfdml.elastic.KerasState(model)
+history = train(state)
+result = {
+    "rank": strategy.rank,
+    "size": strategy.size,
+    "losses": plan.losses,
+    "sizes": plan.sizes,
+    "iterations": int(model.optimizer.iterations.numpy()),
+    "history": history.history,
+    "weights": [np.asarray(w).tolist() for w in model.get_weights()],
+}
+Path(out, f"result{strategy.rank}.json").write_text(json.dumps(result))

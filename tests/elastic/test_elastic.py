@@ -1,0 +1,98 @@
+"""Ranks that are lost and gained under a real `horovodrun` with a host discovery script."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdml.elastic.run import comes_of_a_lost_rank
+from tfdml.horovod_build import child
+from tfdml.topology import child_environment
+
+PROGRAM = Path(__file__).with_name("program.py")
+STEPS, EPOCHS = 6, 4
+
+
+# Two names of this machine: with a rank Horovod takes its whole host for lost.
+A, B = "localhost:1", "127.0.0.1:1"
+
+
+def run(
+    tmp_path: Path, first: list[str], *plans: str, elastic: bool = True, cooldown: bool = False
+) -> list[dict]:
+    """Runs the program on hosts; returns what its ranks have noted."""
+    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
+    hosts.write_text("\n".join(first) + "\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    command = [sys.executable, str(PROGRAM), str(tmp_path), str(hosts), *plans]
+    if elastic:
+        launcher = str(Path(sys.executable).with_name("horovodrun"))
+        command = [
+            sys.executable, launcher, "-np", str(len(first)), "--min-np", "1", "--max-np", "2",
+            "--host-discovery-script", str(script), "--network-interface", "lo",
+            "--gloo-timeout-seconds", "90",
+            *(["--blacklist-cooldown-range", "1", "2"] if cooldown else []), *command,
+        ]  # fmt: skip
+    environment = child_environment(
+        PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
+    )
+    ended = child.run(command, environment=environment, timeout=150)
+    assert ended.ok, ended.output[-6000:]
+    return [json.loads(p.read_text()) for p in sorted(tmp_path.glob("result*.json"))]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict:
+    (result,) = run(tmp_path_factory.mktemp("whole"), [A], elastic=False)
+    assert result["iterations"] == STEPS * EPOCHS
+    return result
+
+
+def same(result: dict, whole: dict) -> None:
+    """Each step was trained once, with the same global batches."""
+    assert result["iterations"] == STEPS * EPOCHS
+    np.testing.assert_allclose(result["losses"], whole["losses"], rtol=1e-4)
+    for one, other in zip(result["weights"], whole["weights"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    for name, values in whole["history"].items():
+        np.testing.assert_allclose(result["history"][name], values, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_rank_is_lost(tmp_path, whole, lost):
+    """The other one goes on alone, in the same process."""
+    (result,) = run(tmp_path, [A, B], f"{lost}:9:kill")
+    same(result, whole)
+    # From step 9 it rolls back to the commit after step 8.
+    assert result["sizes"] == [2] * 8 + [1] * 16
+
+
+@pytest.mark.slow
+def test_a_lost_rank_comes_back(tmp_path, whole):
+    """2, 1, 2: the host counts as lost for a while, and gets a new process."""
+    results = run(tmp_path, [A, B], "1:9:kill", "0:13:told", cooldown=True)
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+    assert results[0]["sizes"] == [2] * 8 + [1] * 6 + [2] * 10
+
+
+@pytest.mark.slow
+def test_hosts_come_and_go(tmp_path, whole):
+    """1, 2, 1, by what the discovery script says."""
+    both = f"hosts={A}+{B}"
+    (result,) = run(tmp_path, [A], f"0:5:{both}", "0:7:told", f"0:13:hosts={A}", "0:15:told")
+    same(result, whole)
+    assert result["sizes"] == [1] * 8 + [2] * 8 + [1] * 8
+
+
+def test_errors_of_the_program_are_left_as_they_are():
+    lost = tf.errors.UnknownError(None, None, "Horovod has been shut down.")
+    assert comes_of_a_lost_rank(lost)
+    assert not comes_of_a_lost_rank(tf.errors.UnknownError(None, None, "ValueError: mine"))
+    assert not comes_of_a_lost_rank(tf.errors.InvalidArgumentError(None, None, "Horovod"))
