@@ -23,6 +23,7 @@ def _trained(run, tmp_path, strategy: str) -> tuple[dict, str]:
     return json.loads((tmp_path / "numbers.json").read_text()), said
 
 
+@pytest.mark.slow
 def test_with_embeddings_in_parts(cluster, tmp_path):
     numbers, said = _trained(cluster.run, tmp_path, "parameter_server")
     assert numbers["accuracy"] > 0.62  # Guessing gives 0.5.

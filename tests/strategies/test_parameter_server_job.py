@@ -70,7 +70,8 @@ def test_a_chief_that_fails_ends_the_job(tmp_path):
     assert not left_of(tmp_path)
 
 
-@pytest.mark.parametrize("role", ["worker", pytest.param("ps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["worker", "ps"])
 def test_a_script_started_in_another_role_says_so(role, tmp_path):
     config = json.dumps({"cluster": CLUSTER, "task": {"type": role, "index": 0}})
     done = subprocess.run(
