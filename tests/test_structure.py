@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "schedules": set(),
     "checkpointing": set(),
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
+    "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
     "mixed_precision": set(),
     "data": set(),
     "cli": {"topology", "horovod_build", "runtime", "data", "checkpointing", "compression"},

@@ -11,6 +11,7 @@ from tests.cli.conftest import ROOT, run_python
 RECIPE = ["recipes/compressed.py", "--data", "digits", "--epochs", "2"]
 
 
+@pytest.mark.slow
 def test_on_one_process_nothing_is_sent():
     done = run_python(*RECIPE, "--compression", "int8")
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from tests.strategies.compare import assert_close, assert_same_bits
     ("kind", "size", "compressor"),
     [
         ("horovod", 2, "powersgd"),
-        ("horovod", 3, "int4"),
+        pytest.param("horovod", 3, "int4", marks=pytest.mark.slow),
         ("multi_worker", 2, "int8"),
         pytest.param("horovod", 3, "fp16", marks=pytest.mark.slow),
         pytest.param("multi_worker", 2, "powersgd", marks=pytest.mark.slow),

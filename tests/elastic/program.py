@@ -2,7 +2,8 @@
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
 STEP (counted over the whole training) RANK does ACTION: it kills itself (`kill`), writes HOSTS
-(`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`).
+(`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`). A plan `scale` makes the
+global batch and the learning rate follow the number of ranks, and keeps the order of the samples.
 """
 
 import json
@@ -18,7 +19,9 @@ import numpy as np
 import tfdml
 
 out, hosts, *plans = sys.argv[1:]
-SAMPLES, BATCH, EPOCHS = 48, 8, 4
+SAMPLES, BATCH, RATE, EPOCHS = 48, 8, 0.01, 4
+scale = "scale" in plans
+plans = [plan for plan in plans if plan != "scale"]
 
 
 class Plan(keras.callbacks.Callback):
@@ -58,7 +61,7 @@ with strategy.scope():
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]
     )
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adam(RATE), "mse", metrics=["mae"])
 numbers = np.random.default_rng(0)
 x = numbers.normal(size=(SAMPLES, 6)).astype("float32")
 y = numbers.normal(size=(SAMPLES, 3)).astype("float32")
@@ -67,9 +70,13 @@ plan = Plan()
 
 @tfdml.elastic.run
 def train(state):
+    committer, batch = state.committer(steps=2), BATCH
+    if scale:
+        committer, batch = state.committer(rule="linear"), BATCH * strategy.size
+        model.optimizer.learning_rate = RATE * strategy.size
     return model.fit(
-        x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0,
-        callbacks=[plan, state.committer(steps=2)],
+        x, y, batch_size=batch, epochs=EPOCHS, shuffle=not scale, verbose=0,
+        callbacks=[plan, committer],
     )  # fmt: skip
 
 
@@ -80,6 +87,7 @@ result = {
     "size": strategy.size,
     "losses": plan.losses,
     "sizes": plan.sizes,
+    "rate": float(model.optimizer.learning_rate),
     "iterations": int(model.optimizer.iterations.numpy()),
     "history": history.history,
     "weights": [np.asarray(w).tolist() for w in model.get_weights()],

@@ -4,10 +4,12 @@ import json
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdml
 from tfdml.elastic.run import comes_of_a_lost_rank
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
@@ -89,6 +91,40 @@ def test_hosts_come_and_go(tmp_path, whole):
     (result,) = run(tmp_path, [A], f"0:5:{both}", "0:7:told", f"0:13:hosts={A}", "0:15:told")
     same(result, whole)
     assert result["sizes"] == [1] * 8 + [2] * 8 + [1] * 8
+
+
+@pytest.mark.slow
+def test_batch_and_rate_follow_the_ranks(tmp_path):
+    """Rank 1 is lost in the second epoch; it begins again, with half the batch and rate."""
+    (result,) = run(tmp_path, [A, B], "scale", "1:5:kill")
+    assert result["sizes"] == [2] * 3 + [1] * 18
+    assert result["rate"] == pytest.approx(0.01)
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]
+    )
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    numbers = np.random.default_rng(0)
+    x, y = (numbers.normal(size=(48, n)).astype("float32") for n in (6, 3))
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    model.optimizer.learning_rate = 0.01
+    model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(result["weights"], model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "`steps` must be a positive integer"),
+        ({"rule": "square"}, "`rule` must be one of"),
+        ({"steps": 5, "rule": "linear"}, "`steps` must be None with rule='linear'"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match=message):
+        tfdml.elastic.KerasState(model).committer(**arguments)
 
 
 def test_errors_of_the_program_are_left_as_they_are():

@@ -57,13 +57,10 @@ NEEDED_BY = {
 }
 # These by default, the others are slow tests.
 QUICK = {
-    "TensorFlowTrainer.fit",
-    "TFEpochIterator.__init__",
     "ArrayDataAdapter.get_tf_dataset",
     "TensorFlowTrainer._make_function",
     "BaseOptimizer.apply",
     "loss.unscale_loss_for_distribution",
-    "SeedGenerator.next",
 }
 # What only a resumed training needs: tests/checkpointing/test_resume.py takes these out.
 RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metrics_result_or_logs"}

@@ -61,6 +61,7 @@ def test_launch_runs_a_whole_job(tmp_path):
     assert not left_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_chief_that_fails_ends_the_job(tmp_path):
     text = TRAIN.replace("model.fit(", "raise RuntimeError('a mistake')\nmodel.fit(")
     done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, text))

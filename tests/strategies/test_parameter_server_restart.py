@@ -37,7 +37,8 @@ def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
     return result
 
 
-@pytest.mark.parametrize("role", ["ps", pytest.param("chief", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["ps", "chief"])
 def test_a_synchronous_training_ends_as_if_nobody_had_been_killed(cluster, tmp_path, role):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", role, True)

@@ -91,8 +91,8 @@ def test_datasets(ranks, feature_kind, dataset):
     _compare_largest(ranks, feature_kind, cases.fit_dataset, dataset)
 
 
-def test_a_dataset_of_unknown_length(ranks, kind):
-    _compare_largest(ranks, kind, cases.fit_dataset, "unknown_cardinality")
+def test_a_dataset_of_unknown_length(ranks, feature_kind):
+    _compare_largest(ranks, feature_kind, cases.fit_dataset, "unknown_cardinality")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,10 @@ def test_float64_of_a_convolutional_model(ranks, feature_kind):
     _compare(ranks, feature_kind, cases.fit_float64, "convolutional", rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
+@pytest.mark.parametrize(
+    "kind",
+    ["horovod", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mirrored", "multi_worker"))],
+)
 def test_a_custom_loop(ranks, kind):
     """On parameter servers a loop is one over TensorFlow's `ClusterCoordinator`."""
     _compare(ranks, kind, custom_cases.custom_loop)

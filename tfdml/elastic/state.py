@@ -10,6 +10,7 @@ from tfdml import topology
 from tfdml.callbacks.callback_state import CallbackState
 from tfdml.callbacks.training_state import OwnState, Snapshot, TrainingState
 from tfdml.collectives.collective import Collective, LocalCollective
+from tfdml.schedules import scale_learning_rate
 from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
 from tfdml.strategies.rank_state import RankState
 
@@ -22,12 +23,14 @@ class Commit:
         fit: Which call of `fit` of the training function.
         epoch: The epoch that goes on from here.
         snapshot: The state, seen by this rank.
+        size: The number of ranks that there were.
         own: What belonged to each rank that was there; empty until ranks have changed.
     """
 
     fit: int
     epoch: int
     snapshot: Snapshot
+    size: int
     own: list[OwnState] = dataclasses.field(default_factory=list)
 
     @property
@@ -36,11 +39,15 @@ class Commit:
         return self.fit, self.epoch, self.snapshot.shared["step"]
 
 
+# What a position says of batches: another between epochs where their size follows the ranks.
+_OF_BATCHES = {"batches", "batch_size", "steps_per_epoch"}
+
+
 class KerasState:
     """The state of a model's training, kept in memory for `tfdml.elastic.run`.
 
-    A rank that is lost takes its residuals of compression with it; those of the others go on. The
-    global batch stays the same for any number of ranks, and so does the learning rate.
+    A rank that is lost takes its residuals of compression with it; those of the others go on.
+    Whether the global batch and the learning rate follow the number of ranks, `committer` is told.
 
     Args:
         model: A built, compiled model, made in the scope of a `HorovodStrategy`.
@@ -65,13 +72,22 @@ class KerasState:
         # What Horovod's driver has told of hosts since the ranks have met.
         self._messages: list[tuple[float, int]] = []
 
-    def committer(self, steps: int) -> ResumingCallback:
+    def committer(self, steps: int | None = None, rule: str = "none") -> ResumingCallback:
         """Returns a callback for `fit`: it commits each so many steps, and goes on from a commit.
 
         Args:
-            steps: After how many steps; a loss of ranks costs at most so many steps again.
+            steps: After how many steps, and at the end of each epoch; a loss of ranks costs at most
+                so many steps again. None for the ends of epochs alone.
+            rule: What becomes of the learning rate when the number of ranks changes; see
+                `tfdml.schedules.scale_learning_rate`. "none" where the global batch stays the same.
+                "linear" or "sqrt" where the function gives `fit` a batch size that follows
+                `strategy.size`; commits are then at the ends of epochs alone, because within an
+                epoch the batches stay what they are.
+
+        Raises:
+            ValueError: If an argument is wrong.
         """
-        return _Committer(self, steps)
+        return _Committer(self, steps, rule)
 
     # -- What Horovod's loop calls -------------------------------------------------------------
 
@@ -107,7 +123,8 @@ class KerasState:
         """Keeps a commit."""
         self._values = copy.deepcopy({name: getattr(self, name) for name in self._names})
         shared = copy.deepcopy(snapshot.shared)
-        self._commit = Commit(fit, epoch, dataclasses.replace(snapshot, shared=shared))
+        size = self._strategy.extended.collective.size
+        self._commit = Commit(fit, epoch, dataclasses.replace(snapshot, shared=shared), size)
 
     def on_reset(self) -> None:
         """Ranks have changed."""
@@ -135,11 +152,17 @@ class KerasState:
 class _Committer(ResumingCallback):
     """Commits a `fit` to a state, and makes it go on from there."""
 
-    def __init__(self, state: KerasState, steps: int):
+    def __init__(self, state: KerasState, steps: int | None, rule: str):
         super().__init__()
-        if type(steps) is not int or steps < 1:
+        if steps is not None and (type(steps) is not int or steps < 1):
             raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}.")
-        self._state, self._every = state, steps
+        scale_learning_rate(1.0, 1, rule)  # Checks it.
+        if rule != "none" and steps is not None:
+            raise ValueError(
+                f"`steps` must be None with rule={rule!r}, because batches change between epochs "
+                f"alone. Received: steps={steps!r}."
+            )
+        self._state, self._every, self._rule = state, steps, rule
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Returns the data's position in the commit, if it is of this `fit`."""
@@ -152,7 +175,11 @@ class _Committer(ResumingCallback):
         if self._fit in self._state._callbacks:
             # As the program has made them; `fit` has been called before in this process.
             self._state._callbacks[self._fit].restore({}, {})
-        return self._commit.snapshot.shared["data"] if self._commit else None
+        if self._commit is None:
+            return None
+        data = self._commit.snapshot.shared["data"]
+        kept = data.keys() - (_OF_BATCHES if self._rule != "none" else set())
+        return {name: data[name] for name in kept}
 
     def on_train_begin(self, logs=None):
         """Restores the commit."""
@@ -166,6 +193,7 @@ class _Committer(ResumingCallback):
             over = self._commit.snapshot.shared["stopped"]
             begin_with(self.model, self.params["epochs"] if over else self._epoch)
             self._restore()
+            self._scale(self._commit.size)
             if not self._step:
                 self._commit = None
 
@@ -184,11 +212,21 @@ class _Committer(ResumingCallback):
         own = self._commit.own or [snapshot.own]
         self._training.restore(snapshot.shared, snapshot.tensors, own)
 
+    def _scale(self, before: int) -> None:
+        """Scales the learning rate where there are other ranks than before."""
+        now = self._state._strategy.extended.collective.size
+        if now == before or self._rule == "none":
+            return
+        rate = float(self.model.optimizer.learning_rate)
+        factor = scale_learning_rate(1.0, now, self._rule)
+        factor /= scale_learning_rate(1.0, before, self._rule)
+        self.model.optimizer.learning_rate = rate * factor
+
     def on_train_batch_end(self, batch, logs=None):
         """Commits, if it is time."""
         self.data.used(logs)
         before, self._step = self._step, batch + 1
-        if self._step // self._every > before // self._every:
+        if self._every and self._step // self._every > before // self._every:
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
