@@ -87,7 +87,7 @@ result = {
     "size": strategy.size,
     "losses": plan.losses,
     "sizes": plan.sizes,
-    "rate": float(model.optimizer.learning_rate),
+    "rate": float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
     "iterations": int(model.optimizer.iterations.numpy()),
     "history": history.history,
     "weights": [np.asarray(w).tolist() for w in model.get_weights()],

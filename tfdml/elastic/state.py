@@ -217,7 +217,7 @@ class _Committer(ResumingCallback):
         now = self._state._strategy.extended.collective.size
         if now == before or self._rule == "none":
             return
-        rate = float(self.model.optimizer.learning_rate)
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         factor = scale_learning_rate(1.0, now, self._rule)
         factor /= scale_learning_rate(1.0, before, self._rule)
         self.model.optimizer.learning_rate = rate * factor

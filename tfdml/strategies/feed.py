@@ -22,7 +22,7 @@ _AT_ONCE = 8
 # A job's iterations are counted, alike on all processes: what one has on its way when the next one
 # begins must not be taken for the next one's. Names come round again, because each is remembered.
 _iterations: dict[tuple[int, int], Iterator[int]] = collections.defaultdict(itertools.count)
-_NAMES = 32
+_NAMES = 8
 
 
 class Feed(abc.ABC):
