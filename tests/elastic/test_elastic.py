@@ -123,8 +123,16 @@ def test_batch_and_rate_follow_the_ranks(tmp_path):
 )
 def test_wrong_arguments(arguments, message):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
     with pytest.raises(ValueError, match=message):
         tfdml.elastic.KerasState(model).committer(**arguments)
+
+
+def test_wrong_models():
+    with pytest.raises(ValueError, match="`model` must be built"):
+        tfdml.elastic.KerasState(keras.Sequential([keras.layers.Dense(3)]))
+    with pytest.raises(ValueError, match="`model` must be compiled"):
+        tfdml.elastic.KerasState(keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]))
 
 
 def test_errors_of_the_program_are_left_as_they_are():

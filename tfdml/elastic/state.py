@@ -58,9 +58,11 @@ class KerasState:
     def __init__(self, model: keras.Model, **values: Any):
         if not model.built:
             raise ValueError("`model` must be built. Received: one without weights. Add an Input.")
+        if not model.compiled or model.optimizer is None:
+            raise ValueError("`model` must be compiled with an optimizer. Received: one without.")
         self._model = model
         self._strategy = model.distribute_strategy
-        if model.optimizer is not None and not model.optimizer.built:
+        if not model.optimizer.built:
             with self._strategy.scope():
                 model.optimizer.build(model.trainable_variables)
         self._names = list(values)
