@@ -98,3 +98,13 @@ def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
     monkeypatch.setattr(own_parts, "known_rows", lambda dataset: 7)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
         _portions([8, 8], 4)
+
+
+def test_replicas_without_rows_of_the_last_batch_are_not_counted():
+    def read(collective):
+        dataset = tf.data.Dataset.range(9).batch(8)
+        splitter = Splitter(2 * collective.rank, 2, 4)
+        portions, _ = own_portions(dataset, collective, splitter)
+        return [(p.rows.numpy().tolist(), int(p.working_replicas)) for p in portions]
+
+    assert run_ranks(2, read) == [[([2, 2], 4), ([2, 2], 4), ([1, 0], 2)]] * 2

@@ -94,7 +94,7 @@ class KerasState:
     # -- What Horovod's loop calls -------------------------------------------------------------
 
     def sync(self) -> None:
-        """Meets the ranks that there are now, and takes up rank 0's commit."""
+        """Meets the ranks that there are now, and takes up the newest commit of theirs."""
         from tfdml.elastic.run import translated
 
         translated(self._meet)()
