@@ -1,6 +1,7 @@
 """What the chief runs while processes of its cluster are killed."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -12,21 +13,19 @@ BATCH = 8
 
 
 class Marks(keras.callbacks.Callback):
-    """Writes a file when training comes to a step, and notes when steps ended.
+    """Writes a file when training comes to a step.
 
     Args:
         directory: Where.
         steps: Which steps.
     """
 
-    def __init__(self, directory: str, steps: tuple[int, ...] = (20,)):
+    def __init__(self, directory: str, steps: Sequence[int] = (20,)):
         super().__init__()
         self._directory = Path(directory)
         self._steps = steps
-        self.times: list[float] = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.times.append(time.monotonic())
         if batch in self._steps:
             (self._directory / f"step{batch}").touch()
 
@@ -104,18 +103,35 @@ def start_without_all() -> str:
     return "nothing was raised"
 
 
-def fit_beside_a_slow_worker(directory: str) -> dict:
-    """`fit` while a worker stands still for a while."""
+class UntilEnough(keras.callbacks.Callback):
+    """Trains until it is told that it is enough.
+
+    Args:
+        directory: Where a file of that name says so.
+    """
+
+    def __init__(self, directory: str):
+        super().__init__()
+        self._enough = Path(directory) / "enough"
+        self.steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        time.sleep(0.01)
+        if self._enough.exists():
+            self.model.stop_training = True
+
+
+def fit_until_enough(directory: str) -> dict:
+    """`fit` that says every ten steps how far it is."""
     strategy = ParameterServerStrategy()
     model = _model(strategy)
-    marks = Marks(directory)
-    steps = 600
-    pace = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: time.sleep(0.01))
-    model.fit(dataset(), epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[marks, pace])
-    # The last steps wait for all.
-    pauses = [b - a for a, b in zip(marks.times[20:-10], marks.times[21:-9], strict=True)]
-    return {
-        "steps": steps,
-        "iterations": int(model.optimizer.iterations.numpy()),
-        "longest_pause": max(pauses),
-    }
+    until = UntilEnough(directory)
+    model.fit(
+        dataset(),
+        epochs=1,
+        steps_per_epoch=20000,
+        verbose=0,
+        callbacks=[Marks(directory, range(0, 20000, 10)), until],
+    )
+    return {"steps": until.steps, "iterations": int(model.optimizer.iterations.numpy())}

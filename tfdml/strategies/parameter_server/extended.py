@@ -11,6 +11,7 @@ from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
 from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2Extended,
 )
+from tensorflow.python.eager.context import context
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -131,6 +132,9 @@ class Task(Closure):
 
     def execute_on(self, worker: Any) -> None:
         """Runs on a worker; called in its thread."""
+        # The thread keeps to its worker's executor. On the one that all share, TensorFlow has it
+        # wait for what any worker has not answered yet, a stopped one too.
+        context().executor = worker.executor
         if not self.cancelled:
             self.worker = worker.worker_index
             super().execute_on(worker)
