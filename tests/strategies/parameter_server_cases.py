@@ -1,6 +1,7 @@
 """What the chief of a cluster of parameter servers runs."""
 
 import contextlib
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,6 +10,8 @@ from keras import layers
 
 from tests.strategies.cases import CLASSES, data
 from tfdml.strategies import ParameterServerStrategy
+from tfdml.strategies.parameter_server import asynchronous, logs
+from tfdml.strategies.parameter_server.result_table import ResultTable
 
 STEPS = 25
 BATCH = 8
@@ -101,6 +104,44 @@ class CountedMean(keras.metrics.Metric):
 
     def result(self):
         return tf.identity(self.rows.value)
+
+
+def fit_with_few_rows() -> dict:
+    """`fit` whose chief reads results only where no row for another is left."""
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        counter = CountedMean(name="samples")
+    model = classifier(strategy, metrics=[counter])
+    with (
+        mock.patch.object(asynchronous, "_ROWS", 1),
+        mock.patch.object(logs, "_REFRESH_SECONDS", 3600.0),
+    ):
+        history = model.fit(dataset(), epochs=2, steps_per_epoch=STEPS, verbose=0)
+    return {"samples": history.history["samples"], "rows": len(model.train_function._table._free)}
+
+
+def rows_of_results() -> dict:
+    """What tasks leave in a table of three rows, and which of them are free when."""
+    strategy = ParameterServerStrategy()
+    table = ResultTable(strategy.coordinator, 3)
+    taken = [table.take_row() for _ in range(3)]
+    full = [table.is_full]
+
+    @tf.function
+    def leave(row):
+        table.write(row, tf.cast(tf.stack([row, row * 10]), tf.float64))
+
+    for row in taken:
+        strategy.coordinator.schedule(leave, args=(table.on_workers(row),))
+    strategy.coordinator.join()
+    read = [vector.tolist() for vector in table.read([2, 1])]
+    full.append(table.is_full)
+    return {
+        "taken": taken,
+        "read": read,
+        "full": full,
+        "then": [table.take_row(), table.take_row()],
+    }
 
 
 def evaluate_and_predict(directory: str) -> dict:

@@ -18,6 +18,20 @@ def test_no_update_is_lost(cluster):
     assert len(result["devices"]) == 2, "variables are spread over the servers"
 
 
+def test_each_step_counts_once_where_rows_for_results_are_few(cluster):
+    result = cluster.run(cases.fit_with_few_rows)
+    assert result["samples"] == [cases.STEPS * cases.BATCH] * 2
+    assert result["rows"] == 4, "as many tasks as may be on their way, and all are free again"
+
+
+def test_a_row_for_results_is_free_once_it_is_read(cluster):
+    result = cluster.run(cases.rows_of_results)
+    assert result["taken"] == [0, 1, 2]
+    assert result["read"] == [[2, 20], [1, 10]]
+    assert result["full"] == [True, False]
+    assert result["then"] == [2, 1]
+
+
 def test_evaluate_and_predict_see_each_sample_once(cluster, tmp_path):
     result = cluster.run(cases.evaluate_and_predict, str(tmp_path))
     plain = result["plain"]

@@ -238,7 +238,7 @@ def test_launch_starts_a_worker_again(tmp_path):
 def test_launch_starts_a_job_again_that_goes_on(tmp_path, role):
     checkpoints = tmp_path / "checkpoints"
     saves = f"tfdml.callbacks.FaultTolerantCheckpoint({str(checkpoints)!r}, save_freq=10)"
-    slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, l: time.sleep(0.02))"
+    slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
     text = "import time\n" + TRAIN.replace(
         "steps_per_epoch=10, verbose=2", f"steps_per_epoch=500, callbacks=[{saves}, {slow}]"
     )

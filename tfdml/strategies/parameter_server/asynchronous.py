@@ -1,11 +1,17 @@
 """Asynchronous training: each worker takes steps of its own on the variables as it finds them."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdml.strategies.parameter_server.extended import Task
 from tfdml.strategies.parameter_server.remote_function import LoggingFunction
+from tfdml.strategies.parameter_server.result_table import ResultTable
 from tfdml.strategies.parameter_server.shipping import RemoteIterators
 from tfdml.strategies.parameter_server.worker_step import WorkerStep
+
+# Results that are kept before the chief reads them, for each task that may be on its way.
+_ROWS = 16
 
 
 class AsynchronousTraining(LoggingFunction):
@@ -19,6 +25,8 @@ class AsynchronousTraining(LoggingFunction):
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
         super().__init__(model, strategy, step)
+        self._table = ResultTable(strategy.coordinator, _ROWS * self._most)
+        self._rows: dict[Task, int] = {}
         self._function = None
         self._seen = False
 
@@ -26,22 +34,31 @@ class AsynchronousTraining(LoggingFunction):
         """Schedules a step (`steps_per_execution` of them).
 
         Returns:
-            The logs of the steps that are done, on all workers.
+            The logs of the steps that are done, on all workers, as of a moment ago.
         """
         if not isinstance(iterators, RemoteIterators):  # `train_on_batch`.
             self._begin_on(next(iterators))
-            self.join()
-            return self._logs.result()
+            return self.join()
         if self._function is None:
-            self._function = self._step.on_iterator(iterators.values)
+            self._function = self._step.on_iterator(iterators.values, self._table)
             self._logs.own_names = self._step.own_names
         self._wait_for_turn()
-        self._window.begin(self._function, (iterators.values, self._strategy.streams))
+        logs = self._collect()
+        if self._table.is_full:
+            logs = self._logs.result()
+        row = self._table.take_row()
+        arguments = (iterators.values, self._strategy.streams, self._table.on_workers(row))
+        self._rows[self._window.begin(self._function, arguments)] = row
         if not self._seen:
             # Keras wants a step's logs from the first one on.
-            self.join()
             self._seen = True
-        return self._collect()
+            return self.join()
+        return logs
+
+    def _results_of(self, tasks: list[Task]) -> list[np.ndarray]:
+        given = [task for task in tasks if task not in self._rows]
+        rows = [self._rows.pop(task) for task in tasks if task in self._rows]
+        return [*super()._results_of(given), *self._table.read(rows)]
 
     def _wait_for_turn(self) -> None:
         """Waits for a worker to be free, and for what has been running for too long."""
@@ -57,4 +74,6 @@ class AsynchronousTraining(LoggingFunction):
     def cancel(self) -> None:
         """Gives up what is scheduled."""
         super().cancel()
+        self._rows.clear()
+        self._table.clear()
         self._seen = False

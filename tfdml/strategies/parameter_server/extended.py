@@ -99,7 +99,7 @@ class Task(Closure):
         finished: Called with the task when it has ended, in the worker's thread.
 
     Attributes:
-        value: What the function returned, on the chief.
+        value: What the function returned, on the chief; None if that is nothing.
         error: What ended the task instead.
         worker: The number of the worker that ran it last.
     """
@@ -154,7 +154,7 @@ class Task(Closure):
 
     def get(self) -> None:
         """Brings the result to the chief, in the worker's thread; a lost worker is seen here."""
-        if not self.cancelled:
+        if not self.cancelled and self._result is not None:
             with tf.device(CHIEF_DEVICE):
                 self.value = tf.nest.map_structure(
                     tf.identity, self._result, expand_composites=True

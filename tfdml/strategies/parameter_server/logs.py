@@ -1,11 +1,18 @@
 """Metrics of the whole data on the chief: each finished step adds its part, once."""
 
+import time
+from collections.abc import Callable, Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
 from tfdml.strategies.parameter_server.packing import unpack
+
+# Metrics are computed so often that one sees them change, not at every step: it costs the chief
+# more than all else that it does for a step.
+_REFRESH_SECONDS = 0.05
 
 
 class Logs:
@@ -15,30 +22,50 @@ class Logs:
 
     Args:
         model: The model.
+        bring: Returns the results that have not been added yet: a step's metrics' parts, then
+            numbers of its own.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, bring: Callable[[], Sequence[np.ndarray]]):
         self._model = model
+        self._bring = bring
         self._variables = model.metrics_variables
         self._size = sum(int(np.prod(v.shape)) for v in self._variables)
         self._pending = np.zeros(self._size)
         self._own: np.ndarray = np.zeros(0)
+        # Keras keeps what a step has returned for the epoch's end: it must be up to date then.
+        self._shown: dict = {}
+        self._due = 0.0
         # What a step of the user's own returns besides the metrics.
         self.own_names: list[str] = []
         self._add_to_metrics = tf.function(self._add)
 
-    def add(self, results: tf.Tensor) -> None:
-        """Adds a finished step: its metrics' parts, then numbers of its own."""
-        vector = results.numpy()
+    def add(self, vector: np.ndarray) -> None:
+        """Adds a finished step's results."""
         self._pending = self._pending + vector[: self._size]
         self._own = vector[self._size :]
 
+    def recent(self) -> dict[str, float]:
+        """Returns what `result` does, as it was a moment ago."""
+        return self.result() if time.monotonic() >= self._due else self._shown
+
     def result(self) -> dict[str, float]:
-        """Returns the metrics of all steps so far, and the last step's own numbers."""
+        """Returns the metrics of all steps so far, and the last step's own numbers.
+
+        It is one dictionary, which later calls change.
+        """
+        for vector in self._bring():
+            self.add(vector)
         pending, self._pending = self._pending, np.zeros(self._size)
         results = self._add_to_metrics(tf.constant(pending))
         own = dict(zip(self.own_names, self._own.tolist(), strict=False))
-        return {**tf.nest.map_structure(lambda t: t.numpy(), results), **own}
+        self._shown.update(tf.nest.map_structure(lambda t: t.numpy(), results), **own)
+        self._due = time.monotonic() + _REFRESH_SECONDS
+        return self._shown
+
+    def expire(self) -> None:
+        """Has the next step's logs computed anew: an epoch ends."""
+        self._due = 0.0
 
     def _add(self, vector: tf.Tensor) -> dict:
         with tf.device(CHIEF_DEVICE):

@@ -3,8 +3,10 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdml.strategies.parameter_server.extended import Task
 from tfdml.strategies.parameter_server.logs import Logs
 from tfdml.strategies.parameter_server.window import Window
 
@@ -46,7 +48,8 @@ class LoggingFunction(RemoteFunction):
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
         super().__init__(model, strategy, step)
-        self._logs = Logs(model)
+        self._ended: list[Task] = []
+        self._logs = Logs(model, self._results)
         self.workers_seen: set[int] = set()
 
     def _begin_on(self, batch: Any) -> None:
@@ -55,13 +58,29 @@ class LoggingFunction(RemoteFunction):
         self._logs.own_names = self._step.own_names
 
     def _collect(self) -> dict[str, float]:
-        """Returns the logs of the tasks that are done."""
+        """Notes which tasks are done; returns the logs of a moment ago."""
         for task in self._window.take_done():
-            self._logs.add(task.value)
+            self._ended.append(task)
             self.workers_seen.add(task.worker)
-        return self._logs.result()
+        return self._logs.recent()
 
-    def join(self) -> None:
-        """Waits until all tasks are done; the metrics are then those of all of them."""
+    def _results(self) -> list[np.ndarray]:
+        """Returns what tasks have returned since the last call."""
+        ended, self._ended = self._ended, []
+        return self._results_of(ended)
+
+    def _results_of(self, tasks: list[Task]) -> list[np.ndarray]:
+        return [task.value.numpy() for task in tasks]
+
+    def join(self) -> dict[str, float]:
+        """Waits until all tasks are done; returns their logs, which the metrics then have."""
         super().join()
         self._collect()
+        logs = self._logs.result()
+        self._logs.expire()
+        return logs
+
+    def cancel(self) -> None:
+        """Gives up all tasks, and what they have returned."""
+        super().cancel()
+        self._ended.clear()

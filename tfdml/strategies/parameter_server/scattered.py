@@ -48,7 +48,7 @@ class ScatteredEvaluation(LoggingFunction):
             self._window.wait_until(lambda: self._window.size < self._most)
             self._begin_on(batch)
         if isinstance(batches, Generator):  # `test_on_batch`: nothing comes after it.
-            self.join()
+            return self.join()
         return self._collect()
 
 

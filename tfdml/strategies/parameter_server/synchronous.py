@@ -80,7 +80,7 @@ class SynchronousTraining(LoggingFunction):
             self._logs.own_names = self._step.own_names
         vectors, gradients = zip(*results, strict=True)
         with self._strategy.scope():
-            self._logs.add(self._update(list(vectors), list(gradients)))
+            self._logs.add(self._update(list(vectors), list(gradients)).numpy())
 
     def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
         """Returns the results of the first `needed` tasks, in the order of their shares."""

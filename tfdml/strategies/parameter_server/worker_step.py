@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.packing import pack
+from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
 from tfdml.strategies.parameter_server.step_scope import StepScope
 from tfdml.strategies.share import unpacked
 
@@ -30,19 +31,20 @@ class WorkerStep:
         self._functions: dict[Any, Callable] = {}
         self.own_names: list[str] = []
 
-    def on_iterator(self, iterators: Any) -> Callable:
+    def on_iterator(self, iterators: Any, table: ResultTable) -> Callable:
         """Returns a function that takes `steps_per_execution` steps on a worker's own data.
 
         Args:
             iterators: An iterator on each worker.
+            table: What is given the sum of what the steps add to the metrics, and the last one's
+                own results.
 
         Returns:
-            A concrete function of an iterator and a stream of random numbers. It returns the sum
-            of what the steps add to the metrics, and the last one's own results.
+            A concrete function of an iterator, a stream of random numbers and a row of the table.
         """
         steps = self._model.steps_per_execution
 
-        def run(iterator, stream):
+        def run(iterator, stream, row):
             vector = self.results(next(iterator), stream)
             own = len(self.own_names)
 
@@ -55,10 +57,10 @@ class WorkerStep:
                 metrics = vector.shape[0] - own
                 added = tf.constant([1.0] * metrics + [0.0] * own, vector.dtype)
                 _, vector = tf.while_loop(lambda step, _: step < steps, another, [1, vector])
-            return vector
+            table.write(row, vector)
 
         spec = iterators._values[0]._type_spec
-        return self._concrete(run, spec, _STREAM)
+        return self._concrete(run, spec, _STREAM, ROW_SPEC)
 
     def on_batch(self, batch: Any) -> Callable:
         """Returns a function that takes one step on a batch which it is given.

@@ -1,0 +1,77 @@
+"""Where asynchronous steps leave their results: a row for each, on the first server.
+
+What a worker returned would come to the chief by messages of its own. A row goes with the step's
+other updates to the servers, and the chief reads many rows at once. A step that is taken again,
+because its worker died, writes the same row again.
+"""
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfdml.strategies.parameter_server.shipping import on_each_worker
+
+_DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
+ROW_SPEC = tf.TensorSpec([], tf.int64)
+
+
+class ResultTable:
+    """Rows for the results of steps.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+        rows: How many there are.
+    """
+
+    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, rows: int):
+        # The chief would send a number anew with each task: the workers have them all.
+        self._numbers = [
+            on_each_worker(coordinator, lambda _, n=n: tf.constant(n, tf.int64), ROW_SPEC)
+            for n in range(rows)
+        ]
+        self._values: tf.Variable | None = None
+        self._free = collections.deque(range(rows))
+
+    def write(self, row: tf.Tensor, vector: tf.Tensor) -> None:
+        """Leaves a result, in a step's graph.
+
+        Args:
+            row: The row's number: int64, shape `[]`.
+            vector: The result: float64, of one shape for all steps.
+        """
+        if self._values is None:
+            with tf.init_scope(), tf.device(None), tf.device(_DEVICE):
+                # Not `tf.Variable`, which the strategy would place, and count as the model's.
+                zeros = tf.zeros([len(self._numbers), *vector.shape], vector.dtype)
+                self._values = ResourceVariable(zeros, trainable=False)
+        tf.raw_ops.ResourceScatterNdUpdate(
+            ref=self._values.handle, indices=row[None, None], updates=vector[None]
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no row is free."""
+        return not self._free
+
+    def take_row(self) -> int:
+        """Returns a row that is free, and is not until it is read."""
+        return self._free.popleft()
+
+    def on_workers(self, row: int) -> tf.distribute.experimental.coordinator.PerWorkerValues:
+        """Returns a row's number as every worker has it."""
+        return self._numbers[row]
+
+    def read(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """Returns the results in some rows, which then are free."""
+        if not rows:
+            return []
+        self._free.extend(rows)
+        values = self._values.numpy()
+        return [values[row] for row in rows]
+
+    def clear(self) -> None:
+        """Makes all rows free."""
+        self._free = collections.deque(range(len(self._numbers)))

@@ -1,0 +1,125 @@
+"""Times `ParameterServerStrategy` beside its peers; rows where it loses are printed too.
+
+    .venv/bin/python tools/bench_parameter_server.py peers --workers 2
+    .venv/bin/python tools/bench_parameter_server.py peers --workers 2 --rate 1gbit    # as root
+    .venv/bin/python tools/bench_parameter_server.py slow --workers 3
+
+`peers`: epochs of `fit` and of a hand-written `ClusterCoordinator` loop take turns in one process,
+on the same cluster; the `fit` of tf_keras, which is frozen Keras 2, has a cluster of its own, in
+turn with ours. `slow`: one worker is stopped four fifths of the time, and asynchronous training is
+compared with synchronous, with and without a backup worker.
+
+With `--rate` all tasks are hosts of a `tools/netlab` with such a network between them.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_job import conditions, in_words, ratios
+from bench_parameter_server_chief import SLOWER, STEPS
+
+ROOT = Path(__file__).resolve().parents[1]
+CHIEF = str(ROOT / "tools" / "bench_parameter_server_chief.py")
+LIMIT_SECONDS = 240.0
+MARK = "RESULT "
+
+app = typer.Typer()
+
+
+@app.command(hidden=True)
+def host(arguments: Annotated[list[str], typer.Argument()]) -> None:
+    """What a host of the lab runs: the first is the chief, the second the server."""
+    number = int(os.environ["NETLAB_HOST"])
+    addresses = [f"{a}:12000" for a in os.environ["NETLAB_ADDRESSES"].split(",")]
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    role = ("chief", "ps")[number] if number < 2 else "worker"
+    task = {"type": role, "index": max(0, number - 2)}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    serve = ["-m", "tfdml.cli.main", "serve"]
+    command = [CHIEF, *arguments] if role == "chief" else serve
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+def run(kind: str, workers: int, rate: str, epochs: int, width: int, **options: Any) -> dict:
+    """Runs a kind in a cluster of its own, with one server; returns what its chief reports."""
+    arguments = [kind, str(epochs), str(width), json.dumps(options)]
+    if rate:
+        lab = [str(ROOT / "tools" / "netlab"), "--hosts", str(workers + 2), "--rate", rate, "--"]
+        command = [*lab, sys.executable, __file__, "host", "--", *arguments]
+    else:
+        launch = ["-m", "tfdml.cli.main", "launch", "--workers", str(workers), "--ps", "1"]
+        command = [sys.executable, *launch, CHIEF, *arguments]
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
+    if kind == "fit_of_tf_keras":
+        variables["TF_USE_LEGACY_KERAS"] = "1"
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, **variables},
+    )
+    if MARK not in done.stdout:
+        raise RuntimeError(f"{kind} must report a result. Received:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.split(MARK, 1)[1].splitlines()[0])
+
+
+def in_short(rates: list[float]) -> str:
+    """Returns the median and the quartiles of rates."""
+    low, middle, high = statistics.quantiles(rates, n=4)
+    return f"{middle:,.0f} ({low:,.0f}–{high:,.0f})"
+
+
+@app.command()
+def peers(
+    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Clusters of each kind, in turn.")] = 2,
+    epochs: Annotated[int, typer.Option(min=2, help=f"Epochs of {STEPS} steps.")] = 8,
+    width: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = 256,
+    rate: Annotated[str, typer.Option(help="Of the network: 1gbit. Needs root.")] = "",
+) -> None:
+    """Compare `fit` with a hand-written loop and with tf_keras's `fit`."""
+    seconds: dict[str, list[float]] = {"fit": [], "loop": [], "tf_keras": []}
+    for _ in range(rounds):
+        for kind in ("fit_and_loop", "fit_of_tf_keras"):
+            for name, seen in run(kind, workers, rate, epochs, width).items():
+                seconds[name] += seen
+    print(conditions())
+    by_loop, by_tf_keras = (ratios(seconds["fit"], seconds[n]) for n in ("loop", "tf_keras"))
+    steps = {name: in_short([STEPS / s for s in seen]) for name, seen in seconds.items()}
+    print("| workers | network | `fit`, steps/s | loop | time by the loop's | tf_keras | by its |")
+    print(
+        f"| {workers} | {rate or 'loopback'} | {steps['fit']} | {steps['loop']} | "
+        f"{in_words(by_loop)} | {steps['tf_keras']} | {in_words(by_tf_keras)} |"
+    )
+
+
+@app.command()
+def slow(
+    workers: Annotated[int, typer.Option(min=2, help="Workers.")] = 3,
+    epochs: Annotated[int, typer.Option(min=2, help=f"Epochs of {STEPS} steps.")] = 5,
+    width: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = 256,
+) -> None:
+    """Compare modes where one worker takes five times as long."""
+    modes = {
+        "asynchronous": {},
+        "synchronous": {"synchronous": True},
+        "synchronous, a backup worker": {"synchronous": True, "backup_workers": 1},
+    }
+    print(conditions())
+    print(f"| {workers} workers | all alike, rows/s in updates | one {SLOWER} times as slow |")
+    for name, options in modes.items():
+        found = run("beside_a_slow_worker", workers, "", epochs, width, **options)
+        print(f"| {name} | {in_short(found['even'])} | {in_short(found['slow'])} |")
+
+
+if __name__ == "__main__":
+    app()
