@@ -3,11 +3,13 @@
     .venv/bin/python tools/bench_parameter_server.py peers --workers 2
     .venv/bin/python tools/bench_parameter_server.py peers --workers 2 --rate 1gbit    # as root
     .venv/bin/python tools/bench_parameter_server.py slow --workers 3
+    .venv/bin/python tools/bench_parameter_server.py compressed             # as root
 
 `peers`: epochs of `fit` and of a hand-written `ClusterCoordinator` loop take turns in one process,
 on the same cluster; the `fit` of tf_keras, which is frozen Keras 2, has a cluster of its own, in
 turn with ours. `slow`: one worker is stopped four fifths of the time, and asynchronous training is
-compared with synchronous, with and without a backup worker.
+compared with synchronous, with and without a backup worker. `compressed`: what codecs save of the
+bytes that workers push.
 
 With `--rate` all tasks are hosts of a `tools/netlab` with such a network between them.
 """
@@ -119,6 +121,24 @@ def slow(
     for name, options in modes.items():
         found = run("beside_a_slow_worker", workers, "", epochs, width, **options)
         print(f"| {name} | {in_short(found['even'])} | {in_short(found['slow'])} |")
+
+
+@app.command()
+def compressed(
+    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 2,
+    epochs: Annotated[int, typer.Option(min=2, help=f"Epochs of {STEPS} steps.")] = 4,
+    width: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = 512,
+    rate: Annotated[str, typer.Option(help="Of the network; needs root.")] = "100mbit",
+) -> None:
+    """Compare what workers push with and without codecs."""
+    print(conditions())
+    print(f"| {workers} workers | KB a step, all tasks, loopback | steps/s, {rate} |")
+    for codec in (None, "float16", "int8", "int4"):
+        options = {} if codec is None else {"compression": codec}
+        sent = statistics.median(run("pushes", workers, "", epochs, width, **options)["bytes"])
+        shaped = run("pushes", workers, rate, epochs, width, **options)["seconds"]
+        rates = in_short([STEPS / s for s in shaped])
+        print(f"| {codec or 'plain'} | {sent / 1e3:,.0f} | {rates} |")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the chief runs in a cluster of `bench_parameter_server`; seconds of epochs, or rates."""
 
+import itertools
 import json
 import os
 import signal
@@ -178,6 +179,28 @@ def beside_a_slow_worker(epochs: int, width: int, options: dict) -> dict[str, li
         return {"even": even, "slow": rates()}
 
 
+def pushes(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
+    """Seconds of epochs of `fit`, and the bytes a step that all tasks send over the loopback."""
+    import keras
+
+    import tfdml
+
+    strategy = tfdml.ParameterServerStrategy(**options)
+    with strategy.scope():
+        model = compiled(keras, width)
+    sent: list[float] = []
+
+    def count() -> None:
+        sent.append(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+
+    callback, seconds = timed_epochs(keras, count)
+    model.fit(
+        make_data(), epochs=epochs + 1, steps_per_epoch=STEPS, verbose=0, callbacks=[callback]
+    )
+    parts = [(after - before) / STEPS for before, after in itertools.pairwise(sent)]
+    return {"seconds": seconds[1:], "bytes": parts}
+
+
 def task_process(role: str, index: int) -> psutil.Process:
     """Returns the process of this machine that serves a task of this job."""
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
@@ -218,7 +241,7 @@ class Slowed:
             self._process.send_signal(signal.SIGCONT)
 
 
-KINDS = {f.__name__: f for f in (fit_and_loop, fit_of_tf_keras, beside_a_slow_worker)}
+KINDS = {f.__name__: f for f in (fit_and_loop, fit_of_tf_keras, beside_a_slow_worker, pushes)}
 
 if __name__ == "__main__":
     kind, epochs, width, options = sys.argv[1:]

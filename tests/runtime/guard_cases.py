@@ -69,6 +69,44 @@ def changed_weights(check_desync: int) -> None:
     )  # fmt: skip
 
 
+class Holding(keras.callbacks.Callback):
+    """Rank 1 stays in a callback until rank 0 has heard of it; rank 0 waits for that."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self._guard = strategy.extended.guard
+        self._rank = strategy.rank
+        self.heard = ""
+
+    def on_epoch_end(self, epoch, logs=None):
+        deadline = time.monotonic() + 20
+        if self._rank == 1:
+            time.sleep(4)
+        while self._rank == 0 and "callback" not in self.heard and time.monotonic() < deadline:
+            time.sleep(0.05)
+            self.heard = self._guard._members[1].describe(time.monotonic())
+
+
+def in_a_callback() -> tuple[str, str]:
+    """Returns what rank 0 hears of rank 1 while that is in a callback, and its own place after."""
+    x, y = data(24)
+    strategy = job.strategy()
+    model = compiled(strategy)
+    holding = Holding(strategy)
+    model.fit(x, y, batch_size=12, verbose=0, callbacks=[holding])
+    return holding.heard, strategy.extended.guard.place.describe()
+
+
+def guard_that_fails() -> None:
+    """The guard's thread of rank 1 raises while the rank is well."""
+    strategy = job.strategy()
+    if strategy.rank == 1:
+        strategy.extended.guard._own_beat = None
+    x, y = data(24)
+    for _ in range(1000):
+        compiled(strategy).fit(x, y, batch_size=12, verbose=0)
+
+
 @keras.saving.register_keras_serializable("tfdml-tests")
 class Slow(layers.Layer):
     """A layer that takes long on one rank."""

@@ -57,6 +57,20 @@ def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
             assert slow.causes > 0.5
 
 
+def test_the_others_know_in_which_callback_a_rank_is(ranks):
+    (heard, own), (_, other) = ranks(2).run(cases.in_a_callback)
+    assert "fit, epoch 0, step 2, in callback Holding.on_epoch_end" in heard
+    assert own == other == "outside of fit, evaluate and predict"
+
+
+def test_a_guard_that_fails_says_so(ranks):
+    """And not, a minute later, that a rank which is well was silent."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.guard_that_fails)
+    assert "the guard itself failed on rank 1" in str(failure.value)
+    assert "TypeError" in str(failure.value)
+
+
 def test_ranks_left_behind_by_an_exception_are_ended(ranks):
     """The rank's program goes on, as a pool's does; the other could wait for ever."""
     with pytest.raises(RankFailure) as failure:

@@ -30,6 +30,7 @@ SIGNATURES = {
     "keras.src.losses.loss.reduce_weighted_values": "values sample_weight mask reduction dtype",
     "keras.src.losses.loss.scale_loss_for_distribution": "value",
     "keras.src.losses.loss.unscale_loss_for_distribution": "value",
+    "CallbackList.__init__": "callbacks add_history add_progbar model params",
     "CompileLoss.call": "y_true y_pred sample_weight",
     "SeedGenerator.next": "ordered",
 }

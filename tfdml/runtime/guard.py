@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +80,17 @@ class Guard:
         atexit.register(self._say_bye)
 
     def _start(self, target, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="tfdml-guard", daemon=True)
+        def run() -> None:
+            try:
+                target(*arguments)
+            except Exception:  # noqa: BLE001 (whatever it is, the job ends and says so)
+                # Else the others would end it later, for the silence of a rank that is well.
+                if not self._ending.is_set():
+                    said = traceback.format_exc()
+                    told = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
+                    self._end(told, self._rank)
+
+        thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)
         self.threads.append(thread)
         thread.start()
 

@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import re
-import sys
 import sysconfig
-import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +30,7 @@ class Place:
         waits_for: What it waits for together with the other processes, None while it does not.
         progress: Grows with everything that is done.
         failed: Whether an exception has left a call, or the program.
+        callback: The callback that runs, and its method; None outside of callbacks.
         collectives: What its graphs exchange: the name of each operation, and of what.
     """
 
@@ -42,6 +41,7 @@ class Place:
     waits_for: str | None = None
     progress: int = 0
     failed: bool = False
+    callback: tuple[object, str] | None = None
     collectives: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def begin(self, call: str) -> None:
@@ -87,9 +87,10 @@ class Place:
             if self.epoch is not None:
                 parts.append(f"epoch {self.epoch}")
             parts.append(f"step {self.step}")
-        callback = _callback_of(_main_stack())
-        if callback:
-            parts.append(f"in callback {callback}")
+        # Looking at the main thread's frames instead, from here, is not safe while it runs.
+        if self.callback:
+            callback, method = self.callback
+            parts.append(f"in callback {type(callback).__name__}.{method}")
         if self.waits_for:
             parts.append(f"waiting in {self.waits_for}")
         return ", ".join(parts)
@@ -132,12 +133,6 @@ def _describe_error_in_graph(error: BaseException, found: re.Match) -> str:
         file, line, function = own[-1]
         text += f"\nat {file}:{line} in {function}"
     return text
-
-
-def _main_stack() -> list[FrameType]:
-    """Returns the main thread's frames, the outermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    return [f for f, _ in traceback.walk_stack(frame)][::-1] if frame is not None else []
 
 
 def _callback_of(frames: list[FrameType]) -> str | None:

@@ -1,12 +1,15 @@
 """Callbacks on several processes: all start alike, one writes, all stop together."""
 
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard import Guard
+from tfdml.runtime.place import Place
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.same_values import agree_on_number, check_values, start_alike
 
@@ -64,6 +67,33 @@ class Watch(keras.callbacks.Callback):
         """Notes the epoch."""
         self._guard.place.epoch = epoch
         self._guard.place.step = 0
+
+
+class NotedCallbacks(list):
+    """Callbacks that, while one is called, are noted as what the main thread is doing.
+
+    Args:
+        callbacks: The callbacks.
+        place: Where it is noted.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], place: Place):
+        super().__init__(callbacks)
+        self._place = place
+
+    def __iter__(self) -> Iterator[keras.callbacks.Callback]:
+        """Yields the callbacks to the method of Keras's list that calls each one's."""
+        if threading.current_thread() is not threading.main_thread():
+            yield from super().__iter__()
+            return
+        method = sys._getframe(1).f_code.co_name.lstrip("_")
+        outer = self._place.callback
+        try:
+            for callback in super().__iter__():
+                self._place.callback = callback, method
+                yield callback
+        finally:
+            self._place.callback = outer
 
 
 class DesyncCheck(keras.callbacks.Callback):

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import LocalCollective
@@ -18,7 +19,7 @@ from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
-from tfdml.strategies.keras_seam.callbacks import for_this_process
+from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.step import MetricStep, PredictStep
@@ -57,6 +58,19 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
         own = fingerprint(model, call, arguments, extended.options)
         check_fingerprint(own, collective)
         arguments["callbacks"] = for_this_process(given, extended, trains=call == "fit")
+
+
+def _callback_list(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        model = signature.bind(self, *args, **kwargs).arguments.get("model")
+        extended = extended_of(getattr(model, "_distribute_strategy", None))
+        if extended is not None and extended.guard is not None:
+            self.callbacks = NotedCallbacks(self.callbacks, extended.guard.place)
+
+    return __init__
 
 
 # The extension whose data Keras is setting up.
@@ -186,6 +200,7 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "fit", _loop),
     (TensorFlowTrainer, "evaluate", _loop),
     (TensorFlowTrainer, "predict", _loop),
+    (CallbackList, "__init__", _callback_list),
     (TFEpochIterator, "__init__", _epoch_iterator),
     (TFEpochIterator, "_enumerate_iterator", _enumerate_iterator),
     (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
