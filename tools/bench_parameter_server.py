@@ -133,7 +133,7 @@ def compressed(
     """Compare what workers push with and without codecs."""
     print(conditions())
     print(f"| {workers} workers | KB a step, all tasks, loopback | steps/s, {rate} |")
-    for codec in (None, "float16", "int8", "int4"):
+    for codec in (None, "float16", "natural", "terngrad"):
         options = {} if codec is None else {"compression": codec}
         sent = statistics.median(run("pushes", workers, "", epochs, width, **options)["bytes"])
         shaped = run("pushes", workers, rate, epochs, width, **options)["seconds"]

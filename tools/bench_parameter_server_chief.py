@@ -1,12 +1,14 @@
 """What the chief runs in a cluster of `bench_parameter_server`; seconds of epochs, or rates."""
 
+import contextlib
 import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +177,7 @@ def beside_a_slow_worker(epochs: int, width: int, options: dict) -> dict[str, li
         return [used / s for s in seconds[1:]]
 
     even = rates()
-    with Slowed(task_process("worker", 1)):
+    with slowed(task_process("worker", 1)):
         return {"even": even, "slow": rates()}
 
 
@@ -215,34 +217,37 @@ def task_process(role: str, index: int) -> psutil.Process:
     raise RuntimeError(f"no process serves {role} {index}")
 
 
-class Slowed:
+@contextlib.contextmanager
+def slowed(process: psutil.Process) -> Iterator[None]:
     """While this is entered, a process runs a part of the time.
+
+    Another process stops it and lets it go on: this one may wait for it with Python's lock held.
 
     Args:
         process: The process.
     """
+    other = subprocess.Popen([sys.executable, __file__, "slow", str(process.pid)])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+        process.send_signal(signal.SIGCONT)
 
-    def __init__(self, process: psutil.Process):
-        self._process = process
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: Any) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(PERIOD_SECONDS / SLOWER):
-            self._process.send_signal(signal.SIGSTOP)
-            self._over.wait(PERIOD_SECONDS * (1 - 1 / SLOWER))
-            self._process.send_signal(signal.SIGCONT)
+def slow(pid: int) -> None:
+    """Stops a process again and again."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(PERIOD_SECONDS * (1 - 1 / SLOWER))
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(PERIOD_SECONDS / SLOWER)
 
 
 KINDS = {f.__name__: f for f in (fit_and_loop, fit_of_tf_keras, beside_a_slow_worker, pushes)}
 
 if __name__ == "__main__":
+    if sys.argv[1] == "slow":
+        slow(int(sys.argv[2]))
     kind, epochs, width, options = sys.argv[1:]
     report(KINDS[kind](int(epochs), int(width), json.loads(options)))
