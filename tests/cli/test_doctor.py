@@ -38,6 +38,7 @@ def test_without_horovod(environment_without, tfdml_command):
     assert " ok " in row(done.stdout, "TensorFlow")
 
 
+@pytest.mark.slow  # `test_without_horovod` imports tfdml there.
 def test_without_horovod_one_process_works(environment_without):
     code = "import tfdml; s = tfdml.HorovodStrategy(); print(s.rank, s.size, s.is_chief)"
     done = run_python("-c", code, python=environment_without("horovod"))

@@ -39,7 +39,8 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
     ("kind", "fault", "where", "rank"),
     [
         ("horovod", "exit", "exchange", 1),
-        ("multi_worker", "raise", "batch_end", 1),
+        # `test_guard` has an exception, `test_place` its words, without a launcher.
+        pytest.param("multi_worker", "raise", "batch_end", 1, marks=pytest.mark.slow),
         pytest.param("multi_worker", "raise", "data", 0, marks=pytest.mark.slow),
         ("multi_worker", "SIGTERM", "epoch_end", 0),
         ("multi_worker", "SIGSTOP", "validation", 1),

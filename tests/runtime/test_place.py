@@ -2,6 +2,7 @@
 
 import re
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -18,6 +19,21 @@ def test_an_error_says_where_it_was_raised():
     error, place = describe_error(failure.value).splitlines()
     assert error == "ValueError: the file is gone"
     assert re.fullmatch(r"at \S+test_place.py:\d+ in broken", place)
+
+
+class Saver(keras.callbacks.Callback):
+    """One that fails."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        broken()
+
+
+def test_an_error_says_in_which_callback_it_was_raised():
+    with pytest.raises(ValueError, match="gone") as failure:
+        Saver().on_epoch_end(0)
+    _, callback, place = describe_error(failure.value).splitlines()
+    assert callback == "in callback Saver.on_epoch_end"
+    assert place.endswith("in broken")
 
 
 @tf.function

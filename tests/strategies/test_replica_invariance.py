@@ -44,7 +44,9 @@ def test_arrays_whose_last_batch_has_one_row(ranks, kind):
     _compare(ranks, kind, cases.fit_arrays, 33, 16)
 
 
-@pytest.mark.parametrize("model", ["convolutional", "subclassed"])
+@pytest.mark.parametrize(
+    "model", ["convolutional", pytest.param("subclassed", marks=pytest.mark.slow)]
+)
 def test_models(ranks, feature_kind, model):
     _compare_largest(ranks, feature_kind, cases.fit_arrays, 33, 16, 3, model)
 

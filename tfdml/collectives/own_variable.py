@@ -1,11 +1,11 @@
-"""Variables of a process alone, which no strategy mirrors, aggregates or saves."""
+"""Variables that are made where one is, which no strategy mirrors, aggregates or saves."""
 
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def own_variable(start: tf.Tensor) -> tf.Variable:
-    """Returns a variable of this process alone, whatever strategy's scope it is made in.
+    """Returns a variable on the present device alone, whatever strategy's scope it is made in.
 
     Args:
         start: Its first value.

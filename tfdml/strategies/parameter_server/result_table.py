@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from tfdml.collectives.own_variable import own_variable
 from tfdml.strategies.parameter_server.shipping import on_each_worker
 
 _DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
@@ -44,9 +44,8 @@ class ResultTable:
         """
         if self._values is None:
             with tf.init_scope(), tf.device(None), tf.device(_DEVICE):
-                # Not `tf.Variable`, which the strategy would place, and count as the model's.
                 zeros = tf.zeros([len(self._numbers), *vector.shape], vector.dtype)
-                self._values = ResourceVariable(zeros, trainable=False)
+                self._values = own_variable(zeros)
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=self._values.handle, indices=row[None, None], updates=vector[None]
         )
