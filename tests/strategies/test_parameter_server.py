@@ -24,6 +24,12 @@ def test_each_step_counts_once_where_rows_for_results_are_few(cluster):
     assert result["rows"] == 4, "as many tasks as may be on their way, and all are free again"
 
 
+def test_what_layers_add_to_the_loss_counts(cluster):
+    result = cluster.run(cases.loss_of_layers)
+    assert result["fit"] > 10
+    assert result["evaluate"] > 10
+
+
 def test_a_row_for_results_is_free_once_it_is_read(cluster):
     result = cluster.run(cases.rows_of_results)
     assert result["taken"] == [0, 1, 2]

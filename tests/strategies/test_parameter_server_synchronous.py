@@ -30,6 +30,7 @@ def _compare(ranks, cluster, case, *args, **tolerance):
         pytest.param((cases.masked_loss, "sum_over_batch_size"), marks=pytest.mark.slow),
         (cases.masked_loss, "mean_with_sample_weight"),
         pytest.param((cases.scalar_loss,), marks=pytest.mark.slow),
+        (model_cases.added_loss,),
         pytest.param((model_cases.several_outputs,), marks=pytest.mark.slow),
         pytest.param((model_cases.many_metrics,), marks=pytest.mark.slow),
     ],

@@ -46,7 +46,12 @@ class StepScope(keras.StatelessScope):
         share: Share | None = None,
         totals: Sequence[tf.Tensor] | None = None,
     ):
-        super().__init__(state_mapping=[*own, *read_once], initialize_variables=False)
+        super().__init__(
+            # Without it, what layers add to the loss would be forgotten.
+            collect_losses=True,
+            state_mapping=[*own, *read_once],
+            initialize_variables=False,
+        )
         self._own = {id(variable) for variable, _ in own}
         self._read_once = {id(variable): value for variable, value in read_once}
         self.stream = stream
