@@ -10,27 +10,36 @@ from tfdml.horovod_build import BuildError
 from tfdml.horovod_build import source as horovod_source
 from tfdml.horovod_build.build import compile_wheel
 
-LISTING = f"horovod-{horovod_source.VERSION}/horovod/tensorflow/CMakeLists.txt"
+ROOT = f"horovod-{horovod_source.VERSION}"
+LISTING, CONTEXTS = horovod_source.CHANGES
 
 
-def archive_with(path, text: str):
+def archive_with(path, files: dict[str, str]):
     with tarfile.open(path, "w:gz") as opened:
-        member = tarfile.TarInfo(LISTING)
-        member.size = len(text)
-        opened.addfile(member, io.BytesIO(text.encode()))
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{ROOT}/{name}")
+            member.size = len(text)
+            opened.addfile(member, io.BytesIO(text.encode()))
     return path
 
 
-def test_the_one_file_is_left_out(tmp_path):
-    text = "list(A mpi_ops.cc)\nlist(A xla_mpi_ops.cc)\nend()\n"
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", text), tmp_path)
-    listing = root / "horovod" / "tensorflow" / "CMakeLists.txt"
-    assert listing.read_text() == "list(A mpi_ops.cc)\nend()\n"
+FILES = {
+    LISTING: "list(A mpi_ops.cc)\n" + horovod_source.CHANGES[LISTING][0] + "end()\n",
+    CONTEXTS: "a();\n" + horovod_source.CHANGES[CONTEXTS][0] + "  ctx.reset();\n}\n",
+}
 
 
-def test_unexpected_source_is_refused(tmp_path):
-    archive = archive_with(tmp_path / "a.tar.gz", "list(A mpi_ops.cc)\n")
-    with pytest.raises(BuildError, match="exactly one line. Received: 0 lines"):
+def test_what_is_changed(tmp_path):
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    assert (root / LISTING).read_text() == "list(A mpi_ops.cc)\nend()\n"
+    expected = "a();\nvoid GlooContext::Finalize() {\n  ctx.reset();\n}\n"
+    assert (root / CONTEXTS).read_text() == expected
+
+
+@pytest.mark.parametrize("name", [LISTING, CONTEXTS])
+def test_unexpected_source_is_refused(tmp_path, name):
+    archive = archive_with(tmp_path / "a.tar.gz", {**FILES, name: "something else\n"})
+    with pytest.raises(BuildError, match="must have exactly once: .* Received: it 0 times"):
         horovod_source.unpack(archive, tmp_path)
 
 

@@ -1,9 +1,11 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
-STEP (counted over the whole training) RANK does ACTION: it kills itself (`kill`), writes HOSTS
-(`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`). A plan `scale` makes the
-global batch and the learning rate follow the number of ranks, and keeps the order of the samples.
+STEP (counted over the whole training; `begin2` is the begin of epoch 2) RANK does ACTION: it kills
+itself (`kill`), writes HOSTS (`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`).
+Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
+ranks, and keeps the order of the samples; `disk` saves checkpoints in OUT besides, each third step;
+`slow disk` does, and takes half a second for each file.
 """
 
 import json
@@ -17,11 +19,23 @@ import keras
 import numpy as np
 
 import tfdml
+from tfdml.callbacks import FaultTolerantCheckpoint
+from tfdml.checkpointing.files import Files
 
 out, hosts, *plans = sys.argv[1:]
 SAMPLES, BATCH, RATE, EPOCHS = 48, 8, 0.01, 4
-scale = "scale" in plans
-plans = [plan for plan in plans if plan != "scale"]
+scale, slow, disk = ("scale" in plans, "slow disk" in plans, "disk" in " ".join(plans))
+plans = [plan for plan in plans if ":" in plan]
+if slow:
+    sync = Files.sync
+
+    def sync_slowly(self, file: int) -> None:
+        Path(out, f"saving{os.getpid()}").touch()
+        time.sleep(0.5)
+        sync(self, file)
+        Path(out, f"saving{os.getpid()}").unlink()
+
+    Files.sync = sync_slowly
 
 
 class Plan(keras.callbacks.Callback):
@@ -35,10 +49,16 @@ class Plan(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.losses.append(logs["loss"])
         self.sizes.append(strategy.size)
+        self.come_to(str(len(self.losses)))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.come_to(f"begin{epoch}")
+
+    def come_to(self, now: str) -> None:
         for number, plan in enumerate(plans):
-            rank, step, action = plan.split(":", 2)
+            rank, when, action = plan.split(":", 2)
             done = Path(out, f"done{number}")
-            if (strategy.rank, len(self.losses)) == (int(rank), int(step)) and not done.exists():
+            if (str(strategy.rank), now) == (rank, when) and not done.exists():
                 done.write_text(str(time.time()))
                 do(action)
 
@@ -46,6 +66,8 @@ class Plan(keras.callbacks.Callback):
 def do(action: str) -> None:
     """Does what was planned."""
     if action == "kill":
+        # Of several, the slowest shall come to it too.
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "told":
         deadline = time.monotonic() + 60
@@ -70,7 +92,8 @@ plan = Plan()
 
 @tfdml.elastic.run
 def train(state):
-    committer, batch = state.committer(steps=2), BATCH
+    checkpoint = FaultTolerantCheckpoint(Path(out, "run"), save_freq=3) if disk else None
+    committer, batch = state.committer(steps=2, checkpoint=checkpoint), BATCH
     if scale:
         committer, batch = state.committer(rule="linear"), BATCH * strategy.size
         model.optimizer.learning_rate = RATE * strategy.size

@@ -16,16 +16,17 @@ from tfdml.topology import child_environment
 
 PROGRAM = Path(__file__).with_name("program.py")
 STEPS, EPOCHS = 6, 4
+# After which a lost host counts as one again, in seconds.
+COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
+
+# Names of this machine: with a rank Horovod takes its whole host for lost.
+A, B, C, D = (f"{name}:1" for name in ("localhost", "127.0.0.1", "127.1", "127.0.1"))
 
 
-# Two names of this machine: with a rank Horovod takes its whole host for lost.
-A, B = "localhost:1", "127.0.0.1:1"
-
-
-def run(
-    tmp_path: Path, first: list[str], *plans: str, elastic: bool = True, cooldown: bool = False
-) -> list[dict]:
-    """Runs the program on hosts; returns what its ranks have noted."""
+def start(
+    tmp_path: Path, first: list[str], *plans: str, elastic: bool = True, options: tuple = ()
+) -> child.Ended:
+    """Runs the program on hosts."""
     hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
     hosts.write_text("\n".join(first) + "\n")
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
@@ -34,15 +35,19 @@ def run(
     if elastic:
         launcher = str(Path(sys.executable).with_name("horovodrun"))
         command = [
-            sys.executable, launcher, "-np", str(len(first)), "--min-np", "1", "--max-np", "2",
+            sys.executable, launcher, "-np", str(len(first)), "--min-np", "1", "--max-np", "4",
             "--host-discovery-script", str(script), "--network-interface", "lo",
-            "--gloo-timeout-seconds", "90",
-            *(["--blacklist-cooldown-range", "1", "2"] if cooldown else []), *command,
+            "--gloo-timeout-seconds", "90", *options, *command,
         ]  # fmt: skip
     environment = child_environment(
         PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
     )
-    ended = child.run(command, environment=environment, timeout=150)
+    return child.run(command, environment=environment, timeout=150)
+
+
+def run(tmp_path: Path, first: list[str], *plans: str, **how) -> list[dict]:
+    """Runs the program on hosts; returns what its ranks have noted."""
+    ended = start(tmp_path, first, *plans, **how)
     assert ended.ok, ended.output[-6000:]
     return [json.loads(p.read_text()) for p in sorted(tmp_path.glob("result*.json"))]
 
@@ -77,7 +82,7 @@ def test_a_rank_is_lost(tmp_path, whole, lost):
 @pytest.mark.slow
 def test_a_lost_rank_comes_back(tmp_path, whole):
     """2, 1, 2: the host counts as lost for a while, and gets a new process."""
-    results = run(tmp_path, [A, B], "1:9:kill", "0:13:told", cooldown=True)
+    results = run(tmp_path, [A, B], "1:9:kill", "0:13:told", options=COOLDOWN)
     assert len(results) == 2
     for result in results:
         same(result, whole)
@@ -91,6 +96,86 @@ def test_hosts_come_and_go(tmp_path, whole):
     (result,) = run(tmp_path, [A], f"0:5:{both}", "0:7:told", f"0:13:hosts={A}", "0:15:told")
     same(result, whole)
     assert result["sizes"] == [1] * 8 + [2] * 8 + [1] * 8
+
+
+@pytest.mark.slow
+def test_two_ranks_come_at_once(tmp_path, whole):
+    """1, 3."""
+    results = run(tmp_path, [A], f"0:5:hosts={A}+{B}+{C}", "0:7:told")
+    assert len(results) == 3
+    for result in results:
+        same(result, whole)
+    assert results[0]["sizes"] == [1] * 8 + [3] * 16
+
+
+@pytest.mark.slow
+def test_two_ranks_are_lost_at_once(tmp_path, whole):
+    """4, 2."""
+    results = run(tmp_path, [A, B, C, D], "3:9:kill", "2:9:kill")
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+        assert result["sizes"] == [4] * 8 + [2] * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["6", "begin1"])
+def test_a_rank_is_lost_between_two_epochs(tmp_path, whole, moment):
+    """After the last step and before its commit; and after it."""
+    (result,) = run(tmp_path, [A, B], f"1:{moment}:kill")
+    same(result, whole)
+    # Rank 0 has committed step 6, and waits there for rank 1.
+    assert result["sizes"] == [2] * 6 + [1] * 18
+
+
+@pytest.mark.slow
+def test_ranks_are_lost_once_too_often(tmp_path):
+    ended = start(tmp_path, [A, B, C], "2:5:kill", "1:9:kill", options=("--reset-limit", "1"))
+    assert not ended.ok
+    assert not ended.timed_out
+    assert "number of resets" in ended.output
+
+
+def check_directory(tmp_path: Path) -> None:
+    """The training's last checkpoint is there, and nothing that was begun and not ended."""
+    names = sorted(p.name for p in (tmp_path / "run").iterdir())
+    assert f"fit-000-epoch-{EPOCHS:04d}-step-{STEPS * EPOCHS:010d}" in names
+    assert not [name for name in names if name.startswith("partial-")]
+
+
+@pytest.mark.slow
+def test_all_ranks_are_lost(tmp_path, whole):
+    """The same command goes on from the disk, and ranks may be lost again."""
+    plans = ("disk", "0:9:kill", "1:9:kill", "1:15:kill")
+    ended = start(tmp_path, [A, B], *plans)
+    assert not ended.ok
+    assert not ended.timed_out
+    (result,) = run(tmp_path, [A, B], *plans)
+    same(result, whole)
+    assert result["sizes"] == [2] * 14 + [1] * 10
+    check_directory(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_rank_is_lost_during_a_save(tmp_path, whole, lost):
+    """What is not whole is given up, and the next ones are whole again."""
+    (result,) = run(tmp_path, [A, B], "slow disk", f"{lost}:10:kill")
+    assert list(tmp_path.glob("saving*")), "No save was under way."
+    same(result, whole)
+    assert result["sizes"] == [2] * 10 + [1] * 14
+    check_directory(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_rank_joins_during_a_save(tmp_path, whole):
+    """The save begins after step 9, the ranks meet after step 10."""
+    results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:told")
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+    assert results[0]["sizes"] == [1] * 10 + [2] * 14
+    check_directory(tmp_path)
 
 
 @pytest.mark.slow
@@ -126,6 +211,8 @@ def test_wrong_arguments(arguments, message):
     model.compile("adam", "mse")
     with pytest.raises(ValueError, match=message):
         tfdml.elastic.KerasState(model).committer(**arguments)
+    with pytest.raises(TypeError, match="`checkpoint` must be a `tfdml.callbacks.FaultTol"):
+        tfdml.elastic.KerasState(model).committer(checkpoint="run")
 
 
 def test_wrong_models():

@@ -1,5 +1,7 @@
 """How a rank's part of a checkpoint is written: in a thread, and what came of it is told later."""
 
+import contextlib
+import threading
 import time
 
 import numpy as np
@@ -40,6 +42,7 @@ class Saver:
         self._session, self._ranks, self._fit, self._job = session, ranks, fit, job
         self._max_to_keep, self._asynchronous, self._raises = max_to_keep, asynchronous, raises
         self._writer = Writer()
+        self._given_up = threading.Event()
         self.write_seconds = 0.0
 
     @property
@@ -74,6 +77,12 @@ class Saver:
                 raise OSError(f"{said} Make room, and start the job again.") from error
             say(f"WARNING: {said} Training goes on without it.")
 
+    def give_up(self) -> None:
+        """Waits for no other rank's part any more: some are lost. What is not whole is removed."""
+        self._given_up.set()
+        with contextlib.suppress(OSError):
+            self._writer.wait()
+
     def _own_part(self, shared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns what this rank writes of the state that all ranks have."""
         written = [0] * self._ranks.size
@@ -91,7 +100,16 @@ class Saver:
         session, rank = self._session, self._ranks.rank
         if rank == 0:
             session.directory.check_claim()
-        checkpointing.save(session.files, session.path, job, rank, manifest, tensors, notes)
+        checkpointing.save(
+            session.files,
+            session.path,
+            job,
+            rank,
+            manifest,
+            tensors,
+            notes,
+            given_up=self._given_up.is_set,
+        )
         if rank == 0:
             best = manifest.state["best"]
             session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tfdml.checkpointing import (
@@ -54,16 +55,41 @@ class Session:
         Returns:
             What all ranks are told: the checkpoint's name or None, the job, and an error's text.
         """
+
+        def choice() -> str | None:
+            if self._claim() and not resume:
+                self.directory.clear()
+            found = self.directory.newest(fit, allow_fresh_start)
+            return found.manifest.directory if found else None
+
+        return self._told(choice)
+
+    def take_over(self, fit: int) -> dict[str, Any]:
+        """Claims the directory for a `fit` that goes on from memory; rank 0's part.
+
+        Returns:
+            As `choose` does, with the newest checkpoint's name, whole or not.
+        """
+
+        def newest() -> str | None:
+            self._claim()
+            return (self.directory.checkpoints(fit) or [None])[-1]
+
+        return self._told(newest)
+
+    def _claim(self) -> bool:
+        """Claims the directory; returns whether it had not been this process's before."""
+        if self.directory is not None:
+            return False
+        directory = CheckpointDirectory(self.path, self.files, say)
+        directory.claim()
+        self.directory = directory
+        return True
+
+    def _told(self, find: Callable[[], str | None]) -> dict[str, Any]:
         name = error = None
         try:
-            if self.directory is None:
-                directory = CheckpointDirectory(self.path, self.files, say)
-                directory.claim()
-                self.directory = directory
-                if not resume:
-                    directory.clear()
-            found = self.directory.newest(fit, allow_fresh_start)
-            name = found.manifest.directory if found else None
+            name = find()
         except (DirectoryInUse, NoWholeCheckpoint, OSError) as raised:
             error = str(raised)[:1300]  # In a message of 8 KB, whatever the letters.
         return {"name": name, "job": self.job, "error": error}

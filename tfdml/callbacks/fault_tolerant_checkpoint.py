@@ -1,5 +1,6 @@
 """Checkpoints of everything: kill the job anywhere, run the same command, lose nothing."""
 
+import dataclasses
 import datetime
 import os
 import sys
@@ -14,7 +15,7 @@ from tfdml.callbacks.callback_state import CallbackState
 from tfdml.callbacks.checkpoint_cost import SaveCost
 from tfdml.callbacks.checkpoint_saver import OWN, Saver
 from tfdml.callbacks.checkpoint_schedule import Schedule
-from tfdml.callbacks.checkpoint_session import placed, say, session_of
+from tfdml.callbacks.checkpoint_session import end_session, placed, say, session_of
 from tfdml.callbacks.preemption import Preemption
 from tfdml.callbacks.training_state import OwnState, TrainingState
 from tfdml.checkpointing import Checkpoint, Manifest
@@ -24,6 +25,23 @@ from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
 from tfdml.strategies.rank_state import RankState
 from tfdml.strategies.stop_vote import StopVote
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a `fit` has come.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The batches of it that have been used.
+        total: Those of all its epochs.
+        best: The best value so far of what `keep_best` names, and its checkpoint; or None.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+    best: list | None = None
 
 
 class FaultTolerantCheckpoint(ResumingCallback):
@@ -117,22 +135,58 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._sign = -1.0 if keep_best_mode == "min" else 1.0
         watcher = on_preemption if callable(on_preemption) else None
         self._preemption = Preemption(watcher) if on_preemption else None
+        self._saver: Saver | None = None
         session_of(self.directory)  # Errs now, where a store's plug-in is missing.
 
     # -- Where a fit goes on -------------------------------------------------------------------
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Chooses the checkpoint, alike on all ranks; returns the data's position in it."""
+
+        def choice() -> dict[str, Any]:
+            return self._session.choose(self._fit, self._resume, self._allow_fresh_start)
+
+        self._take_part(model, callbacks, choice)
+        if self._last is None:
+            return None
+        path = os.path.join(self.directory, self._last)
+        if self._session.chaos:
+            self._session.chaos.restore()
+        files = self._session.files
+        self._manifest = read_manifest(files, path)
+        self._parts = Checkpoint(files, path, self._manifest).read()
+        return self._manifest.state["data"]
+
+    def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
+        """Called instead of `begin_fit` where a `fit` goes on from memory: nothing is read."""
+        self._take_part(model, callbacks, lambda: self._session.take_over(self._fit))
+        self.progress = dataclasses.replace(progress)
+
+    def leave_fit(self) -> None:
+        """Gives up what is being written, and the directory: ranks are lost, or have come."""
+        if self._saver is not None:
+            self._saver.give_up()
+        end_session(self.directory)
+
+    def wait(self) -> None:
+        """Waits for what is being written."""
+        self._saver.collect()
+
+    def ignore_preemption(self) -> None:
+        """Leaves SIGTERM alone: it ends a rank of an elastic job, and the others go on."""
+        self._preemption = None
+
+    def _take_part(
+        self, model: keras.Model, callbacks: list, choose: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Begins a `fit`; rank 0 calls `choose`, see `Session`."""
         if self._preemption is not None:
             self._preemption.start()
         self._ranks = RankState(model)
         self._session = session_of(self.directory)
         self._others = [c for c in callbacks if c is not self]
         self._fit, self._session.fits = self._session.fits, self._session.fits + 1
-        chosen = None
-        if self._ranks.rank == 0:
-            chosen = self._session.choose(self._fit, self._resume, self._allow_fresh_start)
-        chosen = self._ranks.told_by_rank_0(chosen)
+        chosen = self._ranks.told_by_rank_0(choose() if self._ranks.rank == 0 else None)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])
         self._saver = Saver(
@@ -145,20 +199,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
             raises=self._on_write_error == "raise",
         )
         self._cost = SaveCost()
-        self._epoch = self._step = self._total = 0
-        self._best: list | None = None
+        self.progress = Progress()
         self._last, self._manifest = chosen["name"], None
         if self._preemption is not None:
             self._prepare_vote(model)
-        if chosen["name"] is None:
-            return None
-        path = os.path.join(self.directory, chosen["name"])
-        if self._session.chaos:
-            self._session.chaos.restore()
-        files = self._session.files
-        self._manifest = read_manifest(files, path)
-        self._parts = Checkpoint(files, path, self._manifest).read()
-        return self._manifest.state["data"]
 
     def _prepare_vote(self, model: keras.Model) -> None:
         self._vote: StopVote | None = None
@@ -178,21 +222,21 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if saved is not None:
             path = os.path.join(self.directory, saved.directory)
             self._training.check(saved.state, path)
-            self._epoch, self._step, self._total = saved.epoch, saved.state["step"], saved.step
-            self._best = saved.state["best"]
+            state = saved.state
+            self.progress = Progress(saved.epoch, state["step"], saved.step, state["best"])
             over = saved.state["stopped"]
             begin_with(self.model, self.params["epochs"] if over else saved.epoch)
             self._restore()
             if self._ranks.rank == 0:
-                what = "has finished" if saved.finished else f"goes on at step {self._step}"
+                what = "has finished" if saved.finished else f"goes on at step {state['step']}"
                 say(f"epoch {saved.epoch} {what}, from {path}")
-            if not self._step:
+            if not self.progress.step:
                 self._parts = self._manifest = None
-        self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self._total)
+        self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self.progress.total)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Restores the state anew, within an epoch: its metrics, and what callbacks did here."""
-        self._epoch = epoch
+        self.progress.epoch = epoch
         self._cost.pause()
         if self._manifest is not None:
             self._restore()
@@ -214,20 +258,20 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if self._session.chaos:
             self._session.chaos.step()
         self.data.used(logs)
-        steps = batch + 1 - self._step
-        self._total, self._step = self._total + steps, batch + 1
+        steps = batch + 1 - self.progress.step
+        self.progress.total, self.progress.step = self.progress.total + steps, batch + 1
         self._cost.step(steps, self._saver.busy)
         if self._asked_to_end():
             self._save({}, finished=False)
             self._leave()
-        elif self._schedule.due(self._total):
+        elif self._schedule.due(self.progress.total):
             self._save({}, finished=False)
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves after an epoch, if that is asked for, and after the last one."""
-        self._epoch, self._step = epoch + 1, 0
+        self.progress.epoch, self.progress.step = epoch + 1, 0
         metrics = {name: float(value) for name, value in (logs or {}).items()}
-        finished = self.model.stop_training or self._epoch >= self.params["epochs"]
+        finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
         best = self._is_best(metrics)
         if best or finished or self._save_freq == "epoch":
             self._save(metrics, finished)
@@ -260,7 +304,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
         # Whoever leaves first must not end the others before all is written.
         self._ranks.any_of_all(True)
         if self._ranks.rank == 0:
-            say(f"asked to end, saved after step {self._step} of epoch {self._epoch}.")
+            now = self.progress
+            say(f"asked to end, saved after step {now.step} of epoch {now.epoch}.")
         sys.exit(PREEMPTED_EXIT_CODE)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
@@ -272,26 +317,29 @@ class FaultTolerantCheckpoint(ResumingCallback):
                 f"keep_best={self._keep_best!r}."
             )
         value = metrics[self._keep_best]
-        better = self._best is None or self._sign * value > self._sign * self._best[0]
+        best = self.progress.best
+        better = best is None or self._sign * value > self._sign * best[0]
         if better:
-            self._best = [value, self._named().directory]
+            self.progress.best = [value, self._named().directory]
         return better
 
     # -- How it saves --------------------------------------------------------------------------
 
     def _named(self, **fields: Any) -> Manifest:
         fields = {"state": {}, "members": (), **fields}
-        return Manifest(self._fit, self._epoch, self._total, self._ranks.size, **fields)
+        now = self.progress
+        return Manifest(self._fit, now.epoch, now.total, self._ranks.size, **fields)
 
     def _save(self, metrics: dict[str, float], finished: bool) -> None:
         name = self._named().directory
-        if name == self._last:
+        # Names sort as training goes: what is there already, nobody saves again.
+        if self._last is not None and name <= self._last:
             return
         self._last, began = name, time.perf_counter()
         self._saver.collect()
-        snapshot = self._training.read(self._step)
+        snapshot = self._training.read(self.progress.step)
         fields = {"metrics": metrics, "finished": finished, "saved": time.time()}
-        state = {**snapshot.shared, "best": self._best}
+        state = {**snapshot.shared, "best": self.progress.best}
         self._saver.save(self._named(state=state, **fields), snapshot)
         self._cost.saved(began, self._saver.write_seconds)
         advice = self._cost.advice()

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ def save(
     tensors: Mapping[str, np.ndarray],
     notes: Any,
     wait: float = 600.0,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Writes a rank's part of a checkpoint; on rank 0 returns once all of it is durable.
 
@@ -53,6 +54,7 @@ def save(
         tensors: The rank's part of the state.
         notes: What JSON can hold of it.
         wait: Seconds that rank 0 waits for another rank's part.
+        given_up: Whether rank 0 shall wait no more: other ranks are lost.
 
     Raises:
         OSError: If it cannot be written. What there is of it is removed: a full disk needs it.
@@ -61,7 +63,7 @@ def save(
     try:
         own = write_member(files, place, rank, manifest.world_size, tensors, notes)
         if rank == 0:
-            members = [own, *_members_of_others(files, place, manifest.world_size, wait)]
+            members = [own, *_members_of_others(files, place, manifest.world_size, wait, given_up)]
             commit(files, directory, place, manifest, members)
     except OSError:
         if rank:
@@ -117,11 +119,13 @@ def write_member(
     return member
 
 
-def _members_of_others(files: Files, place: str, world_size: int, wait: float) -> Iterator[Member]:
+def _members_of_others(
+    files: Files, place: str, world_size: int, wait: float, given_up: Callable[[], bool]
+) -> Iterator[Member]:
     for rank in range(1, world_size):
         path = os.path.join(place, member_name(rank, world_size))
         note = path + _NOTE
-        _await(files, path, wait, f"rank {rank}")
+        _await(files, path, wait, given_up, f"rank {rank}")
         yield Member(**json.loads(files.read(note)))
         files.unlink(note)
 
@@ -170,12 +174,14 @@ def remove_checkpoint(files: Files, path: str) -> None:
     remove_tree(files, path)
 
 
-def _await(files: Files, path: str, seconds: float, who: str) -> None:
+def _await(files: Files, path: str, seconds: float, given_up: Callable[[], bool], who: str) -> None:
     """Waits for a rank's note on its member."""
     deadline, pause = time.monotonic() + seconds, 0.001
     while not files.exists(path + _NOTE):
         if files.exists(path + _FAILED):
             raise OSError(f"{who} could not write its part, and says why.")
+        if given_up():
+            raise OSError(f"{who} is waited for no more.")
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{who} must write its part of a checkpoint within {seconds:.0f} s. Received: "

@@ -6,13 +6,12 @@ from typing import Any
 
 import keras
 
-from tfdml import topology
 from tfdml.callbacks.callback_state import CallbackState
-from tfdml.callbacks.training_state import OwnState, Snapshot, TrainingState
+from tfdml.callbacks.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
+from tfdml.callbacks.training_state import OwnState, Snapshot
 from tfdml.collectives.collective import Collective, LocalCollective
-from tfdml.schedules import scale_learning_rate
-from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
-from tfdml.strategies.rank_state import RankState
+from tfdml.elastic.committer import Committer
+from tfdml.strategies.keras_seam.resuming import ResumingCallback
 
 
 @dataclasses.dataclass
@@ -24,6 +23,7 @@ class Commit:
         epoch: The epoch that goes on from here.
         snapshot: The state, seen by this rank.
         size: The number of ranks that there were.
+        progress: How far the `FaultTolerantCheckpoint` beside it has come, if there is one.
         own: What belonged to each rank that was there; empty until ranks have changed.
     """
 
@@ -31,16 +31,13 @@ class Commit:
     epoch: int
     snapshot: Snapshot
     size: int
+    progress: Progress | None = None
     own: list[OwnState] = dataclasses.field(default_factory=list)
 
     @property
     def place(self) -> tuple[int, int, int]:
         """Where training was: a later commit has a greater one."""
         return self.fit, self.epoch, self.snapshot.shared["step"]
-
-
-# What a position says of batches: another between epochs where their size follows the ranks.
-_OF_BATCHES = {"batches", "batch_size", "steps_per_epoch"}
 
 
 class KerasState:
@@ -71,10 +68,16 @@ class KerasState:
         self._commit: Commit | None = None
         self._fits = 0
         self._callbacks: dict[int, CallbackState] = {}
+        self._checkpoints: list[FaultTolerantCheckpoint] = []
         # What Horovod's driver has told of hosts since the ranks have met.
         self._messages: list[tuple[float, int]] = []
 
-    def committer(self, steps: int | None = None, rule: str = "none") -> ResumingCallback:
+    def committer(
+        self,
+        steps: int | None = None,
+        rule: str = "none",
+        checkpoint: FaultTolerantCheckpoint | None = None,
+    ) -> ResumingCallback:
         """Returns a callback for `fit`: it commits each so many steps, and goes on from a commit.
 
         Args:
@@ -85,11 +88,14 @@ class KerasState:
                 "linear" or "sqrt" where the function gives `fit` a batch size that follows
                 `strategy.size`; commits are then at the ends of epochs alone, because within an
                 epoch the batches stay what they are.
+            checkpoint: Saves besides, as often as it says: a job all of whose ranks are lost goes
+                on from there when it is started again. Under Horovod Elastic a SIGTERM ends its
+                rank alone, because the others go on.
 
         Raises:
             ValueError: If an argument is wrong.
         """
-        return _Committer(self, steps, rule)
+        return Committer(self, steps, rule, checkpoint)
 
     # -- What Horovod's loop calls -------------------------------------------------------------
 
@@ -102,6 +108,9 @@ class KerasState:
     def _meet(self) -> None:
         import horovod.tensorflow as hvd
 
+        for checkpoint in self._checkpoints:
+            checkpoint.leave_fit()
+        self._checkpoints.clear()
         self._strategy.extended.join(_collective())
         self._model.train_function = self._model.test_function = None
         self._model.predict_function = None
@@ -121,12 +130,15 @@ class KerasState:
         self._fits = 0
         self.__dict__.update(copy.deepcopy(self._values))
 
-    def save(self, fit: int, epoch: int, snapshot: Snapshot) -> None:
+    def save(
+        self, fit: int, epoch: int, snapshot: Snapshot, progress: Progress | None = None
+    ) -> None:
         """Keeps a commit."""
         self._values = copy.deepcopy({name: getattr(self, name) for name in self._names})
         shared = copy.deepcopy(snapshot.shared)
         size = self._strategy.extended.collective.size
-        self._commit = Commit(fit, epoch, dataclasses.replace(snapshot, shared=shared), size)
+        snapshot = dataclasses.replace(snapshot, shared=shared)
+        self._commit = Commit(fit, epoch, snapshot, size, copy.deepcopy(progress))
 
     def on_reset(self) -> None:
         """Ranks have changed."""
@@ -136,110 +148,12 @@ class KerasState:
         """Hosts have come or gone, says Horovod's driver; called by a thread of its own."""
         self._messages.append((timestamp, result))
 
-    def check_host_updates(self) -> None:
-        """Ends `fit` on all ranks together where hosts have come or gone.
-
-        Raises:
-            HostsUpdatedInterrupt: Which `run` goes on after.
-        """
+    def hosts_have_changed(self) -> bool:
+        """Returns whether hosts have come or gone, alike on all ranks; all of them call it."""
         import horovod.tensorflow as hvd
-        from horovod.common.exceptions import HostsUpdatedInterrupt
 
-        told = list(self._messages)
-        everybody = hvd.allgather_object([result for _, result in told], name="elastic_hosts")
-        if any(everybody):
-            raise HostsUpdatedInterrupt(False)
-
-
-class _Committer(ResumingCallback):
-    """Commits a `fit` to a state, and makes it go on from there."""
-
-    def __init__(self, state: KerasState, steps: int | None, rule: str):
-        super().__init__()
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}.")
-        scale_learning_rate(1.0, 1, rule)  # Checks it.
-        if rule != "none" and steps is not None:
-            raise ValueError(
-                f"`steps` must be None with rule={rule!r}, because batches change between epochs "
-                f"alone. Received: steps={steps!r}."
-            )
-        self._state, self._every, self._rule = state, steps, rule
-
-    def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
-        """Returns the data's position in the commit, if it is of this `fit`."""
-        self._others = [c for c in callbacks if c is not self]
-        self._fit, self._state._fits = self._state._fits, self._state._fits + 1
-        commit = self._state._commit
-        self._commit = commit if commit is not None and commit.fit == self._fit else None
-        self._is_over = commit is not None and commit.fit > self._fit
-        self._epoch = self._step = 0
-        if self._fit in self._state._callbacks:
-            # As the program has made them; `fit` has been called before in this process.
-            self._state._callbacks[self._fit].restore({}, {})
-        if self._commit is None:
-            return None
-        data = self._commit.snapshot.shared["data"]
-        kept = data.keys() - (_OF_BATCHES if self._rule != "none" else set())
-        return {name: data[name] for name in kept}
-
-    def on_train_begin(self, logs=None):
-        """Restores the commit."""
-        ranks = RankState(self.model)
-        callbacks = self._state._callbacks[self._fit] = CallbackState(self._others)
-        self._training = TrainingState(self.model, callbacks, self.data, ranks)
-        if self._is_over:
-            begin_with(self.model, self.params["epochs"])
-        if self._commit is not None:
-            self._epoch, self._step = self._commit.epoch, self._commit.snapshot.shared["step"]
-            over = self._commit.snapshot.shared["stopped"]
-            begin_with(self.model, self.params["epochs"] if over else self._epoch)
-            self._restore()
-            self._scale(self._commit.size)
-            if not self._step:
-                self._commit = None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Restores the commit anew, within an epoch; before the first one, commits."""
-        self._epoch = epoch
-        if self._commit is not None:
-            self._restore()
-            self._commit = None
-        elif self._state._commit is None or self._state._commit.fit < self._fit:
-            # Not earlier: here all ranks have rank 0's weights.
-            self._state.save(self._fit, self._epoch, self._training.read(0))
-
-    def _restore(self) -> None:
-        snapshot = self._commit.snapshot
-        own = self._commit.own or [snapshot.own]
-        self._training.restore(snapshot.shared, snapshot.tensors, own)
-
-    def _scale(self, before: int) -> None:
-        """Scales the learning rate where there are other ranks than before."""
-        now = self._state._strategy.extended.collective.size
-        if now == before or self._rule == "none":
-            return
-        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        factor = scale_learning_rate(1.0, now, self._rule)
-        factor /= scale_learning_rate(1.0, before, self._rule)
-        self.model.optimizer.learning_rate = rate * factor
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Commits, if it is time."""
-        self.data.used(logs)
-        before, self._step = self._step, batch + 1
-        if self._every and self._step // self._every > before // self._every:
-            self._save()
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Commits."""
-        self._epoch, self._step = epoch + 1, 0
-        self._save()
-
-    def _save(self) -> None:
-        self._state.save(self._fit, self._epoch, self._training.read(self._step))
-        if topology.is_elastic():
-            self._state.check_host_updates()
+        told = [result for _, result in list(self._messages)]
+        return any(hvd.allgather_object(told, name="elastic_hosts"))
 
 
 def _collective() -> Collective:

@@ -14,9 +14,22 @@ VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 # The published archive. What is compiled here runs with the user's rights, so it is verified.
 DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-# The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
-# adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
-UNCOMPILABLE = "xla_mpi_ops.cc"
+# What is changed in its files: a text, and what takes its place.
+CHANGES = {
+    # The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
+    # adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
+    "horovod/tensorflow/CMakeLists.txt": (
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+    ),
+    # Where a rank is lost, the others end their connections, which is how those further away in
+    # the ring learn of it. The contexts of process sets are never `enabled_`: theirs would stay,
+    # and with four ranks and more some wait for gloo's whole timeout.
+    "horovod/common/gloo/gloo_context.cc": (
+        "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
+        "void GlooContext::Finalize() {\n",
+    ),
+}
 
 _DOWNLOAD_SECONDS = 600
 
@@ -65,7 +78,7 @@ def fetch(directory: Path, environment: Mapping[str, str], log: Path) -> Path:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """Unpacks the archive and leaves out the file that does not compile.
+    """Unpacks the archive and changes its files as `CHANGES` says.
 
     Args:
         archive: The verified source archive.
@@ -75,7 +88,7 @@ def unpack(archive: Path, directory: Path) -> Path:
         The root of the source tree.
 
     Raises:
-        BuildError: If the source does not have the expected file list.
+        BuildError: If the source is not what is expected.
     """
     with tarfile.open(archive) as opened:
         if hasattr(tarfile, "data_filter"):
@@ -83,16 +96,16 @@ def unpack(archive: Path, directory: Path) -> Path:
         else:
             opened.extractall(directory)
     root = directory / f"horovod-{VERSION}"
-    listing = root / "horovod" / "tensorflow" / "CMakeLists.txt"
-    lines = listing.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if UNCOMPILABLE not in line]
-    if len(kept) != len(lines) - 1:
-        raise BuildError(
-            f"{listing.name} must name {UNCOMPILABLE} in exactly one line.",
-            received=f"{len(lines) - len(kept)} lines",
-            fix=f"Remove {archive} and run the command again.",
-        )
-    listing.write_text("".join(kept), encoding="utf-8")
+    for name, (before, after) in CHANGES.items():
+        path = root / name
+        content = path.read_text(encoding="utf-8")
+        if content.count(before) != 1:
+            raise BuildError(
+                f"{name} must have exactly once: {before.strip()!r}.",
+                received=f"it {content.count(before)} times",
+                fix=f"Remove {archive} and run the command again.",
+            )
+        path.write_text(content.replace(before, after), encoding="utf-8")
     return root
 
 
