@@ -6,11 +6,13 @@ Two processes train the CNN of `bench_strategies.py` on the same images. Each wa
 timed in turn with the same reading without the contract: batches are not compared, nobody asks
 whether the other has one too, and for arrays each process reads its own half as Keras does.
 
-Each way without the contract is timed a second time, by a model of its own: how far these two are
-from each other is what the clock cannot tell. It is more than the contract may cost, so that is
-counted as well: the processors' time that rank 0 needs to read a batch, with the contract less
-without it, and to compare digests within a step. What the process uses while it does nothing, as
-Horovod's thread asks for work 200 times a second, is left out: it depends on how long one waits.
+Steps are timed from the end of an epoch's first to the end of its last; what an epoch takes besides
+its steps, to open and to close the data, is told on its own. Each way without the contract is timed
+a second time, by a model of its own: how far these two are from each other is what the clock cannot
+tell. It is more than the contract may cost, so that is counted as well: the processors' time that
+rank 0 needs to read a batch, with the contract less without it, and to compare digests within a
+step. What the process uses while it does nothing, as Horovod's thread asks for work 200 times a
+second, is left out: it depends on how long one waits.
 """
 
 import contextlib
@@ -129,16 +131,20 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
         yield arguments
 
 
-def train(model: Any, way: Reading, who: str) -> float:
-    """Returns the seconds of an epoch."""
+def train(model: Any, way: Reading, who: str) -> tuple[float, float]:
+    """Returns the seconds of a step in mid-epoch, and what an epoch takes besides its steps."""
     import keras
 
     times: list[float] = []
-    now = lambda epoch, logs: times.append(time.perf_counter())  # noqa: E731
-    clock = keras.callbacks.LambdaCallback(on_epoch_begin=now, on_epoch_end=now)
+    now = lambda *_, **__: times.append(time.perf_counter())  # noqa: E731
+    clock = keras.callbacks.LambdaCallback(
+        on_epoch_begin=now, on_train_batch_end=now, on_epoch_end=now
+    )
     with read_as(way, who) as arguments:
         model.fit(**arguments, verbose=0, callbacks=[clock])
-    return times[1] - times[0]
+    # The first step waits for the data to be opened.
+    step = (times[-2] - times[1]) / (STEPS - 1)
+    return step, times[-1] - times[0] - STEPS * step
 
 
 def idle_share(seconds: float = 3.0) -> float:
@@ -207,18 +213,21 @@ def run(epochs: int) -> None:
         models = {(name, who): compiled("CNN") for name in ways for who in WHO}
     steps = {name: {who: [] for who in WHO} for name in ways}
     reads = {name: {who: [] for who in WHO} for name in ways}
+    rests = {name: {who: [] for who in WHO} for name in ways}
     idle = idle_share()
     orders = itertools.cycle(itertools.permutations(WHO))
     for order in itertools.islice(orders, epochs + 2):
         for name, way in ways.items():
             for who in order:
-                steps[name][who].append(train(models[name, who], way, who) / STEPS)
+                step, rest = train(models[name, who], way, who)
+                steps[name][who].append(step)
+                rests[name][who].append(rest)
                 reads[name][who].append(read_alone(strategy, way, who, idle))
     if strategy.is_chief:
         # The first two epochs trace and warm up.
         late = [
             {name: {who: s[2:] for who, s in pair.items()} for name, pair in seconds.items()}
-            for seconds in (steps, reads)
+            for seconds in (steps, rests, reads)
         ]
         report([*late, compare_digests(strategy.extended.collective)])
 
@@ -230,15 +239,16 @@ def main(
     """Prints the table."""
     if rank:
         return run(epochs)
-    steps, reads, compared = run_job(
+    steps, rests, reads, compared = run_job(
         __file__, "--rank", "--epochs", str(epochs), timeout=120 + 90 * epochs
     )
     print(f"Measured with {conditions()}.\n")
     print(
         "| data | ms a step | without the contract | ratio (quartiles) | of the fastest quarter "
-        "| without by itself | of the fastest quarter | counted: µs a step | of a step |"
+        "| without by itself | of the fastest quarter | counted: µs a step | of a step "
+        "| once an epoch, ms: with, without |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, pair in steps.items():
         ours, base = (statistics.median(pair[who]) for who in ("with", "without"))
         ratio, itself = (
@@ -247,10 +257,11 @@ def main(
             for who in ("with", "again")
         )
         read = [statistics.median(reads[name][who]) for who in ("with", "without")]
+        rest = [1e3 * statistics.median(rests[name][who]) for who in ("with", "without")]
         counted = read[0] - read[1] + compared
         print(
             f"| {name} | {ours * 1e3:.2f} | {base * 1e3:.2f} | {ratio} | {itself} "
-            f"| {counted * 1e6:.0f} | {counted / base:.2%} |"
+            f"| {counted * 1e6:.0f} | {counted / base:.2%} | {rest[0]:.0f}, {rest[1]:.0f} |"
         )
     print(f"\nComparing digests within a step: {compared * 1e6:.0f} µs.")
 

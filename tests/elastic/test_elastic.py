@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdml
+from tests.harness.ssh_lab import run_on_hosts
 from tfdml.elastic.run import comes_of_a_lost_rank
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
@@ -23,38 +24,54 @@ COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
 A, B, C, D = (f"{name}:1" for name in ("localhost", "127.0.0.1", "127.1", "127.0.1"))
 
 
-def start(
-    tmp_path: Path, first: list[str], *plans: str, elastic: bool = True, options: tuple = ()
-) -> child.Ended:
-    """Runs the program on hosts."""
+def horovodrun(
+    tmp_path: Path, first: list[str], plans: tuple, options: tuple = (), interface: str = "lo"
+) -> list[str]:
+    """Returns the command that runs the program on hosts."""
     hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
     hosts.write_text("\n".join(first) + "\n")
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(0o755)
-    command = [sys.executable, str(PROGRAM), str(tmp_path), str(hosts), *plans]
-    if elastic:
-        launcher = str(Path(sys.executable).with_name("horovodrun"))
-        command = [
-            sys.executable, launcher, "-np", str(len(first)), "--min-np", "1", "--max-np", "4",
-            "--host-discovery-script", str(script), "--network-interface", "lo",
-            "--gloo-timeout-seconds", "90", *options, *command,
-        ]  # fmt: skip
-    environment = child_environment(
-        PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
-    )
-    return child.run(command, environment=environment, timeout=150)
+    return [
+        sys.executable, str(Path(sys.executable).with_name("horovodrun")),
+        "-np", str(len(first)), "--min-np", "1", "--max-np", "4",
+        "--host-discovery-script", str(script), "--network-interface", interface,
+        "--gloo-timeout-seconds", "90", *options, *alone(tmp_path, plans),
+    ]  # fmt: skip
 
 
-def run(tmp_path: Path, first: list[str], *plans: str, **how) -> list[dict]:
-    """Runs the program on hosts; returns what its ranks have noted."""
-    ended = start(tmp_path, first, *plans, **how)
+def alone(tmp_path: Path, plans: tuple) -> list[str]:
+    """Returns the command that runs the program as one process."""
+    return [sys.executable, str(PROGRAM), str(tmp_path), str(tmp_path / "hosts"), *plans]
+
+
+ENVIRONMENT = {
+    "PYTHONPATH": str(PROGRAM.parents[2]),
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
+def start(tmp_path: Path, first: list[str], *plans: str, options: tuple = ()) -> child.Ended:
+    """Runs the program on hosts; on none of them it is one process."""
+    command = horovodrun(tmp_path, first, plans, options) if first else alone(tmp_path, plans)
+    return child.run(command, environment=child_environment(**ENVIRONMENT), timeout=150)
+
+
+def results_of(tmp_path: Path, ended: child.Ended) -> list[dict]:
+    """Returns what the ranks of a job have noted."""
     assert ended.ok, ended.output[-6000:]
     return [json.loads(p.read_text()) for p in sorted(tmp_path.glob("result*.json"))]
 
 
+def run(tmp_path: Path, first: list[str], *plans: str, **how) -> list[dict]:
+    """Runs the program on hosts; returns what its ranks have noted."""
+    return results_of(tmp_path, start(tmp_path, first, *plans, **how))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> dict:
-    (result,) = run(tmp_path_factory.mktemp("whole"), [A], elastic=False)
+    (result,) = run(tmp_path_factory.mktemp("whole"), [])
     assert result["iterations"] == STEPS * EPOCHS
     return result
 
@@ -176,6 +193,22 @@ def test_a_rank_joins_during_a_save(tmp_path, whole):
         same(result, whole)
     assert results[0]["sizes"] == [1] * 10 + [2] * 14
     check_directory(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_several_machines(tmp_path, whole, lost):
+    """One of two is lost and a third one comes, by ssh."""
+    machines = [f"host{i}:1" for i in range(3)]
+    others = "+".join(m for i, m in enumerate(machines) if i != lost)
+    plans = (f"{lost}:9:kill", f"0:13:hosts={others}", "0:15:told")
+    command = horovodrun(tmp_path, machines[:2], plans, interface="eth0")
+    ended = run_on_hosts(tmp_path, 3, command, child_environment(**ENVIRONMENT))
+    results = results_of(tmp_path, ended)
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+    assert results[0]["sizes"] == [2] * 8 + [1] * 8 + [2] * 8
 
 
 @pytest.mark.slow

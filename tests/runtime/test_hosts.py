@@ -1,22 +1,16 @@
-"""Jobs on two machines by ssh: real sshd on two hosts of a network lab.
-
-These need root, for the lab, and Debian's openssh-server; `tools/test --all` installs it.
-"""
+"""Jobs on two machines by ssh: real sshd on two hosts of a network lab."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.harness.ssh_lab import run_on_hosts
 from tests.runtime.jobs import PROGRAM
 from tfdml.topology import child_environment
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 # Runs the job, then counts the processes that are left of it. What to run is not among its own
 # arguments, by which processes are found.
 JOB = """
@@ -40,19 +34,6 @@ print("CODE", code, "LEFT", len(left_of(directory)), flush=True)
 @pytest.fixture
 def lab(tmp_path):
     """Returns what runs a job on two hosts that reach each other by ssh; its output."""
-    ssh = tmp_path / "ssh"
-    ssh.mkdir()
-    for name in ("host_key", "user_key"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / name)]
-        subprocess.run(command, check=True, timeout=30)
-    (ssh / "sshd_config").write_text(
-        "HostKey /etc/ssh/host_key\nAuthorizedKeysFile /etc/ssh/user_key.pub\nStrictModes no\n"
-        "PermitRootLogin yes\nUsePAM no\nPidFile none\n"
-    )
-    (ssh / "ssh_config").write_text(
-        "IdentityFile /etc/ssh/user_key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
-        "LogLevel ERROR\n"
-    )
     job = tmp_path / "job"
     job.mkdir()
 
@@ -61,17 +42,8 @@ def lab(tmp_path):
         if kind == "horovod":
             launch.append("--horovod")
         launch += [str(PROGRAM), str(job), kind, *map(str, program)]
-        command = [str(ROOT / "tools" / "netlab"), "--hosts", "2", "--"]
-        command += [str(HERE / "ssh_host.sh"), str(tmp_path), sys.executable, "-c", JOB]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch])),
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        return done.stdout + done.stderr
+        told = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
+        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], told).output
 
     return run
 
