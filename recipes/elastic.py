@@ -7,7 +7,8 @@
 `horovodrun` asks it every second. To try it here: let it print a file with the line `localhost:1`,
 and add a line `127.0.0.1:1` while this trains: a second process joins. Kill that one, and the first
 goes on. On several machines leave out `--network-interface lo`. The timeout is how long the others
-wait for a new process to start and import TensorFlow.
+wait for a new process to start and import TensorFlow. What all ranks have lost is on the disk: the
+same command goes on from there.
 """
 
 import keras
@@ -17,12 +18,13 @@ from sklearn.datasets import load_digits
 import tfdml
 
 
-def main(epochs: int = 50, batch_size: int = 60) -> None:
+def main(epochs: int = 50, batch_size: int = 60, directory: str = "elastic_run") -> None:
     """Trains on scikit-learn's digits while ranks come and go.
 
     Args:
         epochs: How many.
         batch_size: The rows of a global batch, the same for any number of ranks.
+        directory: Where checkpoints go.
     """
     keras.utils.set_random_seed(1)
     strategy = tfdml.HorovodStrategy()
@@ -39,7 +41,8 @@ def main(epochs: int = 50, batch_size: int = 60) -> None:
     def train(state):
         print(f"rank {strategy.rank} of {strategy.size} trains", flush=True)
         # A loss of ranks costs at most 10 steps; residuals, history and data go on with the rest.
-        callbacks = [state.committer(steps=10)]
+        saved = tfdml.callbacks.FaultTolerantCheckpoint(directory, save_freq=100)
+        callbacks = [state.committer(steps=10, checkpoint=saved)]
         return model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=2, callbacks=callbacks)
 
     history = train(tfdml.elastic.KerasState(model)).history
