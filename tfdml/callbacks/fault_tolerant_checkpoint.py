@@ -169,7 +169,11 @@ class FaultTolerantCheckpoint(ResumingCallback):
         end_session(self.directory)
 
     def wait(self) -> None:
-        """Waits for what is being written."""
+        """Waits for what is being written; all ranks call it."""
+        if self._ranks.rank:
+            self._saver.collect()
+        # Rank 0 waits for the others' parts: that one of them has died, the exchange notices.
+        self._ranks.any_of_all(True)
         self._saver.collect()
 
     def ignore_preemption(self) -> None:
@@ -278,7 +282,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def on_train_end(self, logs=None):
         """Waits for the last write."""
-        self._saver.collect()
+        self.wait()
         if self._session.chaos:
             self._session.chaos.note_counts()
 
@@ -336,7 +340,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if self._last is not None and name <= self._last:
             return
         self._last, began = name, time.perf_counter()
-        self._saver.collect()
+        self.wait()
         snapshot = self._training.read(self.progress.step)
         fields = {"metrics": metrics, "finished": finished, "saved": time.time()}
         state = {**snapshot.shared, "best": self.progress.best}
