@@ -1,11 +1,13 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
-STEP (counted over the whole training; `begin2` is the begin of epoch 2) RANK does ACTION: it kills
-itself (`kill`), writes HOSTS (`hosts=a:1+b:1`), or waits until it is told of other hosts (`told`).
+STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2) RANK does
+ACTION: it kills itself (`kill`), writes HOSTS (`hosts=a:1+b:1`), or waits until it is told of other
+hosts (`told`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
 ranks, and keeps the order of the samples; `disk` saves checkpoints in OUT besides, each third step;
-`slow disk` does, and takes half a second for each file.
+`slow disk` does, and takes half a second for each file; `disk often` does after each step, and
+commits each fifth step of an epoch instead of each second.
 """
 
 import json
@@ -25,6 +27,7 @@ from tfdml.checkpointing.files import Files
 out, hosts, *plans = sys.argv[1:]
 SAMPLES, BATCH, RATE, EPOCHS = 48, 8, 0.01, 4
 scale, slow, disk = ("scale" in plans, "slow disk" in plans, "disk" in " ".join(plans))
+often = "disk often" in plans
 plans = [plan for plan in plans if ":" in plan]
 if slow:
     sync = Files.sync
@@ -50,6 +53,9 @@ class Plan(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
         self.sizes.append(strategy.size)
         self.come_to(str(len(self.losses)))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.come_to(f"before{len(self.losses) + 1}")
 
     def on_epoch_begin(self, epoch, logs=None):
         self.come_to(f"begin{epoch}")
@@ -92,8 +98,11 @@ plan = Plan()
 
 @tfdml.elastic.run
 def train(state):
-    checkpoint = FaultTolerantCheckpoint(Path(out, "run"), save_freq=3) if disk else None
-    committer, batch = state.committer(steps=2, checkpoint=checkpoint), BATCH
+    checkpoint = (
+        FaultTolerantCheckpoint(Path(out, "run"), save_freq=1 if often else 3) if disk else None
+    )
+    committer = state.committer(steps=5 if often else 2, checkpoint=checkpoint)
+    batch = BATCH
     if scale:
         committer, batch = state.committer(rule="linear"), BATCH * strategy.size
         model.optimizer.learning_rate = RATE * strategy.size

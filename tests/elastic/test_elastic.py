@@ -185,6 +185,15 @@ def test_a_rank_is_lost_during_a_save(tmp_path, whole, lost):
 
 
 @pytest.mark.slow
+def test_the_disk_is_ahead_of_the_memory(tmp_path, whole):
+    """Steps up to 9 are on the disk, step 6 is the last commit: three are not saved again."""
+    (result,) = run(tmp_path, [A, B], "disk often", "1:before10:kill")
+    same(result, whole)
+    assert result["sizes"] == [2] * 6 + [1] * 18
+    check_directory(tmp_path)
+
+
+@pytest.mark.slow
 def test_a_rank_joins_during_a_save(tmp_path, whole):
     """The save begins after step 9, the ranks meet after step 10."""
     results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:told")
