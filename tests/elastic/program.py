@@ -1,7 +1,8 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
-STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2) RANK does
+STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `end` the
+training's end, while the last checkpoint is written) RANK does
 ACTION: it kills itself (`kill`), writes HOSTS (`hosts=a:1+b:1`), or waits until it is told of other
 hosts (`told`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
@@ -59,6 +60,9 @@ class Plan(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.come_to(f"begin{epoch}")
+
+    def on_train_end(self, logs=None):
+        self.come_to("end")
 
     def come_to(self, now: str) -> None:
         for number, plan in enumerate(plans):

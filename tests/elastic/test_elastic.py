@@ -185,6 +185,20 @@ def test_a_rank_is_lost_during_a_save(tmp_path, whole, lost):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_rank_is_lost_during_the_last_save(tmp_path, whole, lost):
+    """All is trained, and rank 0 waits for rank 1's part: the one that is left saves it alone."""
+    (result,) = run(tmp_path, [A, B], "slow disk", f"{lost}:end:kill")
+    assert list(tmp_path.glob("saving*")), "No save was under way."
+    same(result, whole)
+    check_directory(tmp_path)
+    # The same command trains nothing.
+    again = start(tmp_path, [A], "slow disk")
+    assert f"epoch {EPOCHS} has finished" in again.output
+    assert results_of(tmp_path, again)[0]["weights"] == result["weights"]
+
+
+@pytest.mark.slow
 def test_the_disk_is_ahead_of_the_memory(tmp_path, whole):
     """Steps up to 9 are on the disk, step 6 is the last commit: three are not saved again."""
     (result,) = run(tmp_path, [A, B], "disk often", "1:before10:kill")

@@ -36,12 +36,14 @@ class Progress:
         step: The batches of it that have been used.
         total: Those of all its epochs.
         best: The best value so far of what `keep_best` names, and its checkpoint; or None.
+        metrics: What the epoch has ended with, between two epochs.
     """
 
     epoch: int = 0
     step: int = 0
     total: int = 0
     best: list | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class FaultTolerantCheckpoint(ResumingCallback):
@@ -227,7 +229,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
             path = os.path.join(self.directory, saved.directory)
             self._training.check(saved.state, path)
             state = saved.state
-            self.progress = Progress(saved.epoch, state["step"], saved.step, state["best"])
+            best = state["best"]
+            self.progress = Progress(saved.epoch, state["step"], saved.step, best, saved.metrics)
             over = saved.state["stopped"]
             begin_with(self.model, self.params["epochs"] if over else saved.epoch)
             self._restore()
@@ -264,24 +267,26 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self.data.used(logs)
         steps = batch + 1 - self.progress.step
         self.progress.total, self.progress.step = self.progress.total + steps, batch + 1
+        self.progress.metrics = {}
         self._cost.step(steps, self._saver.busy)
         if self._asked_to_end():
-            self._save({}, finished=False)
+            self._save(finished=False)
             self._leave()
         elif self._schedule.due(self.progress.total):
-            self._save({}, finished=False)
+            self._save(finished=False)
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves after an epoch, if that is asked for, and after the last one."""
         self.progress.epoch, self.progress.step = epoch + 1, 0
-        metrics = {name: float(value) for name, value in (logs or {}).items()}
+        self.progress.metrics = {name: float(value) for name, value in (logs or {}).items()}
         finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
-        best = self._is_best(metrics)
+        best = self._is_best(self.progress.metrics)
         if best or finished or self._save_freq == "epoch":
-            self._save(metrics, finished)
+            self._save(finished)
 
     def on_train_end(self, logs=None):
-        """Waits for the last write."""
+        """Waits for the last write, and makes it anew if it was given up when a rank was lost."""
+        self._save(finished=True)
         self.wait()
         if self._session.chaos:
             self._session.chaos.note_counts()
@@ -334,7 +339,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         now = self.progress
         return Manifest(self._fit, now.epoch, now.total, self._ranks.size, **fields)
 
-    def _save(self, metrics: dict[str, float], finished: bool) -> None:
+    def _save(self, finished: bool) -> None:
         name = self._named().directory
         # Names sort as training goes: what is there already, nobody saves again.
         if self._last is not None and name <= self._last:
@@ -342,7 +347,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._last, began = name, time.perf_counter()
         self.wait()
         snapshot = self._training.read(self.progress.step)
-        fields = {"metrics": metrics, "finished": finished, "saved": time.time()}
+        fields = {"metrics": self.progress.metrics, "finished": finished, "saved": time.time()}
         state = {**snapshot.shared, "best": self.progress.best}
         self._saver.save(self._named(state=state, **fields), snapshot)
         self._cost.saved(began, self._saver.write_seconds)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdml.strategies.parameter_server.partition import with_parts
 from tfdml.strategies.rank_state import assign_values, values_of
+from tfdml.strategies.replica_state import components
 
 
 class ModelState:
@@ -30,6 +31,7 @@ class ModelState:
         # What a metric of a layer is must not be taken for a weight.
         self._groups["model"] = [v for v in self._groups["model"] if id(v) not in metrics]
         self._groups["metrics"] = list(model.metrics_variables)
+        self._copies = {g: [components(v) for v in vs] for g, vs in self._groups.items()}
         # As the program has made them: training changes a learning rate.
         self._architecture = _architecture(model)
         self._configs = {name: _config(o) for name, o in self._optimizers.items()}
@@ -52,16 +54,16 @@ class ModelState:
     def read(self) -> dict[str, np.ndarray]:
         """Returns all values, by group and number; see `values_of`."""
         found = {}
-        for group, variables in self._groups.items():
-            values = values_of(variables, summed=group == "metrics")
+        for group, copies in self._copies.items():
+            values = values_of(copies, summed=group == "metrics")
             found.update({f"{group}/{i}": value for i, value in enumerate(values)})
         return found
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Gives the variables the values that `read` has returned."""
-        for group, variables in self._groups.items():
-            values = [arrays[f"{group}/{i}"] for i in range(len(variables))]
-            assign_values(variables, values, summed=group == "metrics")
+        for group, copies in self._copies.items():
+            values = [arrays[f"{group}/{i}"] for i in range(len(copies))]
+            assign_values(copies, values, summed=group == "metrics")
 
     def check(self, saved: dict[str, Any], path: str) -> None:
         """Checks that a checkpoint is of this model and optimizer.

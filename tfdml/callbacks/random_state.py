@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdml.strategies.keras_seam.resuming import global_seed_generator
 from tfdml.strategies.rank_state import assign_values, values_of
+from tfdml.strategies.replica_state import components
 
 
 def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -26,7 +27,7 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     }
     own = global_seed_generator(make=False)
     if own is not None:
-        arrays["random/keras"] = np.array(values_of([own.state])[0])
+        arrays["random/keras"] = np.array(values_of([components(own.state)])[0])
     return notes, arrays
 
 
@@ -34,7 +35,7 @@ def restore(notes: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Gives the generators the state that `read` has returned."""
     if "random/keras" in arrays:
         own = global_seed_generator(make=True)
-        assign_values([own.state], [arrays["random/keras"]])
+        assign_values([components(own.state)], [arrays["random/keras"]])
     version, gauss = notes["python"]
     random.setstate((version, tuple(arrays["random/python"].tolist()), gauss))
     kind, position, has_gauss, cached = notes["numpy"]

@@ -166,7 +166,7 @@ class Committer(ResumingCallback):
 
     def on_train_end(self, logs=None):
         """Waits for the checkpoint's last write."""
-        if self._disk is not None:
+        if self._disk is not None and not self._is_over:
             self._disk.on_train_end(logs)
 
     def end_fit(self) -> None:

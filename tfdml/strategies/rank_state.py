@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import LocalCollective
-from tfdml.strategies.replica_state import components
 
 _MESSAGE_BYTES = 8192
 
@@ -101,33 +100,33 @@ class RankState:
         return {f"gathered/{i}": list(getattr(v, "values", [v])) for i, v in gathered}
 
 
-def values_of(variables: Sequence[keras.Variable], summed: bool = False) -> list[np.ndarray]:
+def values_of(variables: Sequence[Sequence[tf.Variable]], summed: bool = False) -> list[np.ndarray]:
     """Returns the values of variables, as they are now, whatever becomes of the variables.
 
     In the host's memory they are not copies: as long as somebody has a value, TensorFlow gives its
     variable new memory where it would else write over the old.
 
     Args:
-        variables: A model's, made in the scope of a strategy or not.
+        variables: The copies of each one, see `components`: looked up once, because training
+            stands still while hundreds are read.
         summed: Whether a variable's value is the sum over this process's replicas, as a metric's.
     """
     found = []
-    for variable in variables:
-        parts = components(variable)
-        value = tf.add_n([_read(p) for p in parts]) if summed else _read(parts[0])
+    for copies in variables:
+        value = tf.add_n([_read(c) for c in copies]) if summed else _read(copies[0])
         found.append(np.asarray(value))
     return found
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    """Returns `variable.read_value()`, in a fourth of its time: training waits for hundreds."""
+    """Returns `variable.read_value()`, in a fourth of its time."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def assign_values(
-    variables: Sequence[keras.Variable], values: Sequence[np.ndarray], summed: bool = False
+    variables: Sequence[Sequence[tf.Variable]], values: Sequence[np.ndarray], summed: bool = False
 ) -> None:
     """Gives variables values that `values_of` has returned."""
-    for variable, value in zip(variables, values, strict=True):
-        for number, part in enumerate(components(variable)):
-            part.assign(value if number == 0 or not summed else np.zeros_like(value))
+    for copies, value in zip(variables, values, strict=True):
+        for number, copy in enumerate(copies):
+            copy.assign(value if number == 0 or not summed else np.zeros_like(value))
