@@ -5,7 +5,7 @@
     .venv/bin/python tools/bench_checkpoints.py kills
 
 - `stall`: for how long training stands still for a save.
-- `overhead`: how much longer 100 steps take that begin with a save than 100 that do not.
+- `overhead`: how much longer training takes with a save every 100 steps.
 - `kills`: a program is killed at random moments, many of them while it saves, and started again;
   counted is how often the restart fails.
 
@@ -33,6 +33,8 @@ from bench_job import conditions
 BATCH, PIXELS = 4, 32
 # Steps between two saves whose stalls are timed: the write before has ended by then.
 APART, SAVES = 10, 5
+# Steps that are timed together: a write has ended within them.
+WINDOW = 12
 
 SYNCHRONOUS, BACKGROUND = "tfdml, synchronous", "tfdml"
 ORBAX, ORBAX_SYNCHRONOUS = "Keras `OrbaxCheckpoint`", "Keras `OrbaxCheckpoint`, synchronous"
@@ -110,7 +112,7 @@ def train(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
 def in_a_process(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
     """Does `train` in a new process, as all are."""
     command = [sys.executable, __file__, "one", name, str(steps), str(every)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if ended.returncode:
         raise RuntimeError(f"{name} failed:\n{ended.stderr[-3000:]}")
     return tuple(json.loads(ended.stdout.strip().splitlines()[-1]))
@@ -142,23 +144,34 @@ def stall() -> None:
 
 @app.command()
 def overhead(
-    pairs: Annotated[int, typer.Option(help="Of 100 steps with a save, 100 without.")] = 3,
-    names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, ORBAX),
+    saves: Annotated[int, typer.Option(help="How many, after one that is not counted.")] = 20,
+    names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, ORBAX, BACKUP),
 ) -> None:
-    """How much longer 100 steps take that begin with a save."""
+    """How much longer training takes with a save every 100 steps.
+
+    A save is in the first of two windows of 12 steps, one after the other: what the first takes
+    longer is the save's. The machine's own changes are seen in windows of its steps alone.
+    """
     print(f"Measured with {conditions()}.\n")
-    print("| a save every 100 steps | slower by, median of pairs | each pair | 100 steps, s |")
-    print("|---|---|---|---|")
+    print(
+        "| a save every 100 steps | slower by, median | quarters | without: quarters | a step, s |"
+    )
+    print("|---|---|---|---|---|")
     for name in names:
-        moments, _ = in_a_process(name, 200 * (pairs + 1), 200)
+        moments, _ = in_a_process(name, 4 * WINDOW * (saves + 1), 4 * WINDOW)
         # The moment of a step is before its save.
-        marks = [moments[i] for i in range(199, 200 * (pairs + 1), 100)]
-        blocks = [b - a for a, b in zip(marks, marks[1:], strict=False)]
-        ratios = [a / b - 1 for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+        marks = moments[4 * WINDOW - 1 :: WINDOW]
+        windows = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        step = statistics.median(windows) / WINDOW
+
+        def slower(first: int, step=step, windows=windows) -> list[float]:
+            pairs = zip(windows[first::4], windows[first + 1 :: 4], strict=False)
+            return statistics.quantiles([(a - b) / step for a, b in pairs])
+
+        (low, median, high), (least, _, most) = slower(0), slower(2)
         print(
-            f"| {name} | {100 * statistics.median(ratios):.1f} % "
-            f"| {', '.join(f'{100 * r:.1f}' for r in ratios)} "
-            f"| {statistics.median(blocks[1::2]):.1f} |",
+            f"| {name} | {median:.1f} % | {low:.1f} to {high:.1f} | {least:.1f} to {most:.1f} "
+            f"| {step:.2f} |",
             flush=True,
         )
 
@@ -174,7 +187,7 @@ def victim(name: str, directory: str, ready) -> None:
     model.compile("adam", "mse")
     numbers = np.random.default_rng(0)
     x, y = numbers.normal(size=(320, 2048)), numbers.normal(size=(320, 10))
-    started = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: ready.set())
+    started = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: ready.set())
     callbacks = [started, saver(name, directory, 5)]
     model.fit(x, y, batch_size=8, epochs=10**6, verbose=0, shuffle=False, callbacks=callbacks)
 
@@ -192,12 +205,15 @@ def killed(name: str, kills: int, seed: int = 0) -> tuple[int, int]:
     for number in range(kills):
         ready = context.Event()
         process = context.Process(target=victim, args=(name, str(directory), ready))
-        restarts += directory.exists()
+        restarting = directory.exists()
+        restarts += restarting
         process.start()
         began = time.monotonic()
         while not ready.wait(0.1) and process.is_alive() and time.monotonic() - began < 120:
             pass
         if not ready.is_set():
+            if not restarting:
+                raise RuntimeError(f"{name} did not train at all.")
             failed += 1
             shutil.rmtree(directory)
             directory = scratch / str(number + 1)

@@ -141,6 +141,29 @@ def test_each_part_of_the_commit_is_needed(tmp_path, base, mutant):
         kill_everywhere(tmp_path, base, mutant, power=True)
 
 
+def test_the_disk_is_asked(tmp_path, monkeypatch):
+    """The real layer does what the model of it above takes for granted."""
+    done: list[tuple[str, int]] = []
+    real_sync, real_rename = os.fsync, os.rename
+
+    def sync(descriptor: int) -> None:
+        real_sync(descriptor)
+        done.append(("sync", os.fstat(descriptor).st_ino))
+
+    def rename(source: str, target: str) -> None:
+        real_rename(source, target)
+        done.append(("rename", os.stat(target).st_ino))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    save(Files(), tmp_path, 1)
+    (checkpoint,) = tmp_path.glob("fit-*")
+    commit = done.index(("rename", checkpoint.stat().st_ino))
+    before = {inode for what, inode in done[:commit] if what == "sync"}
+    assert {p.stat().st_ino for p in [checkpoint, *checkpoint.iterdir()]} <= before
+    assert done[commit + 1] == ("sync", tmp_path.stat().st_ino)
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_of_every_operation(tmp_path, base, error, lasting):

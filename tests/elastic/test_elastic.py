@@ -146,6 +146,18 @@ def test_a_rank_is_lost_between_two_epochs(tmp_path, whole, moment):
 
 
 @pytest.mark.slow
+def test_a_host_on_standby_takes_over(tmp_path, whole):
+    """Of three hosts two are used; the third one's rank comes in the place of the lost one."""
+    results = run(
+        tmp_path, [A, B, C], "1:9:kill", options=("-np", "2", "--min-np", "2", "--max-np", "2")
+    )
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+        assert result["sizes"] == [2] * 24
+
+
+@pytest.mark.slow
 def test_ranks_are_lost_once_too_often(tmp_path):
     ended = start(tmp_path, [A, B, C], "2:5:kill", "1:9:kill", options=("--reset-limit", "1"))
     assert not ended.ok

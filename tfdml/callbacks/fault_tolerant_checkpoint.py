@@ -9,22 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
+from tfdml.callbacks.best_epoch import BestEpoch
 from tfdml.callbacks.callback_state import CallbackState
 from tfdml.callbacks.checkpoint_cost import SaveCost
-from tfdml.callbacks.checkpoint_saver import OWN, Saver
+from tfdml.callbacks.checkpoint_saver import Saver
 from tfdml.callbacks.checkpoint_schedule import Schedule
 from tfdml.callbacks.checkpoint_session import end_session, placed, say, session_of
 from tfdml.callbacks.preemption import Preemption
-from tfdml.callbacks.training_state import OwnState, TrainingState
-from tfdml.checkpointing import Checkpoint, Manifest
-from tfdml.checkpointing.manifest import read_manifest
+from tfdml.callbacks.saved_state import SavedState
+from tfdml.callbacks.training_state import TrainingState
+from tfdml.checkpointing import Manifest
 from tfdml.runtime.guard_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
 from tfdml.strategies.rank_state import RankState
-from tfdml.strategies.stop_vote import StopVote
 
 
 @dataclasses.dataclass
@@ -131,12 +130,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._save_freq, self._max_to_keep = save_freq, max_to_keep
         self._asynchronous, self._resume = asynchronous, resume
         self._allow_fresh_start, self._on_write_error = allow_fresh_start, on_write_error
-        self._keep_best = keep_best
-        if keep_best_mode == "auto" and keep_best is not None:
-            keep_best_mode = "min" if "loss" in keep_best or "error" in keep_best else "max"
-        self._sign = -1.0 if keep_best_mode == "min" else 1.0
-        watcher = on_preemption if callable(on_preemption) else None
-        self._preemption = Preemption(watcher) if on_preemption else None
+        self._best = BestEpoch(keep_best, keep_best_mode)
+        self._preemption = Preemption(on_preemption)
         self._saver: Saver | None = None
         session_of(self.directory)  # Errs now, where a store's plug-in is missing.
 
@@ -151,13 +146,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._take_part(model, callbacks, choice)
         if self._last is None:
             return None
-        path = os.path.join(self.directory, self._last)
-        if self._session.chaos:
-            self._session.chaos.restore()
-        files = self._session.files
-        self._manifest = read_manifest(files, path)
-        self._parts = Checkpoint(files, path, self._manifest).read()
-        return self._manifest.state["data"]
+        self._saved = SavedState(self._session, self._last)
+        return self._saved.manifest.state["data"]
 
     def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
         """Called instead of `begin_fit` where a `fit` goes on from memory: nothing is read."""
@@ -180,14 +170,13 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def ignore_preemption(self) -> None:
         """Leaves SIGTERM alone: it ends a rank of an elastic job, and the others go on."""
-        self._preemption = None
+        self._preemption.ignore()
 
     def _take_part(
         self, model: keras.Model, callbacks: list, choose: Callable[[], dict[str, Any]]
     ) -> None:
         """Begins a `fit`; rank 0 calls `choose`, see `Session`."""
-        if self._preemption is not None:
-            self._preemption.start()
+        self._preemption.start()
         self._ranks = RankState(model)
         self._session = session_of(self.directory)
         self._others = [c for c in callbacks if c is not self]
@@ -206,57 +195,35 @@ class FaultTolerantCheckpoint(ResumingCallback):
         )
         self._cost = SaveCost()
         self.progress = Progress()
-        self._last, self._manifest = chosen["name"], None
-        if self._preemption is not None:
-            self._prepare_vote(model)
-
-    def _prepare_vote(self, model: keras.Model) -> None:
-        self._vote: StopVote | None = None
-        if self._ranks.size > 1:
-            extended = model.distribute_strategy.extended
-            if extended.vote is None:
-                extended.vote = StopVote()
-                model.train_function = None  # Traced anew, with the vote.
-            self._vote = extended.vote
-            self._vote.reset()
+        self._last, self._saved = chosen["name"], None
+        self._preemption.vote_with(model, self._ranks.size)
 
     def on_train_begin(self, logs=None):
         """Restores the state, if there is one."""
         callbacks = CallbackState(self._others)
         self._training = TrainingState(self.model, callbacks, self.data, self._ranks)
-        saved = self._manifest
-        if saved is not None:
-            path = os.path.join(self.directory, saved.directory)
-            self._training.check(saved.state, path)
+        if self._saved is not None:
+            path, saved = self._saved.path, self._saved.manifest
             state = saved.state
+            self._training.check(state, path)
             best = state["best"]
             self.progress = Progress(saved.epoch, state["step"], saved.step, best, saved.metrics)
-            over = saved.state["stopped"]
-            begin_with(self.model, self.params["epochs"] if over else saved.epoch)
-            self._restore()
+            begin_with(self.model, self.params["epochs"] if state["stopped"] else saved.epoch)
+            self._saved.restore(self._training)
             if self._ranks.rank == 0:
                 what = "has finished" if saved.finished else f"goes on at step {state['step']}"
                 say(f"epoch {saved.epoch} {what}, from {path}")
             if not self.progress.step:
-                self._parts = self._manifest = None
+                self._saved = None
         self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self.progress.total)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Restores the state anew, within an epoch: its metrics, and what callbacks did here."""
         self.progress.epoch = epoch
         self._cost.pause()
-        if self._manifest is not None:
-            self._restore()
-            self._parts = self._manifest = None
-
-    def _restore(self) -> None:
-        shared: dict[str, np.ndarray] = {}
-        own = []
-        for tensors, notes in self._parts:
-            shared |= {k: v for k, v in tensors.items() if not k.startswith(OWN)}
-            mine = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
-            own.append(OwnState(mine, notes))
-        self._training.restore(self._manifest.state, shared, own)
+        if self._saved is not None:
+            self._saved.restore(self._training)
+            self._saved = None
 
     # -- When it saves -------------------------------------------------------------------------
 
@@ -269,7 +236,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self.progress.total, self.progress.step = self.progress.total + steps, batch + 1
         self.progress.metrics = {}
         self._cost.step(steps, self._saver.busy)
-        if self._asked_to_end():
+        if self._preemption.agreed:
             self._save(finished=False)
             self._leave()
         elif self._schedule.due(self.progress.total):
@@ -280,7 +247,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self.progress.epoch, self.progress.step = epoch + 1, 0
         self.progress.metrics = {name: float(value) for name, value in (logs or {}).items()}
         finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
-        best = self._is_best(self.progress.metrics)
+        best = self._is_best()
         if best or finished or self._save_freq == "epoch":
             self._save(finished)
 
@@ -293,20 +260,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def end_fit(self) -> None:
         """Waits for what is being written, and listens no more."""
-        if self._preemption is not None:
-            self._preemption.stop()
-        self._parts = self._manifest = None
+        self._preemption.stop()
+        self._saved = None
         if sys.exc_info()[0] is None:
             self._saver.collect()
-
-    def _asked_to_end(self) -> bool:
-        if self._preemption is None:
-            return False
-        if self._vote is None:
-            return self._preemption.asked
-        if self._preemption.asked:
-            self._vote.wish()
-        return self._vote.decided
 
     def _leave(self) -> None:
         self._saver.collect()
@@ -317,20 +274,13 @@ class FaultTolerantCheckpoint(ResumingCallback):
             say(f"asked to end, saved after step {now.step} of epoch {now.epoch}.")
         sys.exit(PREEMPTED_EXIT_CODE)
 
-    def _is_best(self, metrics: dict[str, float]) -> bool:
-        if self._keep_best is None:
-            return False
-        if self._keep_best not in metrics:
-            raise ValueError(
-                f"`keep_best` must be a name in the logs, {sorted(metrics)}. Received: "
-                f"keep_best={self._keep_best!r}."
-            )
-        value = metrics[self._keep_best]
-        best = self.progress.best
-        better = best is None or self._sign * value > self._sign * best[0]
-        if better:
-            self.progress.best = [value, self._named().directory]
-        return better
+    def _is_best(self) -> bool:
+        """Notes the epoch that has ended, if it is the best so far; returns whether it is."""
+        now = self.progress
+        value = self._best.value(now.metrics, now.best[0] if now.best else None)
+        if value is not None:
+            now.best = [value, self._named().directory]
+        return value is not None
 
     # -- How it saves --------------------------------------------------------------------------
 

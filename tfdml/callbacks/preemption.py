@@ -4,30 +4,59 @@ import signal
 import threading
 from collections.abc import Callable
 
+import keras
+
+from tfdml.strategies.stop_vote import StopVote
+
 # Between two calls of a watcher.
 SECONDS = 5.0
 
 
 class Preemption:
-    """Notes that this process has been asked to end; what comes of it, the trainer decides.
+    """Notes that this process has been asked to end, and lets all ranks agree on it.
 
     Args:
-        watcher: Called every few seconds beside training; returns whether there is a notice.
+        wanted: Whether to listen for SIGTERM; or a watcher, called every few seconds beside
+            training, that returns whether there is a notice: then for both.
     """
 
-    def __init__(self, watcher: Callable[[], bool] | None = None):
-        self._watcher = watcher
+    def __init__(self, wanted: bool | Callable[[], bool]):
+        self._wanted = bool(wanted)
+        self._watcher = wanted if callable(wanted) else None
         self._asked = threading.Event()
         self._over = threading.Event()
+        self._vote: StopVote | None = None
         self._previous = None
 
+    def ignore(self) -> None:
+        """Leaves SIGTERM alone from now on."""
+        self._wanted = False
+
+    def vote_with(self, model: keras.Model, size: int) -> None:
+        """Lets the ranks of a model's job tell each other, with the metrics of each step."""
+        self._vote = None
+        if not self._wanted or size == 1:
+            return
+        extended = model.distribute_strategy.extended
+        if extended.vote is None:
+            extended.vote = StopVote()
+            model.train_function = None  # Traced anew, with the vote.
+        self._vote = extended.vote
+        self._vote.reset()
+
     @property
-    def asked(self) -> bool:
-        """Whether there was a signal or a notice."""
-        return self._asked.is_set()
+    def agreed(self) -> bool:
+        """Whether some rank had been asked to end before the last step: the same on all ranks."""
+        if self._vote is None:
+            return self._asked.is_set()
+        if self._asked.is_set():
+            self._vote.wish()
+        return self._vote.decided
 
     def start(self) -> None:
         """Begins to listen; signals reach the main thread only."""
+        if not self._wanted:
+            return
         self._over.clear()
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)

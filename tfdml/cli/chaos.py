@@ -124,12 +124,12 @@ class _Runner:
             self._command,
             environment=environment,
             timeout=self._timeout,
-            on_tick=lambda _: _kill_stopped(),
+            on_tick=lambda _: kill_stopped(),
             grace=0.5,
         )
 
 
-def _kill_stopped() -> None:
+def kill_stopped() -> None:
     """Ends those of this process's descendants that are stopped: their machine hangs for good."""
     for process in psutil.Process().children(recursive=True):
         try:

@@ -1,0 +1,41 @@
+"""A checkpoint that a `fit` goes on from: read once, taken up once or twice."""
+
+import os
+
+import numpy as np
+
+from tfdml.callbacks.checkpoint_saver import OWN
+from tfdml.callbacks.checkpoint_session import Session
+from tfdml.callbacks.training_state import OwnState, TrainingState
+from tfdml.checkpointing import Checkpoint
+from tfdml.checkpointing.manifest import read_manifest
+
+
+class SavedState:
+    """A whole checkpoint in memory, of all ranks that have written it.
+
+    Args:
+        session: This process's use of the directory.
+        name: The checkpoint's name in it.
+
+    Attributes:
+        path: Where it is.
+        manifest: What it says of itself.
+    """
+
+    def __init__(self, session: Session, name: str):
+        if session.chaos:
+            session.chaos.restore()
+        self.path = os.path.join(session.path, name)
+        self.manifest = read_manifest(session.files, self.path)
+        self._parts = Checkpoint(session.files, self.path, self.manifest).read()
+
+    def restore(self, training: TrainingState) -> None:
+        """Gives it to a training."""
+        shared: dict[str, np.ndarray] = {}
+        own = []
+        for tensors, notes in self._parts:
+            shared |= {k: v for k, v in tensors.items() if not k.startswith(OWN)}
+            mine = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
+            own.append(OwnState(mine, notes))
+        training.restore(self.manifest.state, shared, own)
