@@ -137,11 +137,13 @@ def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimi
 
 
 def test_more_and_fewer_ranks_lose_nothing(ranks, tmp_path, records_of):
-    """Killed on two ranks, gone on with on one, then on two again: each sample once an epoch."""
+    """Killed on two ranks twice, gone on with on one, then on two: each sample once an epoch."""
     options = {"strategy": True, "compression": "onebit", "width": 400}
     options["ledger"] = str(tmp_path / "ledger")
     directory = str(tmp_path / "killed")
     killed(ranks, 2, directory, records_of, at=4, rank=1, **options)
+    # What is kept is taken up by two ranks, in the function that trains.
+    killed(ranks, 2, directory, records_of, at=7, rank=0, **options)
     killed(ranks, 1, directory, records_of, at=9, **options)
     resumed = run(ranks, 2, directory, records_of, **options)
     for result in resumed:

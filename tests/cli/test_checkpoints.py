@@ -73,7 +73,7 @@ def test_no_checkpoints(tfdml_command, tmp_path):
 def test_chaos(tfdml_command, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    arguments = ("chaos", "--faults", "12", "--seed", "4", "--", "python", str(program), "run")
-    done = tfdml_command(*arguments, timeout=500)
+    arguments = ("chaos", "--faults", "12", "--seed", "4", "--", "python", str(program))
+    done = tfdml_command(*arguments, str(tmp_path / "run"), timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 runs lost" in done.stdout

@@ -224,14 +224,17 @@ class CompressedAggregator:
         """Returns what is kept of one gradient, made by `init` when it is first asked for."""
         with tf.init_scope():
             start = init(*arguments)
-        return {key: self._kept(f"{key}/{name}", value) for key, value in start.items()}
+            return {key: self._kept(f"{key}/{name}", value) for key, value in start.items()}
 
     def _zeros(self, name: str, shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variable:
         with tf.init_scope():
             return self._kept(name, tf.zeros(shape, dtype))
 
     def _kept(self, name: str, start: tf.Tensor) -> tf.Variable:
-        """Returns what is kept under a name; not the strategy's, but this process's own."""
+        """Returns what is kept under a name; not the strategy's, but this process's own.
+
+        To be called where variables are made, in an `init_scope`.
+        """
         if name not in self._state:
             self._state[name] = own_variable(self._start(name, start))
         return self._state[name]
