@@ -3,9 +3,11 @@
     .venv/bin/python tools/bench_large_batch.py [--plot tools/benchmarks/large_batch.png]
     .venv/bin/python tools/bench_large_batch.py --search adamw   # rates around the recipe's
 
-All runs are of one job of 2 processes, one after the other, and have the same number of epochs.
+All runs are of one job of 2 processes, one after the other, and have the same number of epochs. Each
+is noted in a file; those that are there are not run again, so the table may be made in parts.
 """
 
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -22,6 +24,12 @@ LARGE = (4096, 8192)
 SEEDS = (0, 1, 2)
 # What a rate is multiplied by in a search: from a fourth to four times as much.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+NOTED = Path(__file__).with_name("benchmarks") / "large_batch.json"
+
+
+def noted() -> list[list]:
+    """Returns the runs of the table that are done."""
+    return json.loads(NOTED.read_text()) if NOTED.exists() else []
 
 
 def run(epochs: int, search: str) -> None:
@@ -33,14 +41,20 @@ def run(epochs: int, search: str) -> None:
 
     strategy = tfdml.HorovodStrategy()
     dataset = images.load()
-    rows = []
+    rows = [] if search else noted()
+    done = [tuple(row[:3]) for row in rows]
 
     def accuracy(name: str, batch: int, seed: int, rate: float | None = None) -> None:
+        if (name, batch, seed) in done:
+            return
         history = large_batch.train(strategy, dataset, name, batch, epochs, seed, rate, verbose=0)
         # Seeds of a search are not those of the table.
         rows.append([name, batch, seed, rate, history["val_accuracy"][-1]])
         if strategy.is_chief:
             print(*rows[-1], file=sys.stderr, flush=True)
+            if not search:
+                lines = ",\n".join(json.dumps(row) for row in rows)
+                NOTED.write_text(f"[\n{lines}\n]\n")
 
     if search:
         for batch in LARGE:

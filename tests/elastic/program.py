@@ -2,9 +2,9 @@
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
 STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `end` the
-training's end, while the last checkpoint is written) RANK does
-ACTION: it kills itself (`kill`), writes HOSTS (`hosts=a:1+b:1`), or waits until it is told of other
-hosts (`told`).
+training's end, while the last checkpoint is written) RANK does ACTION: it kills itself (`kill`),
+writes HOSTS (`hosts=a:1+@:1`, where `@` is its own host), or waits until it is told of other hosts
+(`told`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
 ranks, and keeps the order of the samples; `disk` saves checkpoints in OUT besides, each third step;
 `slow disk` does, and takes half a second for each file; `disk often` does after each step, and
@@ -84,7 +84,10 @@ def do(action: str) -> None:
         while not state._messages and time.monotonic() < deadline:
             time.sleep(0.1)
     else:
-        Path(hosts).write_text(action.partition("=")[2].replace("+", "\n") + "\n")
+        # At once: a discovery that finds an empty list takes all hosts for lost.
+        lines = action.partition("=")[2].replace("@", os.environ.get("HOROVOD_HOSTNAME", ""))
+        Path(f"{hosts}.new").write_text(lines.replace("+", "\n") + "\n")
+        os.replace(f"{hosts}.new", hosts)
 
 
 keras.utils.set_random_seed(5)

@@ -234,10 +234,9 @@ def test_a_rank_joins_during_a_save(tmp_path, whole):
 @pytest.mark.parametrize("lost", [1, 0])
 def test_several_machines(tmp_path, whole, lost):
     """One of two is lost and a third one comes, by ssh."""
-    machines = [f"host{i}:1" for i in range(3)]
-    others = "+".join(m for i, m in enumerate(machines) if i != lost)
-    plans = (f"{lost}:9:kill", f"0:13:hosts={others}", "0:15:told")
-    command = horovodrun(tmp_path, machines[:2], plans, interface="eth0")
+    # Horovod gives the hosts that it finds ranks in any order.
+    plans = (f"{lost}:9:kill", "0:13:hosts=@:1+host2:1", "0:15:told")
+    command = horovodrun(tmp_path, ["host0:1", "host1:1"], plans, interface="eth0")
     ended = run_on_hosts(tmp_path, 3, command, child_environment(**ENVIRONMENT))
     results = results_of(tmp_path, ended)
     assert len(results) == 2
