@@ -3,8 +3,8 @@
     .venv/bin/python tools/bench_large_batch.py [--plot tools/benchmarks/large_batch.png]
     .venv/bin/python tools/bench_large_batch.py --search adamw   # rates around the recipe's
 
-All runs are of one job of 2 processes, one after the other, and have the same number of epochs. Each
-is noted in a file; those that are there are not run again, so the table may be made in parts.
+All runs are of one job of 2 processes, one after the other, and have the same number of epochs.
+Each is noted in a file, and not run again: the table may be made in parts.
 """
 
 import json
