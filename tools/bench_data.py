@@ -115,11 +115,14 @@ def time_images(directory: str, count: int, rounds: int) -> list[str]:
     out = os.path.join(directory, "out")
     resized = {"resize": (224, 224), "format": "jpeg"}
     lines = []
-    for title, options in (("kept as they are", {}), ("resized to 224 x 224", resized)):
-        peers = {
-            "convert, 2 processes": writing.ours(folder, out, 2, **options),
-            "the decoder, 2 processes": writing.by_decoder(folder, 2, bool(options)),
-        }
+    decoders = {"the decoder": "whole", "the decoder, to an eighth": "eighth"}
+    for title, options, hows in (
+        ("kept as they are", {}, decoders),
+        ("resized to 224 x 224", resized, {"the decoder and the encoder": "resized"}),
+    ):
+        peers = {"convert, 2 processes": writing.ours(folder, out, 2, **options)}
+        for name, how in hows.items():
+            peers[f"{name}, 2 processes"] = writing.by_decoder(folder, 2, how)
         lines += rows_of(f"{count} JPEGs of 320 x 320, {title}", in_turn(peers, rounds))
     return lines
 

@@ -120,23 +120,33 @@ def pictures(directory: str, count: int, size: int = 320) -> str:
     return directory
 
 
-def _decoded(job: tuple[list[str], bool]) -> int:
-    paths, resize = job
+def _decoded(job: tuple[list[str], str]) -> int:
+    paths, how = job
     for path in paths:
         with open(path, "rb") as file:
             data = file.read()
-        if resize:
-            image = Image.open(io.BytesIO(data)).resize((224, 224), Image.Resampling.BICUBIC)
-            image.save(io.BytesIO(), "JPEG", quality=95)
-        else:
+        if how == "eighth":
             prepare(data, ImageOptions())
+            continue
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        if how == "resized":
+            image = image.resize((224, 224), Image.Resampling.BICUBIC)
+            image.save(io.BytesIO(), "JPEG", quality=95)
     return len(paths)
 
 
-def by_decoder(directory: str, processes: int, resize: bool) -> Conversion:
-    """What the decoder allows: images are read, decoded and encoded, and nothing is written."""
+def by_decoder(directory: str, processes: int, how: str) -> Conversion:
+    """What the decoder allows: images are read and decoded, and nothing is written.
+
+    Args:
+        directory: The images.
+        processes: How many work.
+        how: "whole", or "eighth", in which size a conversion looks at what it keeps; or "resized",
+            and encoded anew.
+    """
     paths = sorted(str(p) for p in Path(directory).rglob("*.jpg"))
-    parts = [(paths[i : i + 64], resize) for i in range(0, len(paths), 64)]
+    parts = [(paths[i : i + 64], how) for i in range(0, len(paths), 64)]
 
     def run() -> int:
         context = multiprocessing.get_context("spawn")
