@@ -248,7 +248,7 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
     source = open_source([table(path, 100)])
     with monkeypatch.context() as patched:
         # As when the process ends after its first steps.
-        patched.setattr("tfdml.data.convert._check_unchanged", _interrupt)
+        patched.setattr("tfdml.data.conversion_checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, str(tmp_path / "out"), Options(shards=4))
     time.sleep(0.01)

@@ -107,7 +107,7 @@ def test_a_conversion_that_was_ended_goes_on(store, tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text(FILES["a.csv"])
     source = open_source([str(tmp_path / "a.csv")])
     with monkeypatch.context() as patched:
-        patched.setattr("tfdml.data.convert._check_unchanged", _interrupt)
+        patched.setattr("tfdml.data.conversion_checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, f"{store}/out", Options(shards=3))
     with pytest.raises(ValueError, match="has a conversion that was ended"):
