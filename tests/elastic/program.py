@@ -8,7 +8,8 @@ writes HOSTS (`hosts=a:1+@:1`, where `@` is its own host), or waits until it is 
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
 ranks, and keeps the order of the samples; `disk` saves checkpoints in OUT besides, each third step;
 `slow disk` does, and takes half a second for each file; `disk often` does after each step, and
-commits each fifth step of an epoch instead of each second.
+commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
+instead of arrays, and keeps a ledger in OUT.
 """
 
 import json
@@ -29,7 +30,8 @@ out, hosts, *plans = sys.argv[1:]
 SAMPLES, BATCH, RATE, EPOCHS = 48, 8, 0.01, 4
 scale, slow, disk = ("scale" in plans, "slow disk" in plans, "disk" in " ".join(plans))
 often = "disk often" in plans
-plans = [plan for plan in plans if ":" in plan]
+records = next((p.partition("=")[2] for p in plans if p.startswith("records=")), None)
+plans = [plan for plan in plans if ":" in plan and not plan.startswith("records=")]
 if slow:
     sync = Files.sync
 
@@ -113,10 +115,12 @@ def train(state):
     if scale:
         committer, batch = state.committer(rule="linear"), BATCH * strategy.size
         model.optimizer.learning_rate = RATE * strategy.size
-    return model.fit(
-        x, y, batch_size=batch, epochs=EPOCHS, shuffle=not scale, verbose=0,
-        callbacks=[plan, committer],
-    )  # fmt: skip
+    data = {"x": x, "y": y, "batch_size": batch, "shuffle": not scale}
+    if records:
+        data = {"x": tfdml.data.read_tfrecords(
+            records, BATCH, features=["x"], label="y", seed=5, ledger=Path(out, "ledger")
+        )}  # fmt: skip
+    return model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=[plan, committer])
 
 
 state = tfdml.elastic.KerasState(model)

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 import tfdml
 from tests.harness.ssh_lab import run_on_hosts
+from tfdml.data.ledger import Account
 from tfdml.elastic.run import comes_of_a_lost_rank
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
 PROGRAM = Path(__file__).with_name("program.py")
-STEPS, EPOCHS = 6, 4
+STEPS, EPOCHS, BATCH = 6, 4, 8
 # After which a lost host counts as one again, in seconds.
 COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
 
@@ -143,6 +144,27 @@ def test_a_rank_is_lost_between_two_epochs(tmp_path, whole, moment):
     same(result, whole)
     # Rank 0 has committed step 6, and waits there for rank 1.
     assert result["sizes"] == [2] * 6 + [1] * 18
+
+
+@pytest.mark.slow
+def test_each_sample_once_an_epoch(tmp_path):
+    """Records: a rank is lost within an epoch, and comes back within another."""
+    data = str(tmp_path / "data")
+    numbers = np.random.default_rng(0)
+    columns = [numbers.normal(size=(STEPS * BATCH, n)).astype("float32") for n in (6, 3)]
+    tfdml.data.write_tfrecords(({"x": a, "y": b} for a, b in zip(*columns, strict=True)), data)
+    directories = [tmp_path / name for name in ("whole", "elastic")]
+    for directory in directories:
+        directory.mkdir()
+    (whole,) = run(directories[0], [], f"records={data}")
+    plans = (f"records={data}", "1:9:kill", "0:15:told")
+    results = run(directories[1], [A, B], *plans, options=COOLDOWN)
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+    account = Account(str(directories[1] / "ledger"))
+    assert (account.problems, account.unfinished) == ([], [])
+    assert account.epochs == dict.fromkeys(range(EPOCHS), STEPS * BATCH)
 
 
 @pytest.mark.slow
