@@ -82,7 +82,7 @@ class Holding(keras.callbacks.Callback):
         deadline = time.monotonic() + 20
         if self._rank == 1:
             time.sleep(4)
-        while self._rank == 0 and "callback" not in self.heard and time.monotonic() < deadline:
+        while self._rank == 0 and "Holding" not in self.heard and time.monotonic() < deadline:
             time.sleep(0.05)
             self.heard = self._guard._members[1].describe(time.monotonic())
 
