@@ -4,7 +4,8 @@
     .venv/bin/python tools/bench_large_batch.py --search adamw   # rates around the recipe's
 
 All runs are of one job of 2 processes, one after the other, and have the same number of epochs.
-Each is noted in a file, and not run again: the table may be made in parts.
+Each is noted in a file, and not run again: the table may be made in parts. Remove the file where
+the recipe or the number of epochs has changed.
 """
 
 import json

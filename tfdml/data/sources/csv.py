@@ -111,7 +111,7 @@ class CsvSource(TextSource):
             return
         path, offset, length, _ = chunk.key
         data = storage.read_range(path, offset, length)
-        # Not by a regular expression, which takes a hundred times as long.
+        # Not by a regular expression, which takes several times as long.
         if any(part in data for part in _UNLIKE):
             return
         try:
