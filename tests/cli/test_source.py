@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import tarfile
 
 import pytest
@@ -11,7 +12,7 @@ from tfdml.horovod_build import source as horovod_source
 from tfdml.horovod_build.build import compile_wheel
 
 ROOT = f"horovod-{horovod_source.VERSION}"
-LISTING, CONTEXTS = horovod_source.CHANGES
+LISTING, CONTEXTS, ALL_TO_ALL, ALL_GATHER = horovod_source.CHANGES
 
 
 def archive_with(path, files: dict[str, str]):
@@ -23,20 +24,27 @@ def archive_with(path, files: dict[str, str]):
     return path
 
 
-FILES = {
-    LISTING: "list(A mpi_ops.cc)\n" + horovod_source.CHANGES[LISTING][0] + "end()\n",
-    CONTEXTS: "a();\n" + horovod_source.CHANGES[CONTEXTS][0] + "  ctx.reset();\n}\n",
-}
+FILES = {name: f"before\n{text}after\n" for name, (text, _) in horovod_source.CHANGES.items()}
 
 
 def test_what_is_changed(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
-    assert (root / LISTING).read_text() == "list(A mpi_ops.cc)\nend()\n"
-    expected = "a();\nvoid GlooContext::Finalize() {\n  ctx.reset();\n}\n"
-    assert (root / CONTEXTS).read_text() == expected
+    assert (root / LISTING).read_text() == "before\nafter\n"
+    assert (root / CONTEXTS).read_text() == "before\nvoid GlooContext::Finalize() {\nafter\n"
 
 
-@pytest.mark.parametrize("name", [LISTING, CONTEXTS])
+def test_what_receives_says_so_before_it_sends(tmp_path):
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    to_all = (root / ALL_TO_ALL).read_text()
+    # All of the loop that receives, then all of the other: two ranks have one connection.
+    assert re.findall(r"for |->recv|->send", to_all) == ["for ", "->recv", "for ", "->send"]
+    gathered = (root / ALL_GATHER).read_text()
+    assert re.findall(r"if |->recv|->send", gathered) == [
+        "if ", "->recv", "->send", "->recv", "->send",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", horovod_source.CHANGES)
 def test_unexpected_source_is_refused(tmp_path, name):
     archive = archive_with(tmp_path / "a.tar.gz", {**FILES, name: "something else\n"})
     with pytest.raises(BuildError, match="must have exactly once: .* Received: it 0 times"):

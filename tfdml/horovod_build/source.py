@@ -14,6 +14,27 @@ VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 # The published archive. What is compiled here runs with the user's rights, so it is verified.
 DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+# Lines of gloo's alltoallv and allgatherv.
+_RANKS = """  for (int i = 1; i < worldSize; i++) {
+    int sendRank = (myRank + i) % worldSize;
+    int recvRank = (myRank + worldSize - i) % worldSize;
+"""
+_SEND_TO = """    in->send(
+        sendRank, slot, inOffsetPerRank[sendRank], inLengthPerRank[sendRank]);
+"""
+_RECEIVE_FROM = """    out->recv(
+        recvRank, slot, outOffsetPerRank[recvRank], outLengthPerRank[recvRank]);
+"""
+_SEND = "    out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n"
+_RECEIVE = "    out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n"
+_FIRST = "    if (i == 0) {\n"
+_LATER = """      continue;
+    }
+
+    // Wait for previous operations to complete before kicking off new ones.
+    out->waitSend(opts.timeout);
+    out->waitRecv(opts.timeout);
+"""
 # What is changed in its files: a text, and what takes its place.
 CHANGES = {
     # The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
@@ -28,6 +49,18 @@ CHANGES = {
     "horovod/common/gloo/gloo_context.cc": (
         "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
         "void GlooContext::Finalize() {\n",
+    ),
+    # gloo sends nothing before the other side has said that it receives, and says so on the same
+    # connection as data goes. Where it sends first, what it says waits behind its own data, and
+    # the other side with it: a link is then used one way at a time, unless messages are small. Its
+    # all-reduce receives first.
+    "third_party/gloo/gloo/alltoallv.cc": (
+        f"{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
+        f"{_RANKS}{_RECEIVE_FROM}  }}\n{_RANKS}{_SEND_TO}  }}\n",
+    ),
+    "third_party/gloo/gloo/allgatherv.cc": (
+        f"{_FIRST}  {_SEND}  {_RECEIVE}{_LATER}{_SEND}{_RECEIVE}",
+        f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
     ),
 }
 
