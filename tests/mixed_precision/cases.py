@@ -67,3 +67,28 @@ def overflowing(
         "weights": [v.numpy() for v in model.trainable_variables],
         "error": error,
     }
+
+
+def converged(policy: str, compressor: str | None) -> dict:
+    """Trains until little is left to learn; a scale that grows often overflows now and then."""
+    keras.config.set_dtype_policy(policy)
+    x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
+    y = (x @ np.random.default_rng(1).normal(size=(16, 5))).argmax(1)
+    strategy = job.strategy(compression=compressor)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        hidden = layers.Dense(64, activation="relu")
+        model = keras.Sequential([layers.Input((16,)), hidden, layers.Dense(5, dtype="float32")])
+        optimizer = inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        if policy == "mixed_float16":
+            optimizer = LossScaleOptimizer(inner, dynamic_growth_steps=12)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+    epochs, batch = 25, 32
+    history = model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0).history
+    return {
+        "first": history["loss"][0],
+        "loss": history["loss"][-1],
+        "accuracy": history["accuracy"][-1],
+        "skipped": epochs * len(x) // batch - int(inner.iterations.numpy()),
+    }

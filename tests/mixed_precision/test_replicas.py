@@ -37,3 +37,14 @@ def test_too_many_skipped_steps_are_an_error_on_all(ranks):
         assert "At most 3 steps in a row may overflow" in result["error"]
         assert "the model diverged, not the scale" in result["error"]
         assert result["last_scale"] == 2.0**8
+
+
+@pytest.mark.parametrize("compressor", [None, "int8", "powersgd", "onebit"])
+def test_with_rare_overflows_it_converges_as_float32_does(ranks, compressor):
+    wide = ranks(2).run(cases.converged, "float32", compressor)[0]
+    narrow = ranks(2).run(cases.converged, "mixed_float16", compressor)[0]
+    assert 5 <= narrow["skipped"] <= 40  # Of 200 steps.
+    assert wide["skipped"] == 0
+    assert wide["loss"] < 0.15 * wide["first"]
+    assert narrow["loss"] < wide["loss"] + 0.03 * wide["first"]
+    assert narrow["accuracy"] > wide["accuracy"] - 0.02
