@@ -14,6 +14,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
+from tfdml.strategies.on_devices import has_accelerators
 from tfdml.strategies.share import Portion, Share, Splitter, unpacked
 
 
@@ -37,8 +38,15 @@ class BatchExtended(MirroredExtended):
         # What gathers gradients in the step that is under way, if something does.
         self.accumulator: Accumulator | None = None
         super().__init__(strategy, devices)
+        # Whether rows are copied to the devices while the step before runs.
+        self.copies_ahead = has_accelerators(self._devices)
 
     # -- Who the replicas are ------------------------------------------------------------------
+
+    @property
+    def local_devices(self) -> tuple[str, ...]:
+        """This process's devices, one a replica."""
+        return self._devices
 
     @property
     def num_local_replicas(self) -> int:

@@ -19,6 +19,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tfdml.strategies.feed import Feed
 from tfdml.strategies.keras_seam.array_data import ArrayOrder
 from tfdml.strategies.keras_seam.data_source import OneByOne, batch_spec
+from tfdml.strategies.on_devices import OnDevices
 from tfdml.strategies.parameter_server.shipping import ShippedDataset
 
 
@@ -174,6 +175,8 @@ class DataPosition:
     def _begin_passes_again(self) -> None:
         """Makes what counts its passes, as `shuffle` does, count those of before."""
         data = self._iterator._get_iterator()
+        if isinstance(data, OnDevices):
+            data = data.dataset
         if isinstance(data, Feed | OneByOne):
             data = data._dataset
         if isinstance(data, tf.data.Dataset):

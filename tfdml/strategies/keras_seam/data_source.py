@@ -14,6 +14,7 @@ from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.feed import Feed
 from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed, without_optionals
+from tfdml.strategies.on_devices import OnDevices
 from tfdml.strategies.own_parts import own_portions
 from tfdml.strategies.share import Portion
 
@@ -70,7 +71,7 @@ class OneByOne:
         yield from self._dataset
 
 
-def batch_spec(data: tf.data.Dataset | Feed | OneByOne) -> Any:
+def batch_spec(data: tf.data.Dataset | Feed | OneByOne | OnDevices) -> Any:
     """Returns the shapes and dtypes of what a replica is given, None in the place of optionals."""
     spec = data.element_spec
     return without_optionals(spec.parts[0] if isinstance(spec, Portion) else spec)
@@ -86,6 +87,17 @@ def portions(
         dataset: The adapter's pipeline; of portions already for arrays.
         extended: The strategy's extension. With one replica there is nothing to split.
     """
+    shared, data = _split(adapter, dataset, extended)
+    # Not Python's data: what is read ahead is lost where an iterator is dropped.
+    repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
+    if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable:
+        data = OnDevices(data, extended.local_devices)
+    return shared, data
+
+
+def _split(
+    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended
+) -> tuple[DataAdapter, Iterable]:
     collective = extended.collective
     if isinstance(adapter, ArrayDataAdapter):
         return adapter, dataset
