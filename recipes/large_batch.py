@@ -75,7 +75,7 @@ def make_optimizer(
             schedule, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.1
         )
     if name == "lamb":
-        return tfdml.optimizers.LAMB(schedule, weight_decay=0.01)
+        return tfdml.optimizers.LAMB(schedule, weight_decay=0.01, beta_2=0.98)
     if name == "adamw":
         return keras.optimizers.AdamW(schedule, weight_decay=0.01, beta_2=0.98)
     if name == "nesterov":

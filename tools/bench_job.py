@@ -50,6 +50,24 @@ def report(result: Any) -> None:
     print(_MARK + json.dumps(result), flush=True)
 
 
+def noted(path: Path) -> list[list]:
+    """Returns the rows of a table that are done already."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def note(rows: list[list], path: Path) -> None:
+    """Keeps the rows that are done, one a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def spread(values: list[float]) -> str:
+    """Returns the mean, the lowest and the highest as text, in percent."""
+    percent = [100 * v for v in values]
+    mean = sum(percent) / len(percent)
+    return f"{mean:.2f} ({min(percent):.2f}–{max(percent):.2f})"
+
+
 def ratios(ours: list[float], peer: list[float]) -> tuple[float, float, float]:
     """Returns the median and the quartiles of `ours` by `peer`, measured in pairs."""
     pairs = sorted(a / b for a, b in zip(ours, peer, strict=True))

@@ -8,7 +8,6 @@ Each is noted in a file, and not run again: the table may be made in parts. Remo
 the recipe or the number of epochs has changed.
 """
 
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
-from bench_job import conditions, report, run_job
+from bench_job import conditions, note, noted, report, run_job, spread
 
 BASELINE = ("sgd", 128)
 LARGE = (4096, 8192)
@@ -26,11 +25,6 @@ SEEDS = (0, 1, 2)
 # What a rate is multiplied by in a search: from a fourth to four times as much.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 NOTED = Path(__file__).with_name("benchmarks") / "large_batch.json"
-
-
-def noted() -> list[list]:
-    """Returns the runs of the table that are done."""
-    return json.loads(NOTED.read_text()) if NOTED.exists() else []
 
 
 def run(epochs: int, search: str) -> None:
@@ -42,7 +36,7 @@ def run(epochs: int, search: str) -> None:
 
     strategy = tfdml.HorovodStrategy()
     dataset = images.load()
-    rows = [] if search else noted()
+    rows = [] if search else noted(NOTED)
     done = [tuple(row[:3]) for row in rows]
 
     def accuracy(name: str, batch: int, seed: int, rate: float | None = None) -> None:
@@ -54,8 +48,7 @@ def run(epochs: int, search: str) -> None:
         if strategy.is_chief:
             print(*rows[-1], file=sys.stderr, flush=True)
             if not search:
-                lines = ",\n".join(json.dumps(row) for row in rows)
-                NOTED.write_text(f"[\n{lines}\n]\n")
+                note(rows, NOTED)
 
     if search:
         for batch in LARGE:
@@ -77,16 +70,15 @@ def table(rows: list[list]) -> tuple[str, dict[tuple[str, int], list[float]]]:
     """Returns a Markdown table, and the accuracies by optimizer and batch size."""
     found: dict[tuple[str, int], list[float]] = {}
     for name, batch, _, _, accuracy in rows:
-        found.setdefault((name, batch), []).append(100 * accuracy)
+        found.setdefault((name, batch), []).append(accuracy)
     base = statistics.mean(found[BASELINE])
     lines = [
         "| optimizer | batch | validation accuracy, % (lowest–highest) | to the baseline |",
         "|---|---|---|---|",
     ]
     for (name, batch), values in found.items():
-        mean = statistics.mean(values)
-        spread = f"{mean:.2f} ({min(values):.2f}–{max(values):.2f})"
-        lines.append(f"| {name} | {batch:,} | {spread} | {mean - base:+.2f} |")
+        difference = 100 * (statistics.mean(values) - base)
+        lines.append(f"| {name} | {batch:,} | {spread(values)} | {difference:+.2f} |")
     return "\n".join(lines), found
 
 
@@ -100,10 +92,10 @@ def draw(found: dict[tuple[str, int], list[float]], path: Path) -> None:
     names = list(dict.fromkeys(name for name, _ in found if name != "sgd"))
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
     base = statistics.mean(found[BASELINE])
-    axes.axhline(base, color="black", linewidth=1, label=f"SGD, batch {BASELINE[1]}")
+    axes.axhline(100 * base, color="black", linewidth=1, label=f"SGD, batch {BASELINE[1]}")
     for place, batch in enumerate(LARGE):
         for i, name in enumerate(names):
-            values = found[name, batch]
+            values = [100 * v for v in found[name, batch]]
             x = [i + 0.3 * (place - 0.5)] * len(values)
             label = f"batch {batch:,}" if i == 0 else None
             axes.plot(x, values, "o", color=f"C{place}", alpha=0.7, label=label)

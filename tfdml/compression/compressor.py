@@ -102,6 +102,15 @@ class ChunkCompressor(Compressor, abc.ABC):
             length: The numbers of a row.
         """
 
+    def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the sum of the rows that bytes stand for: float32, shape `[length]`.
+
+        Args:
+            payload: What `encode` returned.
+            length: The numbers of a row.
+        """
+        return tf.reduce_sum(self.decode(payload, length), 0)
+
 
 class SummableCompressor(Compressor, abc.ABC):
     """A compressor whose payload is summed on the wire, in one round or more.

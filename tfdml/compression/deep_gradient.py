@@ -9,13 +9,11 @@ import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.error_feedback import Memory, State
-from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
+from tfdml.compression.selection import decoded_rows, decoded_sum, encoded_largest
 from tfdml.compression.top_k import check_ratio
 
 # The part that is sent at the start of the warm-up: the paper's.
 _FIRST_RATIO = 0.25
-# A threshold is taken from this part of the numbers, and this many at least.
-_SAMPLE, _LEAST_SAMPLE = 0.01, 1024
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -27,8 +25,9 @@ class DeepGradientCompression(ChunkCompressor):
     it is for `keras.optimizers.SGD` with momentum, whose own is then left out; gradients that go
     uncompressed get theirs after the exchange. On one process the optimizer does its own.
 
-    The largest numbers are those above a threshold that is found in a sample of 1 %. In the first
-    epochs more is sent: 25 % at first, and less from step to step, by the same factor.
+    The largest numbers are found by a threshold from a sample, as in the paper, and are exactly the
+    largest. In the first epochs more is sent: 25 % at first, and less from step to step, by the
+    same factor.
 
     Args:
         ratio: The part of all numbers that is sent after the warm-up.
@@ -130,38 +129,41 @@ class DeepGradientCompression(ChunkCompressor):
 
     def ratio_at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the part that is sent in a step: float64, shape `[]`."""
-        steps = self.warmup_epochs * (self.steps_per_epoch or 0)
-        if not steps or self.ratio >= _FIRST_RATIO:
+        if not self._warms_up:
             return tf.constant(self.ratio, tf.float64)
+        steps = self.warmup_epochs * self.steps_per_epoch
         progress = tf.minimum(tf.cast(step, tf.float64) / steps, 1.0)
         return _FIRST_RATIO * tf.exp(math.log(self.ratio / _FIRST_RATIO) * progress)
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row after the warm-up; see `ChunkCompressor`."""
-        return 8 * max(1, math.ceil(self.ratio * length))
+        return 8 * self._count(self.ratio, length)
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         length = values.shape[1]
+        if not self._warms_up:
+            count = self._count(self.ratio, length)
+            return encoded_largest(values, count, count)
         count = tf.cast(tf.math.ceil(self.ratio_at(seed[0]) * length), tf.int32)
-        count = tf.clip_by_value(count, 1, length)
-        offset = tf.random.stateless_uniform([], seed, 0, _stride(length), tf.int32)
-        return tf.map_fn(
-            lambda row: _largest(row, count, offset),
-            values,
-            fn_output_signature=tf.TensorSpec([None], tf.uint8),
-        )
+        most = self._count(_FIRST_RATIO, length)
+        return encoded_largest(values, tf.clip_by_value(count, 1, most), most)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
         """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
-        parts = tf.reshape(payload, [tf.shape(payload)[0], 2, -1])
-        chosen = bytes_to_floats(parts[:, 0], tf.float32)
-        places = bytes_to_floats(parts[:, 1], tf.int32)
-        rows = tf.shape(payload)[0]
-        starts = tf.range(rows)[:, None] * length
-        flat = tf.reshape(starts + places, [-1, 1])
-        spread = tf.scatter_nd(flat, tf.reshape(chosen, [-1]), [rows * length])
-        return tf.reshape(spread, [payload.shape[0] or rows, length])
+        return decoded_rows(payload, length)
+
+    def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the sum of rows; see `ChunkCompressor`."""
+        return decoded_sum(payload, length)
+
+    @property
+    def _warms_up(self) -> bool:
+        return bool(self.warmup_epochs) and self.ratio < _FIRST_RATIO
+
+    @staticmethod
+    def _count(ratio: float, length: int) -> int:
+        return max(1, math.ceil(ratio * length))
 
 
 class MomentumCorrection(Memory):
@@ -209,34 +211,3 @@ class MomentumCorrection(Memory):
         """Returns the new speed, and what it and the gradient move the weights by."""
         speed = self.momentum * speed + gradient
         return speed, self.momentum * speed + gradient if self.nesterov else speed
-
-
-def _stride(length: int) -> int:
-    return max(1, length // max(int(length * _SAMPLE), _LEAST_SAMPLE))
-
-
-def _largest(row: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    """Returns the bytes of the largest numbers of a row, and then of their places.
-
-    Args:
-        row: float32, shape `[n]`.
-        count: How many: int32, shape `[]`.
-        offset: Where the sample begins: int32, shape `[]`.
-    """
-    sizes = tf.abs(row)
-    # What is not finite is sent first.
-    sizes = tf.where(tf.math.is_finite(sizes), sizes, tf.fill(sizes.shape, float("inf")))
-    sample = sizes[offset :: _stride(row.shape[0])]
-    # As many of the sample as of the row, and two standard deviations more: what passes too much
-    # is sorted out below, what is missed waits for the next step.
-    part = tf.cast(count, tf.float32) / row.shape[0] * tf.cast(tf.size(sample), tf.float32)
-    among = tf.cast(tf.math.ceil(part + 2.0 * tf.sqrt(part)), tf.int32)
-    threshold = tf.reduce_min(tf.math.top_k(sample, tf.clip_by_value(among, 1, tf.size(sample)))[0])
-    places = tf.cast(tf.where(sizes >= threshold)[:, 0], tf.int32)
-    found = tf.minimum(tf.size(places), count)
-    order = tf.math.top_k(tf.gather(sizes, places), found, sorted=False).indices
-    places = tf.gather(places, order)
-    # Where the sample's threshold was too high: nothing, at the first place.
-    missing = [[0, count - found]]
-    chosen, places = tf.pad(tf.gather(row, places), missing), tf.pad(places, missing)
-    return tf.concat([floats_to_bytes(t[None, :])[0] for t in (chosen, places)], 0)

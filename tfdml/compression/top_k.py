@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
+from tfdml.compression.selection import decoded_rows, decoded_sum, encoded_largest
 
 
 def check_ratio(ratio: float) -> float:
@@ -39,6 +39,7 @@ class TopK(ChunkCompressor):
     """
 
     block = 8
+    static = False
 
     def __init__(self, ratio: float = 0.01):
         self.ratio = check_ratio(ratio)
@@ -53,20 +54,16 @@ class TopK(ChunkCompressor):
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
-        sizes = tf.abs(values)
-        # What is not finite is sent first.
-        sizes = tf.where(tf.math.is_finite(sizes), sizes, tf.fill(sizes.shape, float("inf")))
-        places = tf.math.top_k(sizes, self._count(values.shape[1]), sorted=False).indices
-        chosen = tf.gather(values, places, batch_dims=1)
-        return tf.concat([floats_to_bytes(chosen), floats_to_bytes(places)], 1)
+        count = self._count(values.shape[1])
+        return encoded_largest(values, count, count)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
         """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
-        rows, count = payload.shape[0], self._count(length)
-        chosen = bytes_to_floats(payload[:, : 4 * count], tf.float32)
-        places = bytes_to_floats(payload[:, 4 * count :], tf.int32)
-        row = tf.repeat(tf.range(rows)[:, None], count, 1)
-        return tf.scatter_nd(tf.stack([row, places], 2), chosen, [rows, length])
+        return decoded_rows(payload, length)
+
+    def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the sum of rows; see `ChunkCompressor`."""
+        return decoded_sum(payload, length)
 
     def _count(self, length: int) -> int:
         return max(1, math.ceil(self.ratio * length))

@@ -74,12 +74,14 @@ def encoder(compressor: ChunkCompressor, size: int) -> Callable:
 def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
     """Returns what is done before, between and after the exchanges.
 
-    Compiled by XLA where shapes are static: numbers are then read and written once, whatever is
-    done to them.
+    Compiled by XLA, so that numbers are read and written once, whatever is done to them: each
+    stage as a whole where shapes are static, else what is around the encoding.
     """
     memory = compressor.memory(size)
+    compiled = functools.partial(tf.function, jit_compile=True)
 
-    def encode(gradients, states, scale, kept, seed):
+    @compiled
+    def before(gradients, states, scale, kept):
         values, middles = [], []
         for gradient, state in zip(gradients, states, strict=True):
             state = {key: value * kept for key, value in state.items()}
@@ -88,32 +90,51 @@ def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable,
             middles.append(middle)
         length = _total(values)
         chunk = chunk_length(length, size, compressor.block)
-        flat = _joined(values)
-        rows = tf.reshape(tf.pad(flat, [[0, size * chunk - length]]), [size, chunk])
-        payload = compressor.encode(rows, seed)
-        sent = tf.reshape(compressor.decode(payload, chunk), [-1])[:length]
-        parts = _parted(sent, [v.shape for v in values])
-        after = [memory.update(*each) for each in zip(values, parts, middles, strict=True)]
-        return _padded(compressor, payload), after
+        flat = tf.pad(_joined(values), [[0, size * chunk - length]])
+        return values, middles, tf.reshape(flat, [size, chunk])
 
-    def add(arrived, server, kept, chunk, seed):
-        total = tf.reduce_sum(compressor.decode(_unpadded(compressor, arrived, chunk), chunk), 0)
+    @compiled
+    def after(values, middles, sent):
+        flat = tf.reshape(sent, [-1])[: _total(values)]
+        parts = _parted(flat, [v.shape for v in values])
+        return [memory.update(*each) for each in zip(values, parts, middles, strict=True)]
+
+    @compiled
+    def left(total, encoded):
+        return total - encoded
+
+    @compiled
+    def added(total, server, kept):
         for residual in server.values():
             total += residual * kept
+        return total
+
+    @compiled
+    def results(total, scale, shapes, dtypes):
+        total = tf.reshape(total, [-1])[: sum(map(math.prod, shapes))] * scale
+        sums = [tf.cast(p, d) for p, d in zip(_parted(total, shapes), dtypes, strict=True)]
+        return sums, tf.reduce_all(tf.math.is_finite(total))
+
+    def encode(gradients, states, scale, kept, seed):
+        values, middles, rows = before(gradients, states, scale, kept)
+        payload = compressor.encode(rows, seed)
+        states = after(values, middles, compressor.decode(payload, rows.shape[1]))
+        return _padded(compressor, payload), states
+
+    def add(arrived, server, kept, chunk, seed):
+        total = compressor.decode_sum(_unpadded(compressor, arrived, chunk), chunk)
+        total = added(total, server, kept)
         encoded = compressor.encode(total[None, :], seed)
-        left = {key: total - compressor.decode(encoded, chunk)[0] for key in server}
-        return _padded(compressor, encoded), left
+        states = {key: left(total, compressor.decode(encoded, chunk)[0]) for key in server}
+        return _padded(compressor, encoded), states
 
     def decode(everyones, shapes, dtypes, scale):
         chunk = chunk_length(sum(map(math.prod, shapes)), size, compressor.block)
-        total = compressor.decode(_unpadded(compressor, everyones, chunk), chunk) * scale
-        finite = tf.reduce_all(tf.math.is_finite(total))
-        flat = tf.reshape(total, [-1])[: sum(map(math.prod, shapes))]
-        sums = [tf.cast(p, d) for p, d in zip(_parted(flat, shapes), dtypes, strict=True)]
-        return sums, finite
+        total = compressor.decode(_unpadded(compressor, everyones, chunk), chunk)
+        return results(total, scale, shapes, dtypes)
 
     stages = (encode, add, decode)
-    return tuple(tf.function(f, jit_compile=True) for f in stages) if compressor.static else stages
+    return tuple(compiled(f) for f in stages) if compressor.static else stages
 
 
 def _total(tensors: Sequence[tf.Tensor]) -> int:

@@ -34,8 +34,9 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
 
 
 def is_taken(compressor: ChunkCompressor, gradient: Any) -> bool:
-    """Returns whether a gradient is worth encoding: dense, and large enough."""
-    return tf.is_tensor(gradient) and compressor.takes(gradient.shape, gradient.dtype)
+    """Returns whether a gradient is worth encoding: dense, of a known shape, and large enough."""
+    known = tf.is_tensor(gradient) and gradient.shape.is_fully_defined()
+    return known and compressor.takes(gradient.shape, gradient.dtype)
 
 
 def new_seed(stream: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,72 @@
+"""The largest numbers are chosen exactly, whatever they are like and however they are found."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdml.compression import selection
+
+LENGTH, COUNT = 40_000, 400
+
+
+def numbers(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    row = rng.normal(size=LENGTH).astype("float32")
+    return {
+        "normal": row,
+        "sorted": np.sort(row),
+        "few values": rng.integers(-3, 4, LENGTH).astype("float32"),
+        "zeros": np.zeros(LENGTH, "float32"),
+        "one": np.eye(1, LENGTH, 77, dtype="float32")[0],
+        "denormal": row * np.float32(1e-41),
+        "huge": row * np.float32(5e37),
+        "not finite": np.where(row > 2.5, np.nan, np.where(row < -2.5, -np.inf, row)),
+        "in columns": np.where(np.arange(LENGTH) % 200 == 3, 50 * row, row),
+    }[kind]
+
+
+KINDS = ("normal", "sorted", "few values", "zeros", "one", "denormal", "huge", "not finite")
+
+
+def chosen(row: np.ndarray, count: int, most: int) -> np.ndarray:
+    return tf.function(selection.largest)(tf.constant(row), tf.constant(count), most).numpy()
+
+
+@pytest.mark.parametrize(("count", "most"), [(COUNT, COUNT), (COUNT, 2 * COUNT), (1, COUNT)])
+@pytest.mark.parametrize("kind", [*KINDS, "in columns"])
+def test_they_are_the_largest(kind, count, most):
+    row = numbers(kind)
+    places = chosen(row, count, most)
+    assert len(set(places)) == count
+    sizes = np.where(np.isfinite(row), np.abs(row), np.inf)
+    np.testing.assert_array_equal(np.sort(sizes[places]), np.sort(sizes)[-count:])
+
+
+def test_not_all_numbers_are_sorted_out_where_a_sample_tells_which():
+    with mock.patch.object(selection, "_of_all", lambda row, count: -tf.ones([count], tf.int32)):
+        assert (chosen(numbers("normal"), COUNT, COUNT) >= 0).all()
+        # Nearly all are zeros, so nearly all pass.
+        assert (chosen(numbers("one"), COUNT, COUNT) == -1).all()
+
+
+def test_a_gpu_keeps_all_on_the_device():
+    with (
+        mock.patch.object(tf.config, "list_logical_devices", lambda kind: [kind]),
+        mock.patch.object(selection, "_columns_with", side_effect=AssertionError),
+    ):
+        row = numbers("normal")
+        places = selection.largest(tf.constant(row), COUNT, COUNT).numpy()
+    np.testing.assert_array_equal(np.sort(np.abs(row[places])), np.sort(np.abs(row))[-COUNT:])
+
+
+def test_rows_come_back_and_add_up():
+    rows = np.stack([numbers("normal"), numbers("sorted"), numbers("few values")])
+    payload = selection.encoded_largest(tf.constant(rows), COUNT, COUNT)
+    assert payload.shape == (3, 8 * COUNT)
+    decoded = selection.decoded_rows(payload, LENGTH).numpy()
+    assert ((decoded != 0).sum(1) == COUNT).all()
+    np.testing.assert_array_equal(decoded[decoded != 0], rows[decoded != 0])
+    total = selection.decoded_sum(payload, LENGTH).numpy()
+    np.testing.assert_array_equal(total, decoded[0] + decoded[1] + decoded[2])
