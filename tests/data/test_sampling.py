@@ -59,6 +59,13 @@ def test_parts_are_exact_in_every_cycle():
     assert 20 < (ids[:100] < 50).sum() < 40
 
 
+def test_a_cycle_goes_on_where_the_last_one_was():
+    """As many places as records: each is drawn once, whatever cycle it falls in."""
+    sizes = [8000, 17_000]
+    ids = Mixed(groups(sizes, 1), [0.32, 0.68], sum(sizes), 1, 0).ids(0, sum(sizes))
+    np.testing.assert_array_equal(np.sort(ids), np.arange(sum(sizes)))
+
+
 def test_counts_sum_up():
     assert counts_of([1 / 3] * 3, 10).tolist() == [4, 3, 3]
     assert counts_of([0.5, 0.25, 0.25], 3).sum() == 3
