@@ -31,7 +31,7 @@ TORCH = ROOT / ".venv-torch"
 # In the order of preference: without what only GPUs need.
 TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
-HOROVOD = ["local", "raw Horovod", "raw Horovod fp16", *BITS, *RANKS, AUTO]
+HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *BITS, *RANKS, AUTO]
 DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from bench_compression_model import (
     LAYERS,
     WIDTH,
     Clock,
+    sent_bytes,
     steps_of,
     timed,
 )
@@ -113,6 +115,17 @@ def raw_horovod(fp16: bool | None, steps: int) -> dict[str, float]:
     return timed(step, steps, WARM_UP)
 
 
+def idle(seconds: float = 3.0) -> dict[str, float]:
+    """Returns what Horovod sends in a second in which nothing is exchanged."""
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    hvd.allreduce(tf.zeros([1]), name="idle")
+    before = sent_bytes()
+    time.sleep(seconds)
+    return {"bytes_per_second": (sent_bytes() - before) / seconds}
+
+
 def exchange(compressor: compression.Compressor | None, steps: int) -> dict[str, float]:
     """Times the exchange of the gradients alone, encoding and decoding included."""
     from tfdml.collectives.aggregator import sum_gradients
@@ -161,7 +174,9 @@ def main(
     for name in names.split(";"):
         with _cleared():
             steps = steps_of("powersgd 2" if name == "local" else name, hosts, rate)
-            if name == "MultiWorkerMirrored RING":
+            if name == "idle":
+                results[name] = idle()
+            elif name == "MultiWorkerMirrored RING":
                 results[name] = _peer_multi_worker(steps)
             elif name in OURS:
                 strategy = tfdml.HorovodStrategy(compression=OURS[name]())

@@ -85,9 +85,14 @@ def write_report(kept: dict, path: Path) -> None:
         hosts = int(network.split(" x ")[1])
         torch = run["results"].get("versions", {}).get("torch")
         with_torch = f", torch {torch}" if torch else ""
+        idle = run["results"].get("idle")
+        alone = ""
+        if idle:
+            rate = idle["bytes_per_second"] / 1e3
+            alone = f" Horovod sends {rate:.0f} KB a second while nothing is exchanged."
         parts.append(
             f"## {network.split(' x ')[0]}, {hosts} ranks\n\n"
-            f"Measured with {run['conditions']}{with_torch}; {PARAMETERS:,} parameters.\n\n"
+            f"Measured with {run['conditions']}{with_torch}; {PARAMETERS:,} parameters.{alone}\n\n"
             f"{table(rows(run['results'], hosts))}"
         )
     path.write_text("\n\n".join(parts) + "\n")
