@@ -173,7 +173,7 @@ def main(
     results = {}
     for name in names.split(";"):
         with _cleared():
-            steps = steps_of("powersgd 2" if name == "local" else name, hosts, rate)
+            steps = steps_of("powersgd 2" if name in ("idle", "local") else name, hosts, rate)
             if name == "idle":
                 results[name] = idle()
             elif name == "MultiWorkerMirrored RING":
