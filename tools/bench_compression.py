@@ -107,10 +107,11 @@ def main(
         print(json.dumps(part, indent=1))
         if keep:
             kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            kept[f"{rate or 'unshaped'} x {hosts}"] = {
-                "conditions": conditions(),
-                "results": results,
-            }
+            network, now = f"{rate or 'unshaped'} x {hosts}", conditions()
+            before = kept.get(network, {})
+            # What was measured of it on the same day, with the same versions, stays.
+            same = before["results"] if before.get("conditions") == now else {}
+            kept[network] = {"conditions": now, "results": {**same, **results}}
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
