@@ -133,8 +133,8 @@ def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable,
         total = compressor.decode(_unpadded(compressor, everyones, chunk), chunk)
         return results(total, scale, shapes, dtypes)
 
-    whole = compiled if compressor.static else tf.function
-    return whole(encode), whole(add), whole(decode)
+    stages = (encode, add, decode)
+    return tuple(compiled(f) for f in stages) if compressor.static else stages
 
 
 def _total(tensors: Sequence[tf.Tensor]) -> int:
