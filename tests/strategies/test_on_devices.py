@@ -37,7 +37,9 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
     for before, after in zip(plain, ahead, strict=True):
         assert before["iterations"] == after["iterations"] > 0
         assert before["read"] == 0
-        assert after["read"] >= after["iterations"]
+        # Not what is agreed on batch by batch: waiting for other processes is the main thread's.
+        agreed = source == "unknown length" and kind == "horovod"
+        assert after["read"] >= after["iterations"] if not agreed else after["read"] == 0
         for a, b in zip(before["weights"], after["weights"], strict=True):
             assert a.tobytes() == b.tobytes()
         for name, values in before["history"].items():

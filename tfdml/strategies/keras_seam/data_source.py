@@ -88,9 +88,11 @@ def portions(
         extended: The strategy's extension. With one replica there is nothing to split.
     """
     shared, data = _split(adapter, dataset, extended)
-    # Not Python's data: what is read ahead is lost where an iterator is dropped.
+    # Not Python's data: what is read ahead is lost where an iterator is dropped. Nor a feed: the
+    # guard must see in the main thread that it waits for the other processes.
     repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
-    if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable:
+    alone = isinstance(data, tf.data.Dataset | OneByOne)
+    if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable and alone:
         data = OnDevices(data, extended.local_devices)
     return shared, data
 
