@@ -46,6 +46,7 @@ setup(
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tfdml", "tfdml.*"]),
+    package_data={"tfdml.native": ["*.cc", "*.h"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
         "filelock>=3.12",

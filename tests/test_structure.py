@@ -13,7 +13,8 @@ MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},
     "runtime": {"topology", "collectives"},
-    "compression": {"collectives"},
+    "native": {"topology", "horovod_build"},
+    "compression": {"collectives", "native"},
     "strategies": {"topology", "collectives", "compression", "runtime"},
     "horovod_build": {"topology", "runtime"},
     "optimizers": set(),
@@ -23,7 +24,15 @@ MAY_IMPORT = {
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
     "mixed_precision": set(),
     "data": set(),
-    "cli": {"topology", "horovod_build", "runtime", "data", "checkpointing", "compression"},
+    "cli": {
+        "topology",
+        "horovod_build",
+        "runtime",
+        "data",
+        "checkpointing",
+        "compression",
+        "native",
+    },
 }
 
 

@@ -12,7 +12,7 @@ def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[by
         for begin in range(0, len(row), block):
             part = row[begin : begin + block]
             size = np.abs(part).max() if norm == "max" else np.sqrt((part**2).sum())
-            step = np.float32(size / levels)
+            step = np.float32(size) * np.float32(1 / levels)
             code = np.rint(part * (np.float32(1) / step)) if step else np.zeros_like(part)
             code = np.clip(code, -levels, levels)
             steps.append(step)

@@ -71,10 +71,13 @@ class ChunkCompressor(Compressor, abc.ABC):
     Attributes:
         block: Rows are encoded in blocks of this many numbers.
         static: Whether a row's bytes follow from its length alone, so that XLA can compile it.
+        native: What `tfdml.native` calls this encoding, as its operations' arguments; None if it
+            does not have it.
     """
 
     block: int = 1
     static = True
+    native: dict[str, Any] | None = None
 
     @abc.abstractmethod
     def row_bytes(self, length: int) -> int:

@@ -70,8 +70,10 @@ def noise(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     hashed = tf.bitcast(tf.range(math.prod(shape), dtype=tf.int32), tf.uint32)
     for key in (first, second):
         hashed = _mixed(hashed + _mixed(key + tf.constant(0x9E3779B9, tf.uint32)))
-    top = tf.bitwise.right_shift(hashed, tf.constant(8, tf.uint32))
-    return tf.reshape(tf.cast(tf.bitcast(top, tf.int32), tf.float32) * 2.0**-24, shape)
+    # The bits of numbers from 1 to below 2.
+    top = tf.bitcast(tf.bitwise.right_shift(hashed, tf.constant(9, tf.uint32)), tf.int32)
+    ones = tf.bitcast(tf.bitwise.bitwise_or(top, 0x3F800000), tf.float32)
+    return tf.reshape(ones - 1.0, shape)
 
 
 def _mixed(bits: tf.Tensor) -> tf.Tensor:
@@ -97,11 +99,24 @@ def largest_or_nan(blocks: tf.Tensor) -> tf.Tensor:
     return tf.where(largest < 0x7F800000, tf.bitcast(largest, tf.float32), float("nan"))
 
 
-def block_sums(blocks: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of each block, for blocks of a multiple of 8: eight sums side by side first.
+def whole_one(block: int) -> float:
+    """Returns what stands for 1 where a block's numbers up to 1 are summed as whole numbers.
+
+    Such sums do not depend on the order in which they are made: int32 holds them.
+    """
+    return 2.0 ** (30 - math.ceil(math.log2(block)))
+
+
+def to_whole(values: tf.Tensor) -> tf.Tensor:
+    """Returns numbers rounded to whole ones: int32."""
+    return tf.cast(tf.round(values), tf.int32)
+
+
+def sums_of_squares(units: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the squares of each block's numbers: float32, shape `[rows, blocks]`.
 
     Args:
-        blocks: Shape `[rows, blocks, block]`.
+        units: From -1 to 1, shape `[rows, blocks, block]`.
     """
-    lanes = tf.reshape(blocks, [*blocks.shape[:2], -1, 8])
-    return tf.reduce_sum(tf.reduce_sum(lanes, 2), 2)
+    one = whole_one(units.shape[2])
+    return tf.cast(tf.reduce_sum(to_whole(units * units * one), 2), tf.float32) / one

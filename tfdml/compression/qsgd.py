@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.packing import (
-    block_sums,
     bytes_to_floats,
     floats_to_bytes,
     largest_or_nan,
     noise,
     pack,
+    sums_of_squares,
     unpack,
 )
 
@@ -61,6 +61,18 @@ class QSGD(ChunkCompressor):
         """Whether rounding is not random."""
         return not self.stochastic
 
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        if type(self) is not QSGD:
+            return None
+        return {
+            "codec": "qsgd",
+            "bits": self.bits,
+            "l2": self.norm == "l2",
+            "stochastic": self.stochastic,
+        }
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {
@@ -82,15 +94,14 @@ class QSGD(ChunkCompressor):
         if self.norm == "l2":
             # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
             units = tf.math.divide_no_nan(blocks, largest[:, :, None])
-            norm = tf.sqrt(block_sums(units * units))
+            norm = tf.sqrt(sums_of_squares(units))
             largest *= tf.minimum(norm, _LARGEST / tf.maximum(largest, 1.0))
-        step = largest / self._levels
+        step = largest * (1.0 / self._levels)
         # Of a step so small that its inverse is not finite, nothing is sent.
         inverse = tf.where(step > _SMALLEST, 1.0 / step, tf.zeros_like(step))
-        codes = blocks * inverse[:, :, None]
+        codes = tf.clip_by_value(blocks * inverse[:, :, None], -self._levels, self._levels)
         codes = tf.floor(codes + noise(codes.shape, seed)) if self.stochastic else tf.round(codes)
-        codes = tf.clip_by_value(codes, -self._levels, self._levels) + self._levels
-        codes = tf.reshape(tf.cast(codes, tf.uint8), [rows, -1])
+        codes = tf.reshape(tf.cast(codes + self._levels, tf.uint8), [rows, -1])
         return tf.concat([floats_to_bytes(step), pack(codes, self.bits, self.block)], 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:

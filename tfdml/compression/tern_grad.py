@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.packing import block_sums, largest_or_nan
+from tfdml.compression.packing import largest_or_nan, sums_of_squares
 from tfdml.compression.qsgd import QSGD
 
 
@@ -52,7 +52,7 @@ class TernGrad(ChunkCompressor):
         # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
         largest = largest_or_nan(blocks)
         units = tf.math.divide_no_nan(blocks, largest[:, :, None])
-        spread = tf.sqrt(block_sums(units * units) / self.block)
+        spread = tf.sqrt(sums_of_squares(units) / self.block)
         bound = (self.clip * spread * largest)[:, :, None]
         # Not finite, it must stay so.
         clipped = tf.where(tf.abs(blocks) > bound, tf.sign(blocks) * bound, blocks) + 0.0 * blocks

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.error_feedback import State
+from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 
 # Payloads are padded to this, for transports that carry whole words only.
 _WORD = 8
@@ -60,11 +61,6 @@ def sum_in_two_phases(
     return sums, finite, states, server
 
 
-def chunk_length(length: int, size: int, block: int) -> int:
-    """Returns how many numbers of a bucket each process sums: a multiple of the block."""
-    return -(-length // (size * block)) * block
-
-
 def encoder(compressor: ChunkCompressor, size: int) -> Callable:
     """Returns what is done before the first exchange among `size` processes."""
     return _stages(compressor, size)[0]
@@ -72,7 +68,16 @@ def encoder(compressor: ChunkCompressor, size: int) -> Callable:
 
 @functools.cache
 def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
-    """Returns what is done before, between and after the exchanges.
+    """Returns what is done before, between and after the exchanges."""
+    library = operations(compressor, size)
+    if library is None:
+        return compiled_stages(compressor, size)
+    native = NativeStages(library, compressor, size, _WORD)
+    return native.encode, native.add, native.decode
+
+
+def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
+    """Returns the stages in TensorFlow.
 
     Compiled by XLA, so that numbers are read and written once, whatever is done to them: each
     stage as a whole where shapes are static, else what is around the encoding.

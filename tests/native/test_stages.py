@@ -1,0 +1,154 @@
+"""The compiled operations against TensorFlow's own: the same bits, whatever is asked of them."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression import numpy_codecs
+from tfdml import native
+from tfdml.collectives.echo import EchoCollective
+from tfdml.compression import QSGD, OneBit, TernGrad
+from tfdml.compression.native_stages import NativeStages, chunk_length, operations
+from tfdml.compression.two_phase import compiled_stages, sum_in_two_phases
+
+CODECS = [
+    QSGD(8),
+    QSGD(4),
+    QSGD(2, 64),
+    QSGD(8, 24, "l2"),
+    QSGD(8, stochastic=True),
+    QSGD(4, 128, "l2", stochastic=True),
+    OneBit(),
+]
+# Together no multiple of a block; one tensor is shorter than a block, one is empty.
+SHAPES = ((37, 50), (64, 64), (3, 1, 7), (0, 4), (5,))
+SEED = tf.constant([3, 5])
+
+
+def both(codec, size: int):
+    """Returns the stages by both."""
+    assert native.load() is not None, "Build them: tfdml build-codecs."
+    return compiled_stages(codec, size), NativeStages(native.load(), codec, size, 8)
+
+
+def numbers(rng, shape) -> tf.Tensor:
+    """Normal numbers of sizes that differ by some orders of magnitude."""
+    return tf.constant((rng.normal(size=shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype("f4"))
+
+
+def assert_same(one: tf.Tensor, other: tf.Tensor) -> None:
+    """Compares shapes and bits."""
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_all_stages_give_the_same_bits(codec, size):
+    (encode, add, decode), compiled = both(codec, size)
+    rng = np.random.default_rng(size)
+    for scale, kept in ((1.0, 1.0), (1024.0, 0.7), (3.0, 1.0)):
+        scale, kept = tf.constant(scale), tf.constant(kept)
+        gradients = [numbers(rng, shape) for shape in SHAPES]
+        states = [{"residual": numbers(rng, s)} if codec.biased else {} for s in SHAPES]
+        payload, left = encode(gradients, states, scale, kept, SEED)
+        payload_too, left_too = compiled.encode(gradients, states, scale, kept, SEED)
+        assert_same(payload, payload_too)
+        assert [set(state) for state in left] == [set(state) for state in left_too]
+        for one, other in zip(left, left_too, strict=True):
+            for key in one:
+                assert_same(one[key], other[key])
+        chunk = chunk_length(sum(map(math.prod, SHAPES)), size, codec.block)
+        server = {"residual": numbers(rng, chunk)} if codec.biased else {}
+        arrived = payload
+        encoded, kept_back = add(arrived, server, kept, chunk, SEED)
+        encoded_too, kept_back_too = compiled.add(arrived, server, kept, chunk, SEED)
+        assert_same(encoded, encoded_too)
+        for key in server:
+            assert_same(kept_back[key], kept_back_too[key])
+        everyones = tf.tile(encoded, [size, 1])
+        dtypes = (tf.float32, tf.float16, tf.float32, tf.float32, tf.float64)
+        sums, finite = decode(everyones, SHAPES, dtypes, scale)
+        sums_too, finite_too = compiled.decode(everyones, SHAPES, dtypes, scale)
+        assert bool(finite) == bool(finite_too)
+        for one, other in zip(sums, sums_too, strict=True):
+            assert_same(one, other)
+
+
+def test_bytes_are_those_of_the_formula():
+    rows = np.random.default_rng(0).normal(size=(2, 256)).astype("f4")
+    for bits in (8, 4, 2):
+        _, compiled = both(QSGD(bits, 64), 2)
+        payload, _ = compiled.encode(
+            [tf.constant(rows)], [{"residual": tf.zeros([2, 256])}], *ones(), SEED
+        )
+        assert payload.numpy().tobytes() == numpy_codecs.qsgd(rows, bits, 64)[0]
+
+
+def ones():
+    """Returns a scale, and what residuals are multiplied with."""
+    return tf.constant(1.0), tf.constant(1.0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_what_is_not_finite_is_told(codec, bad):
+    _, compiled = both(codec, 2)
+    gradient = np.ones((64, 64), "f4")
+    for value in (1.0, bad):
+        gradient[-1, -1] = value
+        states = [{"residual": tf.zeros([64, 64])} if codec.biased else {}]
+        payload, _ = compiled.encode([tf.constant(gradient)], states, *ones(), SEED)
+        chunk = chunk_length(64 * 64, 2, codec.block)
+        server = {"residual": tf.zeros([chunk])} if codec.biased else {}
+        encoded, _ = compiled.add(payload, server, tf.constant(1.0), chunk, SEED)
+        everyones = tf.concat([payload[:1], encoded], 0)
+        _, finite = compiled.decode(everyones, [(64, 64)], [tf.float32], tf.constant(1.0))
+        assert bool(finite) == np.isfinite(value)
+
+
+def test_in_a_graph_shapes_are_known():
+    _, compiled = both(QSGD(), 2)
+
+    @tf.function
+    def shapes(gradient):
+        state = [{"residual": gradient}]
+        payload, left = compiled.encode([gradient], state, *ones(), SEED)
+        sums, finite = compiled.decode(payload, [(30, 40)], [tf.float32], tf.constant(1.0))
+        known.extend([payload.shape, left[0]["residual"].shape, sums[0].shape, finite.shape])
+        return payload
+
+    known = []
+    shapes(tf.zeros([30, 40]))
+    assert [s.as_list() for s in known] == [[2, 2 * 512 + 8], [30, 40], [30, 40], []]
+
+
+def test_a_sum_uses_them_where_they_are(monkeypatch):
+    class Own(QSGD):
+        """A user's, of whose `encode` the operations know nothing."""
+
+    assert operations(QSGD(), 2) is native.load()
+    for codec in (Own(), TernGrad()):
+        assert operations(codec, 2) is None
+    gradient = tf.random.stateless_normal([64, 64], [0, 1])
+    results = []
+    for library in (native.load(), None):
+        monkeypatch.setattr(native, "load", lambda library=library: library)
+        result = sum_in_two_phases(
+            EchoCollective(2), QSGD(), [gradient], [{"residual": gradient}],
+            {"residual": tf.zeros([2048])}, ones(), tf.constant(0), "w",
+        )  # fmt: skip
+        results.append(tf.nest.flatten(result))
+    for one, other in zip(*results, strict=True):
+        assert_same(one, other)
+
+
+def test_wrong_attributes_are_refused():
+    library = native.load()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`codec` must be qsgd or onebit"):
+        library.tfdml_decode(
+            everyones=tf.zeros([1, 8], tf.uint8), scale=1.0, n=1, shapes=[[1]], codec="zip", bits=8,
+            l2=False, stochastic=False, block=8, chunk=8, row_bytes=16,
+        )  # fmt: skip

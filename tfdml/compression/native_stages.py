@@ -1,0 +1,110 @@
+"""The stages of a sum in two phases in one pass over memory each, where `tfdml.native` has them."""
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml import native
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.error_feedback import ErrorFeedback, NoMemory, State
+
+
+def operations(compressor: ChunkCompressor, size: int) -> ModuleType | None:
+    """Returns the compiled operations, None where they do not do.
+
+    They are for processors: with a GPU, gradients stay there and XLA compiles the stages.
+
+    Args:
+        compressor: The encoding.
+        size: The number of processes.
+    """
+    if compressor.native is None or type(compressor.memory(size)) not in (ErrorFeedback, NoMemory):
+        return None
+    if any(d.device_type != "CPU" for d in tf.config.list_logical_devices()):
+        return None
+    return native.load()
+
+
+class NativeStages:
+    """What is done before, between and after the exchanges; see `two_phase`.
+
+    Args:
+        library: The compiled operations.
+        compressor: The encoding.
+        size: The number of processes.
+        word: Rows of bytes are a multiple of this.
+    """
+
+    def __init__(self, library: ModuleType, compressor: ChunkCompressor, size: int, word: int):
+        self._library, self._compressor = library, compressor
+        self._size, self._word = size, word
+
+    def encode(
+        self,
+        gradients: Sequence[tf.Tensor],
+        states: Sequence[State],
+        scale: tf.Tensor,
+        kept: tf.Tensor,
+        seed: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[State]]:
+        """Returns all chunks' bytes, and what they leave out."""
+        payload, left = self._library.tfdml_encode(
+            gradients=[tf.cast(g, tf.float32) for g in gradients],
+            residuals=[s["residual"] for s in states if s],
+            scale=scale,
+            kept=kept,
+            seed=seed,
+            rows=self._size,
+            **self._codec(self._chunk(g.shape for g in gradients)),
+        )
+        return payload, [{"residual": each} for each in left] or [{} for _ in states]
+
+    def add(
+        self, arrived: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        """Returns the bytes of the sum of a chunk, and what they leave out."""
+        encoded, left = self._library.tfdml_add(
+            arrived=arrived,
+            residuals=list(server.values()),
+            kept=kept,
+            seed=seed,
+            **self._codec(chunk),
+        )
+        return encoded, dict(zip(server, left, strict=True))
+
+    def decode(
+        self,
+        everyones: tf.Tensor,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[tf.DType],
+        scale: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the sums, and whether all of them are finite."""
+        sums, finite = self._library.tfdml_decode(
+            everyones=everyones,
+            scale=scale,
+            n=len(shapes),
+            shapes=shapes,
+            **self._codec(self._chunk(shapes)),
+        )
+        return [tf.cast(s, d) for s, d in zip(sums, dtypes, strict=True)], finite
+
+    def _chunk(self, shapes) -> int:
+        return chunk_length(sum(map(math.prod, shapes)), self._size, self._compressor.block)
+
+    def _codec(self, chunk: int) -> dict[str, Any]:
+        row = self._compressor.row_bytes(chunk)
+        return {
+            **self._compressor.native,
+            "block": self._compressor.block,
+            "chunk": chunk,
+            "row_bytes": row + -row % self._word,
+        }
+
+
+def chunk_length(length: int, size: int, block: int) -> int:
+    """Returns how many numbers of a bucket each process sums: a multiple of the block."""
+    return -(-length // (size * block)) * block

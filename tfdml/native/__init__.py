@@ -1,0 +1,5 @@
+"""Operations in C++, for processors: the same results as TensorFlow's, in one pass over memory."""
+
+from tfdml.native.library import load, path, supports_processor
+
+__all__ = ["load", "path", "supports_processor"]

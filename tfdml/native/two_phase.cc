@@ -1,0 +1,342 @@
+// What is computed before, between and after the exchanges of a sum in two phases, each in one pass
+// over the numbers: see compression/two_phase.py, whose stages these are.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <variant>
+
+#include "one_bit.h"
+#include "qsgd.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/util/work_sharder.h"
+
+namespace tfdml {
+namespace {
+
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+using ::tensorflow::shape_inference::InferenceContext;
+
+using Codec = std::variant<Qsgd, OneBit>;
+
+// What a number costs a thread, in cycles.
+constexpr int64_t kCyclesOfNumber = 2;
+// Bytes of which it is worth to ask for large pages.
+constexpr uintptr_t kLarge = uintptr_t{4} << 20;
+
+// What all three operations have in common: a codec, and rows of bytes.
+class Stage : public OpKernel {
+ public:
+  explicit Stage(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("codec", &codec_));
+    OP_REQUIRES_OK(context, context->GetAttr("bits", &bits_));
+    OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
+    OP_REQUIRES_OK(context, context->GetAttr("stochastic", &stochastic_));
+    OP_REQUIRES_OK(context, context->GetAttr("block", &block_));
+    OP_REQUIRES_OK(context, context->GetAttr("chunk", &chunk_));
+    OP_REQUIRES_OK(context, context->GetAttr("row_bytes", &row_bytes_));
+    OP_REQUIRES(context, codec_ == "qsgd" || codec_ == "onebit",
+                absl::InvalidArgumentError("`codec` must be qsgd or onebit."));
+  }
+
+ protected:
+  int64_t block() const { return block_; }
+  int64_t row_bytes() const { return row_bytes_; }
+  int64_t blocks_of_row() const { return chunk_ / block_; }
+
+  Row RowOf(const Tensor& rows, int64_t row) const {
+    auto* bytes = const_cast<uint8_t*>(rows.flat<uint8_t>().data());
+    return {bytes + row * row_bytes_, blocks_of_row()};
+  }
+
+  // Calls `work(codec, first block, last block)` on the threads of the device.
+  template <typename Work>
+  void InParallel(OpKernelContext* context, int64_t blocks, Work work) const {
+    const auto* threads = context->device()->tensorflow_cpu_worker_threads();
+    auto part = [&](int64_t first, int64_t last) {
+      Codec codec = codec_ == "onebit" ? Codec(OneBit(block_))
+                                       : Codec(Qsgd(bits_, block_, l2_, stochastic_));
+      std::visit([&](auto& chosen) { work(chosen, first, last); }, codec);
+    };
+    tensorflow::Shard(threads->num_threads, threads->workers, blocks, block_ * kCyclesOfNumber,
+                      part);
+  }
+
+ private:
+  std::string codec_;
+  int bits_;
+  bool l2_, stochastic_;
+  int64_t block_, chunk_, row_bytes_;
+};
+
+Seed SeedOf(const Tensor& tensor) {
+  auto seed = tensor.flat<int32_t>();
+  return {static_cast<uint32_t>(seed(0)), static_cast<uint32_t>(seed(1))};
+}
+
+// Where tensors' numbers are.
+template <typename List>
+std::vector<const float*> Sources(const List& list) {
+  std::vector<const float*> sources;
+  for (int i = 0; i < list.size(); ++i) sources.push_back(list[i].template flat<float>().data());
+  return sources;
+}
+
+// Asks for large pages where memory is fresh: with small ones, the system's work for each page would
+// take longer than the codecs.
+float* OnLargePages(Tensor* tensor) {
+  float* data = tensor->flat<float>().data();
+#ifdef MADV_HUGEPAGE
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + tensor->TotalBytes();
+  if (end - begin >= kLarge) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  return data;
+}
+
+// Allocates outputs of the shapes of some inputs.
+absl::Status Alike(OpKernelContext* context, const OpInputList& inputs, const char* name,
+                   std::vector<float*>* to) {
+  OpOutputList outputs;
+  TF_RETURN_IF_ERROR(context->output_list(name, &outputs));
+  for (int i = 0; i < inputs.size(); ++i) {
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(outputs.allocate(i, inputs[i].shape(), &output));
+    to->push_back(OnLargePages(output));
+  }
+  return absl::OkStatus();
+}
+
+class Encode : public Stage {
+ public:
+  explicit Encode(OpKernelConstruction* context) : Stage(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList gradients, residuals;
+    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
+    const float scale = context->input(gradients.size() + residuals.size()).scalar<float>()();
+    const float kept = context->input(gradients.size() + residuals.size() + 1).scalar<float>()();
+    const Seed seed = SeedOf(context->input(gradients.size() + residuals.size() + 2));
+    Tensor* payload = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output("payload", TensorShape({rows_, row_bytes()}), &payload));
+    std::vector<float*> left;
+    OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
+    std::vector<int64_t> sizes;
+    for (int i = 0; i < gradients.size(); ++i) sizes.push_back(gradients[i].NumElements());
+    const Bucket bucket(sizes);
+    const std::vector<const float*> gradient = Sources(gradients), residual = Sources(residuals);
+    for (int64_t row = 0; row < rows_; ++row) Finish(RowOf(*payload, row));
+    InParallel(context, rows_ * blocks_of_row(), [&](auto& codec, int64_t first, int64_t last) {
+      std::vector<float> buffer(block());
+      for (int64_t number = first; number < last; ++number) {
+        const Row row = RowOf(*payload, number / blocks_of_row());
+        const int64_t place = number % blocks_of_row(), start = number * block();
+        float* values = bucket.Whole(left, start, block(), buffer.data());
+        if (start + block() > bucket.size()) std::fill_n(values, block(), 0.0f);
+        bucket.Parts(start, block(), [&](size_t i, int64_t from, int64_t to, int64_t count) {
+          Compensate(gradient[i] + from, residual.empty() ? nullptr : residual[i] + from, scale,
+                     kept, count, values + to);
+        });
+        codec.Encode(values, row, place, start, seed);
+        if (left.empty() || values != buffer.data()) continue;
+        bucket.Parts(start, block(), [&](size_t i, int64_t from, int64_t to, int64_t count) {
+          std::memcpy(left[i] + from, values + to, 4 * count);
+        });
+      }
+    });
+  }
+
+ private:
+  // Zeros what a row is padded with.
+  void Finish(Row row) const { std::memset(row.bytes + row_bytes() - 8, 0, 8); }
+
+  static void Compensate(const float* __restrict gradient, const float* __restrict residual,
+                         float scale, float kept, int64_t count, float* __restrict values) {
+    if (residual == nullptr) {
+      for (int64_t i = 0; i < count; ++i) values[i] = gradient[i] / scale;
+    } else if (scale == 1.0f) {
+      for (int64_t i = 0; i < count; ++i) values[i] = std::fma(residual[i], kept, gradient[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        values[i] = std::fma(residual[i], kept, gradient[i] / scale);
+      }
+    }
+  }
+
+  int64_t rows_;
+};
+
+class Add : public Stage {
+ public:
+  using Stage::Stage;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& arrived = context->input(0);
+    OpInputList residuals;
+    OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
+    const float kept = context->input(1 + residuals.size()).scalar<float>()();
+    const Seed seed = SeedOf(context->input(2 + residuals.size()));
+    Tensor* encoded = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output("encoded", TensorShape({1, row_bytes()}), &encoded));
+    std::vector<float*> left;
+    OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
+    const std::vector<const float*> residual = Sources(residuals);
+    const Row to = RowOf(*encoded, 0);
+    std::memset(to.bytes + row_bytes() - 8, 0, 8);
+    InParallel(context, blocks_of_row(), [&](auto& codec, int64_t first, int64_t last) {
+      std::vector<float> total(block());
+      for (int64_t number = first; number < last; ++number) {
+        const int64_t start = number * block();
+        std::fill(total.begin(), total.end(), 0.0f);
+        for (int64_t row = 0; row < arrived.dim_size(0); ++row) {
+          codec.template Decode<Into::kAdd>(RowOf(arrived, row), number, total.data());
+        }
+        for (const float* each : residual) {
+          for (int64_t i = 0; i < block(); ++i) total[i] = std::fma(each[start + i], kept, total[i]);
+        }
+        codec.Encode(total.data(), to, number, start, seed);
+        if (!left.empty()) std::memcpy(left[0] + start, total.data(), 4 * block());
+      }
+    });
+  }
+};
+
+class Decode : public Stage {
+ public:
+  explicit Decode(OpKernelConstruction* context) : Stage(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& everyones = context->input(0);
+    const float scale = context->input(1).scalar<float>()();
+    OpOutputList outputs;
+    OP_REQUIRES_OK(context, context->output_list("sums", &outputs));
+    std::vector<int64_t> sizes;
+    std::vector<float*> sums;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(context, outputs.allocate(i, shapes_[i], &output));
+      sizes.push_back(output->NumElements());
+      sums.push_back(OnLargePages(output));
+    }
+    Tensor* finite = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output("finite", TensorShape({}), &finite));
+    const Bucket bucket(sizes);
+    std::atomic<bool> all_finite{true};
+    const int64_t blocks = (bucket.size() + block() - 1) / block();
+    InParallel(context, blocks, [&](auto& codec, int64_t first, int64_t last) {
+      std::vector<float> buffer(block());
+      int32_t largest = 0;
+      for (int64_t number = first; number < last; ++number) {
+        const Row row = RowOf(everyones, number / blocks_of_row());
+        const int64_t start = number * block();
+        float* values = bucket.Whole(sums, start, block(), buffer.data());
+        codec.template Decode<Into::kSet>(row, number % blocks_of_row(), values);
+        for (int64_t i = 0; i < block(); ++i) values[i] *= scale;
+        bucket.Parts(start, block(), [&](size_t i, int64_t from, int64_t to, int64_t count) {
+          largest = std::max(largest, LargestBits(values + to, count));
+          if (values == buffer.data()) std::memcpy(sums[i] + from, values + to, 4 * count);
+        });
+      }
+      if (largest >= kInfinity) all_finite = false;
+    });
+    finite->scalar<bool>()() = all_finite;
+  }
+
+ private:
+  std::vector<TensorShape> shapes_;
+};
+
+absl::Status BytesShape(InferenceContext* context, int64_t rows) {
+  int64_t row_bytes;
+  TF_RETURN_IF_ERROR(context->GetAttr("row_bytes", &row_bytes));
+  context->set_output(0, context->Matrix(rows, row_bytes));
+  return absl::OkStatus();
+}
+
+// The second output is of the shapes of the inputs called residuals.
+absl::Status LeftShape(InferenceContext* context) {
+  std::vector<tensorflow::shape_inference::ShapeHandle> residuals;
+  TF_RETURN_IF_ERROR(context->input("residuals", &residuals));
+  return context->set_output("left", residuals);
+}
+
+}  // namespace
+
+#define TFDML_CODEC                                                        \
+  Attr("codec: string").Attr("bits: int").Attr("l2: bool").Attr("stochastic: bool") \
+      .Attr("block: int").Attr("chunk: int").Attr("row_bytes: int")
+
+REGISTER_OP("TfdmlEncode")
+    .Input("gradients: n * float")
+    .Input("residuals: m * float")
+    .Input("scale: float")
+    .Input("kept: float")
+    .Input("seed: int32")
+    .Output("payload: uint8")
+    .Output("left: m * float")
+    .Attr("n: int >= 1")
+    .Attr("m: int >= 0")
+    .Attr("rows: int")
+    .TFDML_CODEC
+    .SetShapeFn([](InferenceContext* context) {
+      int64_t rows;
+      TF_RETURN_IF_ERROR(context->GetAttr("rows", &rows));
+      TF_RETURN_IF_ERROR(BytesShape(context, rows));
+      return LeftShape(context);
+    });
+REGISTER_KERNEL_BUILDER(Name("TfdmlEncode").Device(tensorflow::DEVICE_CPU), Encode);
+
+REGISTER_OP("TfdmlAdd")
+    .Input("arrived: uint8")
+    .Input("residuals: m * float")
+    .Input("kept: float")
+    .Input("seed: int32")
+    .Output("encoded: uint8")
+    .Output("left: m * float")
+    .Attr("m: int >= 0")
+    .TFDML_CODEC
+    .SetShapeFn([](InferenceContext* context) {
+      TF_RETURN_IF_ERROR(BytesShape(context, 1));
+      return LeftShape(context);
+    });
+REGISTER_KERNEL_BUILDER(Name("TfdmlAdd").Device(tensorflow::DEVICE_CPU), Add);
+
+REGISTER_OP("TfdmlDecode")
+    .Input("everyones: uint8")
+    .Input("scale: float")
+    .Output("sums: n * float")
+    .Output("finite: bool")
+    .Attr("n: int >= 1")
+    .Attr("shapes: list(shape)")
+    .TFDML_CODEC
+    .SetShapeFn([](InferenceContext* context) {
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
+      for (size_t i = 0; i < shapes.size(); ++i) {
+        tensorflow::shape_inference::ShapeHandle shape;
+        TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        context->set_output(i, shape);
+      }
+      context->set_output(shapes.size(), context->Scalar());
+      return absl::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("TfdmlDecode").Device(tensorflow::DEVICE_CPU), Decode);
+
+}  // namespace tfdml
