@@ -20,7 +20,8 @@ def row(output: str, name: str) -> str:
 def test_healthy_machine(tfdml_command):
     done = tfdml_command("doctor", **WIDE)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("Python", "TensorFlow", "Keras", "tf.keras", "Horovod", "Devices", "All-reduce"):
+    names = ("Python", "TensorFlow", "Keras", "tf.keras", "Horovod", "Codecs", "Devices")
+    for name in (*names, "All-reduce"):
         assert " ok " in row(done.stdout, name)
     assert "gloo" in row(done.stdout, "Horovod")
     assert " ms " in row(done.stdout, "All-reduce")

@@ -13,7 +13,9 @@ def test_import_loads_nothing_heavy():
     assert run_python("-c", code).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["build-horovod", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["doctor", "--help"], ["build-horovod", "-h"], ["build-codecs", "-h"]]
+)
 def test_help_loads_nothing_heavy(arguments):
     done = run_python("-X", "importtime", "-m", "tfdml.cli.main", *arguments)
     assert done.returncode == 0, done.stderr

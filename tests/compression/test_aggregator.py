@@ -1,7 +1,7 @@
 """Sums of compressed gradients on simulated ranks: feedback, votes, the same bits everywhere."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tfdml.compression import (
     TopK,
 )
 from tfdml.compression.aggregator import CompressedAggregator
-from tfdml.compression.compressor import SummableCompressor
+from tfdml.compression.compressor import Step, SummableCompressor
 from tfdml.compression.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
@@ -61,12 +61,13 @@ class Identity(SummableCompressor):
         """Nothing is kept."""
         return {}
 
-    def reduce(
-        self, gradients: Sequence[tf.Tensor], states: Sequence[dict]
-    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+    @property
+    def steps(self) -> Sequence[Step]:
         """Sums the gradients themselves."""
-        sums = yield list(gradients)
-        return sums, [{} for _ in gradients]
+        return (
+            lambda gradients, states: (list(gradients), []),
+            lambda gradients, states, kept, sums: (sums, [{} for _ in gradients], sums),
+        )
 
 
 def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:

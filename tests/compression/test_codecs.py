@@ -164,12 +164,10 @@ def test_random_k_draws_other_places_each_time_and_each_equally_often():
     codec = RandomK(0.1)
     state, counts = codec.init("kernel", (20, 50)), np.zeros((20, 50))
     for _ in range(300):
-        rounds = codec.reduce([tf.ones((20, 50))], [state])
-        (payload,) = next(rounds)
+        send, spread = codec.steps
+        (payload,), places = send([tf.ones((20, 50))], [state])
         assert payload.shape == (100,)
-        with pytest.raises(StopIteration) as end:
-            rounds.send([payload])
-        (spread,), (state,) = end.value.value
+        (spread,), (state,), _ = spread([tf.ones((20, 50))], [state], places, [payload])
         assert spread.numpy().sum() == 100, "Distinct places."
         counts += spread.numpy()
     # Binomial: 300 draws with 1 in 10.

@@ -7,6 +7,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from tfdml.cli.build_codecs import compile_codecs
 from tfdml.horovod_build import BuildError, BuildOptions, build, install, plan
 
 _LIBRARIES = "What Horovod is built with"
@@ -76,6 +77,8 @@ def build_horovod(
     `--wheel-dir` on a shared disk and run this command there. Horovod is compiled for CPUs with
     AVX, FMA and F16C.
 
+    It also compiles tfdml's own codecs, as `tfdml build-codecs` does.
+
     Needed: a C++ compiler, make, `pip install "tfdml[horovod]"` (which brings a suitable CMake),
     and 2 GB of disk while it builds.
     """
@@ -107,6 +110,11 @@ def build_horovod(
         console.print("Installed already.")
     else:
         console.print(f"Installed, and it loads ({', '.join(loaded.transports)}).", markup=False)
+    try:
+        compile_codecs(console)
+    except BuildError as error:
+        # Training works without them.
+        console.print(f"The codecs are not compiled: {error}", markup=False)
     console.print("Next: `tfdml doctor` runs a two-process all-reduce.", markup=False)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdml.cli.checks import devices, horovod, network, settings, versions
+from tfdml.cli.checks import codecs, devices, horovod, network, settings, versions
 from tfdml.cli.checks.all_reduce import check_all_reduce
 from tfdml.cli.checks.finding import Finding, Status
 
@@ -91,12 +91,14 @@ def examine() -> list[Finding]:
         settings.check_legacy_keras(),
         settings.check_backend(),
     ]
-    # Both only wait for a child process that imports TensorFlow.
+    # They only wait for child processes that import TensorFlow.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         looking = pool.submit(devices.check_devices)
         loading = pool.submit(horovod.check_horovod)
+        compiled = pool.submit(codecs.check_codecs)
         found, loaded = loading.result()
-        findings += [found, devices.check_host(), looking.result(), network.check_host_name()]
+        findings += [found, compiled.result(), devices.check_host(), looking.result()]
+    findings.append(network.check_host_name())
     if loaded is not None:
         findings.append(check_all_reduce(loaded.transports))
     return findings

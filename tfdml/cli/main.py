@@ -7,6 +7,7 @@ import typer
 import tfdml
 from tfdml.cli import (
     bench,
+    build_codecs,
     build_horovod,
     chaos,
     checkpoints,
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("bench")(bench.bench)
+app.command("build-codecs")(build_codecs.build_codecs)
 app.command("build-horovod")(build_horovod.build_horovod)
 app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
 app.command("doctor")(doctor.doctor)

@@ -6,13 +6,16 @@ so gradients go in two phases: chunks to their owners, their encoded sums to all
 """
 
 import abc
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdml.compression.error_feedback import ErrorFeedback, Memory, NoMemory, State
+
+# A step of a `SummableCompressor`.
+Step = Callable[..., tuple[list, ...]]
 
 
 class Compressor:
@@ -119,7 +122,12 @@ class SummableCompressor(Compressor, abc.ABC):
     """A compressor whose payload is summed on the wire, in one round or more.
 
     Numbers that are not finite must make sums that are not finite: an overflow is found in those.
+
+    Attributes:
+        compiles: Whether XLA can compile the steps.
     """
+
+    compiles = True
 
     @abc.abstractmethod
     def payload_bytes(self, shape: Sequence[int]) -> int:
@@ -134,18 +142,16 @@ class SummableCompressor(Compressor, abc.ABC):
             shape: Its shape.
         """
 
+    @property
     @abc.abstractmethod
-    def reduce(
-        self, gradients: Sequence[tf.Tensor], states: Sequence[State]
-    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
-        """Yields tensors to be summed over all processes, and is sent their sums.
+    def steps(self) -> Sequence[Step]:
+        """What is computed before, between and after the rounds: one function more than rounds.
 
-        Args:
-            gradients: float32.
-            states: Each one's state.
-
-        Returns:
-            What approximates the sums of the gradients; and the states after that.
+        Each is called with the gradients (float32), their states, and, but for the first, with what
+        the function before has kept and the sums of what it has sent. The last one returns what
+        approximates the sums of the gradients, the new states, and tensors that are finite exactly
+        where the sums are. The others return what is to be summed over all processes, and what they
+        keep: lists of as many as gradients.
         """
 
 

@@ -1,13 +1,13 @@
 """PowerSGD: a gradient as the product of two thin matrices, by one step of power iteration."""
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdml.compression.compressor import SummableCompressor
+from tfdml.compression.compressor import Step, SummableCompressor
 
 # Which part of a column must be new for it to count.
 _REDUNDANT = 1e-4
@@ -40,6 +40,11 @@ class PowerSGD(SummableCompressor):
             raise ValueError(f"`rank` must be a positive integer. Received: rank={rank!r}.")
         self.rank, self.alternate = rank, bool(alternate)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA can compile the steps: in turns, what is sent differs in its shape."""
+        return not self.alternate
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {"rank": self.rank, "alternate": self.alternate}
@@ -65,50 +70,58 @@ class PowerSGD(SummableCompressor):
             state["turn"] = tf.constant(0)
         return state
 
-    def reduce(
-        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
-    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+    @property
+    def steps(self) -> Sequence[Step]:
         """Sums the left-hand matrices, then the right-hand ones; see `SummableCompressor`."""
-        matrices = [tf.reshape(g, _as_matrix(g.shape)) for g in gradients]
         if self.alternate:
-            return (yield from self._in_turns(gradients, matrices, states))
-        lefts = yield [m @ state["q"] for m, state in zip(matrices, states, strict=True)]
+            return self._send_one, self._product_of_one
+        return self._send_left, self._send_right, self._product
+
+    def _send_left(self, gradients, states):
+        return [_matrix(g) @ s["q"] for g, s in zip(gradients, states, strict=True)], []
+
+    def _send_right(self, gradients, states, kept, lefts):
         lefts = [_orthogonal(left) for left in lefts]
-        rights = yield [
-            tf.matmul(m, left, transpose_a=True) for m, left in zip(matrices, lefts, strict=True)
-        ]
+        return [_times(g, left) for g, left in zip(gradients, lefts, strict=True)], lefts
+
+    def _product(self, gradients, states, lefts, rights):
         sums = [
-            tf.reshape(tf.matmul(left, right, transpose_b=True), gradient.shape)
-            for left, right, gradient in zip(lefts, rights, gradients, strict=True)
+            tf.reshape(left @ right, g.shape)
+            for left, right, g in zip(lefts, rights, gradients, strict=True)
         ]
-        starts = [_next_start(r, s["q"]) for r, s in zip(rights, states, strict=True)]
-        return sums, [{"q": start} for start in starts]
+        starts = [
+            _next_start(tf.transpose(right), state["q"])
+            for right, state in zip(rights, states, strict=True)
+        ]
+        return sums, [{"q": start} for start in starts], self._bounds(rights)
 
-    def _in_turns(self, gradients, matrices, states):
-        """Sums the left-hand matrices for given right-hand ones; in the next step the others."""
+    def _send_one(self, gradients, states):
+        """Sends the left-hand matrices for given right-hand ones; in the next step the others."""
         right = tf.equal(states[0]["turn"], 1)
-
-        def product(m, base):
-            return tf.cond(right, lambda: tf.matmul(m, base, transpose_a=True), lambda: m @ base)
-
-        def approximation(total, base):
-            return tf.cond(
-                right,
-                lambda: tf.matmul(base, total, transpose_b=True),
-                lambda: tf.matmul(total, base, transpose_b=True),
-            )
-
         bases = [
             tf.cond(right, lambda s=s: _orthogonal(s["p"]), lambda s=s: _orthogonal(s["q"]))
             for s in states
         ]
-        totals = yield [product(m, b) for m, b in zip(matrices, bases, strict=True)]
-        sums = [
-            tf.reshape(approximation(t, b), g.shape)
-            for t, b, g in zip(totals, bases, gradients, strict=True)
+        sent = [
+            tf.cond(
+                right,
+                lambda g=g, base=base: tf.transpose(_times(g, base)),
+                lambda g=g, base=base: _matrix(g) @ base,
+            )
+            for g, base in zip(gradients, bases, strict=True)
         ]
-        after = []
-        for total, state in zip(totals, states, strict=True):
+        return sent, bases
+
+    def _product_of_one(self, gradients, states, bases, totals):
+        right = tf.equal(states[0]["turn"], 1)
+        sums, after = [], []
+        for g, state, base, total in zip(gradients, states, bases, totals, strict=True):
+            product = tf.cond(
+                right,
+                lambda base=base, total=total: tf.matmul(base, total, transpose_b=True),
+                lambda base=base, total=total: tf.matmul(total, base, transpose_b=True),
+            )
+            sums.append(tf.reshape(product, g.shape))
             p, q = tf.cond(
                 right,
                 lambda t=total, s=state: (s["p"], _next_start(t, s["q"])),
@@ -116,7 +129,20 @@ class PowerSGD(SummableCompressor):
             )
             p, q = tf.ensure_shape(p, state["p"].shape), tf.ensure_shape(q, state["q"].shape)
             after.append({"p": p, "q": q, "turn": 1 - state["turn"]})
-        return sums, after
+        return sums, after, self._bounds(totals)
+
+    def _bounds(self, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what no product with orthonormal columns exceeds, number by number."""
+        return [self.rank * total for total in totals]
+
+
+def _matrix(gradient: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(gradient, _as_matrix(gradient.shape))
+
+
+def _times(gradient: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
+    """Returns the right-hand matrix, transposed: the other way round it takes six times as long."""
+    return tf.transpose(left) @ _matrix(gradient)
 
 
 def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
@@ -135,10 +161,11 @@ def _orthogonal(matrix: tf.Tensor) -> tf.Tensor:
     """
     columns: list[tf.Tensor] = []
     for column in tf.unstack(matrix, axis=1):
-        unit = _unit(column)
-        rest = unit
-        for other in [*columns, *columns]:
-            rest -= tf.reduce_sum(other * rest) * other
+        rest = _unit(column)
+        if columns:
+            others = tf.stack(columns)
+            for _ in range(2):
+                rest -= tf.linalg.matvec(others, tf.linalg.matvec(others, rest), transpose_a=True)
         redundant = tf.reduce_sum(rest * rest) < _REDUNDANT**2
         columns.append(tf.where(redundant, tf.zeros_like(rest), _unit(rest)))
     return tf.stack(columns, 1)

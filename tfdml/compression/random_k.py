@@ -2,13 +2,13 @@
 
 import math
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdml.compression.compressor import SummableCompressor
+from tfdml.compression.compressor import Step, SummableCompressor
 from tfdml.compression.top_k import check_ratio
 
 
@@ -26,6 +26,9 @@ class RandomK(SummableCompressor):
         Stich et al., "Sparsified SGD with Memory", arXiv:1809.07599.
     """
 
+    # What shuffles indices is not XLA's.
+    compiles = False
+
     def __init__(self, ratio: float = 0.01):
         self.ratio = check_ratio(ratio)
 
@@ -41,24 +44,29 @@ class RandomK(SummableCompressor):
         """Returns the seed of the places, and how often they have been drawn."""
         return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0], tf.int32)}
 
-    def reduce(
-        self, gradients: Sequence[tf.Tensor], states: Sequence[dict[str, tf.Tensor]]
-    ) -> Generator[list[tf.Tensor], list[tf.Tensor], tuple[list, list]]:
+    @property
+    def steps(self) -> Sequence[Step]:
         """Sums the numbers at the places; see `SummableCompressor`."""
+        return self._send, self._spread
+
+    def _send(self, gradients, states):
         places = [
             _draw(state["drawn"], g.shape.num_elements(), self.ratio)
             for g, state in zip(gradients, states, strict=True)
         ]
-        sums = yield [
+        numbers = [
             # A number that is not finite must be seen by all, also where it is not sent.
             tf.gather(tf.reshape(g, [-1]), p) + tf.reduce_sum(g * 0.0)
             for g, p in zip(gradients, places, strict=True)
         ]
+        return numbers, places
+
+    def _spread(self, gradients, states, places, sums):
         spread = [
             tf.reshape(tf.scatter_nd(p[:, None], s, [g.shape.num_elements()]), g.shape)
             for g, p, s in zip(gradients, places, sums, strict=True)
         ]
-        return spread, [{"drawn": s["drawn"] + tf.constant([0, 1])} for s in states]
+        return spread, [{"drawn": s["drawn"] + tf.constant([0, 1])} for s in states], sums
 
 
 def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:

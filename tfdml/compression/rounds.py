@@ -35,28 +35,32 @@ def sum_in_rounds(
         The sums, the same bits on all processes; whether all of them are finite; the new memories
         and the new states.
     """
-    begin, end = _stages(compressor, collective.size)
-    values, middles = begin(list(gradients), list(memories), *rates)
-    rounds = compressor.reduce(values, states)
-    payload, number = next(rounds), 0
-    while True:
-        total = collective.all_reduce(payload, f"{name}/round_{number}")
-        try:
-            payload, number = rounds.send(total), number + 1
-        except StopIteration as stop:
-            sums, states = stop.value
-            break
+    begin, between, end = _stages(compressor, collective.size)
+    values, middles, payload, kept = begin(list(gradients), list(memories), list(states), *rates)
+    for number, step in enumerate(between):
+        totals = collective.all_reduce(payload, f"{name}/round_{number}")
+        payload, kept = step(values, list(states), kept, totals)
+    totals = collective.all_reduce(payload, f"{name}/round_{len(between)}")
     dtypes = tuple(g.dtype for g in gradients)
-    sums, finite, memories = end(values, sums, middles, rates[0], dtypes)
-    return sums, finite, memories, states
+    return end(values, middles, list(states), kept, totals, rates[0], dtypes)
 
 
 @functools.cache
-def _stages(compressor: SummableCompressor, size: int) -> tuple[Callable, Callable]:
-    """Returns what is done before and after the rounds: compiled, so numbers are read once."""
-    memory = compressor.memory(size)
+def _stages(
+    compressor: SummableCompressor, size: int
+) -> tuple[Callable, Sequence[Callable], Callable]:
+    """Returns what is done before, between and after the rounds.
 
-    def begin(gradients, memories, scale, kept):
+    Compiled by XLA, so that numbers are read and written once, whatever is done to them: each stage
+    as a whole where the compressor's steps can be, else what is around them.
+    """
+    memory = compressor.memory(size)
+    first, *between, last = compressor.steps
+    compiled = functools.partial(tf.function, jit_compile=True)
+    whole, part = (compiled, _as_it_is) if compressor.compiles else (_as_it_is, compiled)
+
+    @part
+    def before(gradients, memories, scale, kept):
         values, middles = [], []
         for gradient, state in zip(gradients, memories, strict=True):
             state = {key: value * kept for key, value in state.items()}
@@ -65,13 +69,28 @@ def _stages(compressor: SummableCompressor, size: int) -> tuple[Callable, Callab
             middles.append(middle)
         return values, middles
 
-    def end(values, sums, middles, scale, dtypes):
+    @part
+    def after(values, middles, sums, bounds, scale, dtypes):
         # Each process answers for its part of what the sum leaves out.
-        after = [
+        memories = [
             memory.update(v, s / size, m) for v, s, m in zip(values, sums, middles, strict=True)
         ]
-        sums = [s * scale for s in sums]
-        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in sums]))
-        return [tf.cast(s, d) for s, d in zip(sums, dtypes, strict=True)], finite, after
+        finite = [tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds]
+        sums = [tf.cast(s * scale, d) for s, d in zip(sums, dtypes, strict=True)]
+        return sums, tf.reduce_all(tf.stack(finite)), memories
 
-    return tuple(tf.function(f, jit_compile=True) for f in (begin, end))
+    @whole
+    def begin(gradients, memories, states, scale, kept):
+        values, middles = before(gradients, memories, scale, kept)
+        return values, middles, *first(values, states)
+
+    @whole
+    def end(values, middles, states, kept, totals, scale, dtypes):
+        sums, states, bounds = last(values, states, kept, totals)
+        return *after(values, middles, sums, bounds, scale, dtypes), states
+
+    return begin, [whole(step) for step in between], end
+
+
+def _as_it_is(function: Callable) -> Callable:
+    return function

@@ -1,0 +1,62 @@
+"""Compiling the operations: where they go, and what is said when that fails."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfdml.horovod_build import BuildError
+from tfdml.native import build, library
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Keeps what is compiled in a directory of the test's."""
+    target = tmp_path / "kept" / "operations-0.so"
+    target.parent.mkdir()
+    monkeypatch.setattr(library, "path", lambda: target)
+    return target
+
+
+def test_they_are_compiled_once_and_load(elsewhere):
+    old = elsewhere.with_name("operations-1.so")
+    old.write_bytes(b"of another TensorFlow")
+    assert build.build() == (elsewhere, True)
+    assert [p.name for p in elsewhere.parent.iterdir()] == [elsewhere.name]
+    assert build.build() == (elsewhere, False)
+    code = f"import tensorflow as tf; print(tf.load_op_library({str(elsewhere)!r}).tfdml_encode)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "tfdml_encode" in done.stdout, done.stderr
+
+
+def test_the_compilers_errors_are_told(elsewhere, monkeypatch, tmp_path):
+    broken = tmp_path / "broken.cc"
+    broken.write_text("int main() { return missing; }")
+    monkeypatch.setattr(library, "SOURCES", (broken,))
+    with pytest.raises(BuildError, match="missing"):
+        build.build()
+    assert list(elsewhere.parent.iterdir()) == []
+
+
+def test_without_a_compiler(elsewhere, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="compiler must be on PATH"):
+        build.build()
+
+
+def test_an_old_processor_is_told(elsewhere, monkeypatch):
+    monkeypatch.setattr(library, "supports_processor", lambda: False)
+    with pytest.raises(BuildError, match="must have AVX2 and FMA"):
+        build.build()
+    library.load.cache_clear()
+    assert library.load() is None
+    library.load.cache_clear()
+
+
+def test_the_name_follows_from_the_sources(monkeypatch, tmp_path):
+    before = library.path()
+    assert before == library.path()
+    changed = tmp_path / "changed.cc"
+    changed.write_bytes(library.SOURCES[0].read_bytes() + b"// more")
+    monkeypatch.setattr(library, "SOURCES", (changed, *library.SOURCES[1:]))
+    assert library.path() != before

@@ -1,0 +1,41 @@
+"""`tfdml build-codecs`: the compiled operations of compressed training."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tfdml.horovod_build import BuildError
+
+
+def build_codecs(
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Compile again even if that has been done.")
+    ] = False,
+) -> None:
+    """Compile the codecs of compressed training for the installed TensorFlow.
+
+    On processors `QSGD` and `OneBit` then take a third to a tenth of the time, and give the same
+    bits. Without, or with GPUs, XLA compiles TensorFlow's own operations. `tfdml build-horovod`
+    does this too; it takes half a minute and a C++ compiler. What is compiled is for processors
+    with AVX2 and FMA, or 64-bit ARM (**untested**), and is kept within the installed package.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        compile_codecs(console, rebuild)
+    except BuildError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def compile_codecs(console: Console, rebuild: bool = False) -> None:
+    """Compiles the codecs, and says so.
+
+    Raises:
+        BuildError: If that cannot be done.
+    """
+    from tfdml.native.build import build
+
+    with console.status("Compiling the codecs…"):
+        file, new = build(rebuild)
+    console.print(f"Codecs, {'compiled' if new else 'compiled before'}: {file}", markup=False)
