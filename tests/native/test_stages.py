@@ -135,7 +135,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
     gradient = tf.random.stateless_normal([64, 64], [0, 1])
     results = []
     for library in (native.load(), None):
-        monkeypatch.setattr(native, "load", lambda library=library: library)
+        monkeypatch.setattr(native, "usable", lambda library=library: library)
         result = sum_in_two_phases(
             EchoCollective(2), QSGD(), [gradient], [{"residual": gradient}],
             {"residual": tf.zeros([2048])}, ones(), tf.constant(0), "w",
@@ -145,10 +145,39 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
         assert_same(one, other)
 
 
-def test_wrong_attributes_are_refused():
-    library = native.load()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`codec` must be qsgd or onebit"):
-        library.tfdml_decode(
-            everyones=tf.zeros([1, 8], tf.uint8), scale=1.0, n=1, shapes=[[1]], codec="zip", bits=8,
-            l2=False, stochastic=False, block=8, chunk=8, row_bytes=16,
-        )  # fmt: skip
+RIGHT = {
+    "codec": "qsgd",
+    "bits": 8,
+    "l2": False,
+    "stochastic": False,
+    "block": 8,
+    "chunk": 16,
+    "row_bytes": 24,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"codec": "zip"}, "`codec` must be qsgd or onebit"),
+        ({"block": 12}, "`block` must be a multiple of 8"),
+        ({"chunk": 12}, "`block` must be a multiple of 8, `chunk` of `block`"),
+        ({"row_bytes": 23}, "`row_bytes` must be those of a chunk"),
+        ({"row_bytes": 32}, "Rows must have `row_bytes` bytes"),
+        ({"shapes": [[33]]}, "Rows must hold all numbers"),
+    ],
+)
+def test_what_would_read_beyond_the_end_is_refused(changed, message):
+    arguments = {**RIGHT, "shapes": [[32]], "everyones": tf.zeros([2, 24], tf.uint8)}
+    native.load().tfdml_decode(scale=1.0, n=1, **arguments)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        native.load().tfdml_decode(scale=1.0, n=1, **{**arguments, **changed})
+
+
+def test_residuals_must_fit():
+    library, rows = native.load(), tf.zeros([2, 24], tf.uint8)
+    for residuals in ([tf.zeros([31])], [tf.zeros([32])] * 2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`residuals` must be like"):
+            library.tfdml_encode([tf.zeros([32])], residuals, 1.0, 1.0, SEED, rows=2, **RIGHT)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the numbers of a chunk"):
+        library.tfdml_add(rows, [tf.zeros([15])], 1.0, SEED, **RIGHT)

@@ -15,17 +15,13 @@ from tfdml.compression.error_feedback import ErrorFeedback, NoMemory, State
 def operations(compressor: ChunkCompressor, size: int) -> ModuleType | None:
     """Returns the compiled operations, None where they do not do.
 
-    They are for processors: with a GPU, gradients stay there and XLA compiles the stages.
-
     Args:
         compressor: The encoding.
         size: The number of processes.
     """
     if compressor.native is None or type(compressor.memory(size)) not in (ErrorFeedback, NoMemory):
         return None
-    if any(d.device_type != "CPU" for d in tf.config.list_logical_devices()):
-        return None
-    return native.load()
+    return native.usable()
 
 
 class NativeStages:

@@ -4,6 +4,7 @@ import math
 
 import tensorflow as tf
 
+from tfdml import native
 from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
 
 # The bits of infinity: what is not finite is taken for it, so it is chosen first.
@@ -29,13 +30,20 @@ def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Te
     Returns:
         uint8, shape `[rows, 8 * count]`.
     """
+    size = None if tf.is_tensor(count) else 8 * count
+    library = native.usable()
+    if library is not None:
+        values, places = library.tfdml_largest(rows, count)
+        pairs = tf.stack([tf.bitcast(values, tf.int32), places], 1)
+        return tf.reshape(
+            tf.bitcast(pairs, tf.uint8), [rows.shape[0], -1 if tf.is_tensor(count) else 8 * count]
+        )
 
     def encoded(row: tf.Tensor) -> tf.Tensor:
         places = largest(row, count, most)
         pair = tf.stack([tf.bitcast(tf.gather(row, places), tf.int32), places])
         return tf.reshape(floats_to_bytes(pair), [-1])
 
-    size = None if tf.is_tensor(count) else 8 * count
     return tf.map_fn(encoded, rows, fn_output_signature=tf.TensorSpec([size], tf.uint8))
 
 

@@ -1,5 +1,5 @@
 """Operations in C++, for processors: the same results as TensorFlow's, in one pass over memory."""
 
-from tfdml.native.library import load, path, supports_processor
+from tfdml.native.library import load, usable
 
-__all__ = ["load", "path", "supports_processor"]
+__all__ = ["load", "usable"]

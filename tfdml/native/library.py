@@ -44,6 +44,16 @@ def path() -> Path:
     return _HERE / f"operations-{digest.hexdigest()[:12]}.so"
 
 
+def usable() -> ModuleType | None:
+    """Returns the operations, None where they are not there or do not do.
+
+    They are for processors: with a GPU, numbers stay there and XLA compiles what is done to them.
+    """
+    if any(device.device_type != "CPU" for device in tf.config.list_logical_devices()):
+        return None
+    return load()
+
+
 @functools.cache
 def load() -> ModuleType | None:
     """Returns the operations, None where they are not built or do not run.

@@ -1,5 +1,6 @@
 // What is computed before, between and after the exchanges of a sum in two phases, each in one pass
-// over the numbers: see compression/two_phase.py, whose stages these are.
+// over the numbers: see compression/two_phase.py, whose stages these are. What they are given is
+// declared in two_phase_operations.cc.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,9 +10,7 @@
 
 #include "one_bit.h"
 #include "qsgd.h"
-#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
@@ -24,7 +23,6 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
-using ::tensorflow::shape_inference::InferenceContext;
 
 using Codec = std::variant<Qsgd, OneBit>;
 
@@ -46,6 +44,11 @@ class Stage : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("row_bytes", &row_bytes_));
     OP_REQUIRES(context, codec_ == "qsgd" || codec_ == "onebit",
                 absl::InvalidArgumentError("`codec` must be qsgd or onebit."));
+    OP_REQUIRES(context, block_ > 0 && block_ % 8 == 0 && chunk_ % block_ == 0,
+                absl::InvalidArgumentError("`block` must be a multiple of 8, `chunk` of `block`."));
+    const int64_t head = codec_ == "onebit" ? 8 : 4;
+    OP_REQUIRES(context, row_bytes_ >= 8 && row_bytes_ >= blocks_of_row() * head + chunk_ * bits_ / 8,
+                absl::InvalidArgumentError("`row_bytes` must be those of a chunk."));
   }
 
  protected:
@@ -56,6 +59,17 @@ class Stage : public OpKernel {
   Row RowOf(const Tensor& rows, int64_t row) const {
     auto* bytes = const_cast<uint8_t*>(rows.flat<uint8_t>().data());
     return {bytes + row * row_bytes_, blocks_of_row()};
+  }
+
+  // Returns an error if some rows of bytes are not of this codec, or do not hold some numbers.
+  absl::Status Check(const Tensor& rows, int64_t numbers) const {
+    if (rows.dims() != 2 || rows.dim_size(1) != row_bytes_) {
+      return absl::InvalidArgumentError("Rows must have `row_bytes` bytes.");
+    }
+    if (rows.dim_size(0) * chunk_ < numbers) {
+      return absl::InvalidArgumentError("Rows must hold all numbers.");
+    }
+    return absl::OkStatus();
   }
 
   // Calls `work(codec, first block, last block)` on the threads of the device.
@@ -138,6 +152,8 @@ class Encode : public Stage {
     std::vector<int64_t> sizes;
     for (int i = 0; i < gradients.size(); ++i) sizes.push_back(gradients[i].NumElements());
     const Bucket bucket(sizes);
+    OP_REQUIRES_OK(context, Check(*payload, bucket.size()));
+    OP_REQUIRES_OK(context, CheckAlike(gradients, residuals));
     const std::vector<const float*> gradient = Sources(gradients), residual = Sources(residuals);
     for (int64_t row = 0; row < rows_; ++row) Finish(RowOf(*payload, row));
     InParallel(context, rows_ * blocks_of_row(), [&](auto& codec, int64_t first, int64_t last) {
@@ -161,6 +177,15 @@ class Encode : public Stage {
   }
 
  private:
+  static absl::Status CheckAlike(const OpInputList& gradients, const OpInputList& residuals) {
+    bool alike = residuals.size() == 0 || residuals.size() == gradients.size();
+    for (int i = 0; alike && i < residuals.size(); ++i) {
+      alike = residuals[i].NumElements() == gradients[i].NumElements();
+    }
+    return alike ? absl::OkStatus()
+                 : absl::InvalidArgumentError("`residuals` must be like `gradients`, or none.");
+  }
+
   // Zeros what a row is padded with.
   void Finish(Row row) const { std::memset(row.bytes + row_bytes() - 8, 0, 8); }
 
@@ -196,6 +221,11 @@ class Add : public Stage {
     std::vector<float*> left;
     OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
     const std::vector<const float*> residual = Sources(residuals);
+    OP_REQUIRES_OK(context, Check(arrived, 0));
+    for (const Tensor& each : residuals) {
+      OP_REQUIRES(context, each.NumElements() == blocks_of_row() * block(),
+                  absl::InvalidArgumentError("`residuals` must have the numbers of a chunk."));
+    }
     const Row to = RowOf(*encoded, 0);
     std::memset(to.bytes + row_bytes() - 8, 0, 8);
     InParallel(context, blocks_of_row(), [&](auto& codec, int64_t first, int64_t last) {
@@ -238,6 +268,7 @@ class Decode : public Stage {
     Tensor* finite = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output("finite", TensorShape({}), &finite));
     const Bucket bucket(sizes);
+    OP_REQUIRES_OK(context, Check(everyones, bucket.size()));
     std::atomic<bool> all_finite{true};
     const int64_t blocks = (bucket.size() + block() - 1) / block();
     InParallel(context, blocks, [&](auto& codec, int64_t first, int64_t last) {
@@ -263,80 +294,9 @@ class Decode : public Stage {
   std::vector<TensorShape> shapes_;
 };
 
-absl::Status BytesShape(InferenceContext* context, int64_t rows) {
-  int64_t row_bytes;
-  TF_RETURN_IF_ERROR(context->GetAttr("row_bytes", &row_bytes));
-  context->set_output(0, context->Matrix(rows, row_bytes));
-  return absl::OkStatus();
-}
-
-// The second output is of the shapes of the inputs called residuals.
-absl::Status LeftShape(InferenceContext* context) {
-  std::vector<tensorflow::shape_inference::ShapeHandle> residuals;
-  TF_RETURN_IF_ERROR(context->input("residuals", &residuals));
-  return context->set_output("left", residuals);
-}
-
-}  // namespace
-
-#define TFDML_CODEC                                                        \
-  Attr("codec: string").Attr("bits: int").Attr("l2: bool").Attr("stochastic: bool") \
-      .Attr("block: int").Attr("chunk: int").Attr("row_bytes: int")
-
-REGISTER_OP("TfdmlEncode")
-    .Input("gradients: n * float")
-    .Input("residuals: m * float")
-    .Input("scale: float")
-    .Input("kept: float")
-    .Input("seed: int32")
-    .Output("payload: uint8")
-    .Output("left: m * float")
-    .Attr("n: int >= 1")
-    .Attr("m: int >= 0")
-    .Attr("rows: int")
-    .TFDML_CODEC
-    .SetShapeFn([](InferenceContext* context) {
-      int64_t rows;
-      TF_RETURN_IF_ERROR(context->GetAttr("rows", &rows));
-      TF_RETURN_IF_ERROR(BytesShape(context, rows));
-      return LeftShape(context);
-    });
 REGISTER_KERNEL_BUILDER(Name("TfdmlEncode").Device(tensorflow::DEVICE_CPU), Encode);
-
-REGISTER_OP("TfdmlAdd")
-    .Input("arrived: uint8")
-    .Input("residuals: m * float")
-    .Input("kept: float")
-    .Input("seed: int32")
-    .Output("encoded: uint8")
-    .Output("left: m * float")
-    .Attr("m: int >= 0")
-    .TFDML_CODEC
-    .SetShapeFn([](InferenceContext* context) {
-      TF_RETURN_IF_ERROR(BytesShape(context, 1));
-      return LeftShape(context);
-    });
 REGISTER_KERNEL_BUILDER(Name("TfdmlAdd").Device(tensorflow::DEVICE_CPU), Add);
-
-REGISTER_OP("TfdmlDecode")
-    .Input("everyones: uint8")
-    .Input("scale: float")
-    .Output("sums: n * float")
-    .Output("finite: bool")
-    .Attr("n: int >= 1")
-    .Attr("shapes: list(shape)")
-    .TFDML_CODEC
-    .SetShapeFn([](InferenceContext* context) {
-      std::vector<tensorflow::PartialTensorShape> shapes;
-      TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
-      for (size_t i = 0; i < shapes.size(); ++i) {
-        tensorflow::shape_inference::ShapeHandle shape;
-        TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(shapes[i], &shape));
-        context->set_output(i, shape);
-      }
-      context->set_output(shapes.size(), context->Scalar());
-      return absl::OkStatus();
-    });
 REGISTER_KERNEL_BUILDER(Name("TfdmlDecode").Device(tensorflow::DEVICE_CPU), Decode);
 
+}  // namespace
 }  // namespace tfdml

@@ -1,0 +1,49 @@
+"""The compiled choice of the largest numbers: exactly those, in the same order as TensorFlow's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression.test_selection import COUNT, KINDS, LENGTH, numbers
+from tfdml import native
+from tfdml.compression import selection
+
+
+@pytest.mark.parametrize("count", [1, COUNT, LENGTH])
+@pytest.mark.parametrize("kind", [*KINDS, "in columns"])
+def test_they_are_the_largest(kind, count):
+    rows = np.stack([numbers(kind), numbers("normal")])
+    values, places = (t.numpy() for t in native.load().tfdml_largest(tf.constant(rows), count))
+    for row, of_row, at in zip(rows, values, places, strict=True):
+        assert of_row.tobytes() == row[at].tobytes()
+        assert len(set(at)) == count
+        sizes = np.where(np.isfinite(row), np.abs(row), np.inf)
+        np.testing.assert_array_equal(np.sort(sizes[at]), np.sort(sizes)[-count:])
+        # Of equal ones, the first.
+        smallest = sizes[at].min()
+        equal = np.sort(at[sizes[at] == smallest])
+        np.testing.assert_array_equal(equal, np.flatnonzero(sizes == smallest)[: len(equal)])
+
+
+def test_a_sample_that_misleads_changes_nothing():
+    # Four of 489 numbers are looked at: those are the largest.
+    rng = np.random.default_rng(0)
+    row = rng.uniform(0, 0.5, 2_000_000).astype("float32")
+    row[np.arange(row.size) % 489 < 4] += 1
+    values, _ = native.load().tfdml_largest(row[None], 200_000)
+    np.testing.assert_array_equal(np.sort(np.abs(values[0])), np.sort(np.abs(row))[-200_000:])
+
+
+def test_the_same_bytes_are_sent(monkeypatch):
+    rows = tf.constant(np.stack([numbers("normal"), numbers("sorted")]))
+    sent = []
+    for library in (native.load(), None):
+        monkeypatch.setattr(native, "usable", lambda library=library: library)
+        sent.append(selection.encoded_largest(rows, COUNT, 2 * COUNT).numpy())
+    assert sent[0].tobytes() == sent[1].tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_wrong_counts_are_refused(count):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`count` must be from 1"):
+        native.load().tfdml_largest(tf.zeros([1, 8]), count)
