@@ -9,11 +9,15 @@ import tensorflow as tf
 from tests.compression import numpy_codecs
 from tfdml import native
 from tfdml.collectives.echo import EchoCollective
-from tfdml.compression import QSGD, OneBit, TernGrad
+from tfdml.compression import QSGD, BFloat16, Float16, NaturalCompression, OneBit, TernGrad, TopK
 from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 from tfdml.compression.two_phase import compiled_stages, sum_in_two_phases
 
 CODECS = [
+    Float16(),
+    BFloat16(),
+    NaturalCompression(),
+    TernGrad(),
     QSGD(8),
     QSGD(4),
     QSGD(2, 64),
@@ -130,7 +134,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
         """A user's, of whose `encode` the operations know nothing."""
 
     assert operations(QSGD(), 2) is native.load()
-    for codec in (Own(), TernGrad()):
+    for codec in (Own(), TopK()):
         assert operations(codec, 2) is None
     gradient = tf.random.stateless_normal([64, 64], [0, 1])
     results = []
@@ -147,9 +151,6 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
 
 RIGHT = {
     "codec": "qsgd",
-    "bits": 8,
-    "l2": False,
-    "stochastic": False,
     "block": 8,
     "chunk": 16,
     "row_bytes": 24,
@@ -159,7 +160,8 @@ RIGHT = {
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"codec": "zip"}, "`codec` must be qsgd or onebit"),
+        ({"codec": "zip"}, "`codec` must be the name of one"),
+        ({"bits": 3}, "`bits` must be 8, 4 or 2"),
         ({"block": 12}, "`block` must be a multiple of 8"),
         ({"chunk": 12}, "`block` must be a multiple of 8, `chunk` of `block`"),
         ({"row_bytes": 23}, "`row_bytes` must be those of a chunk"),

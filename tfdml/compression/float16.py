@@ -1,13 +1,16 @@
 """Half precision on the wire, with a power of two that keeps small gradients from vanishing."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.packing import bytes_to_floats, floats_to_bytes, largest_or_nan
 
-# Where the largest number of a block is brought: well below float16's largest, 65504.
-_TOP = 2.0**14
+# The largest number of a block is brought to from 2**13 to 2**14, well below float16's largest,
+# 65504: the exponent's bits of that, and the largest power of two that is used.
+_TOP, _MOST = 127 + 13, 120
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -21,6 +24,11 @@ class Float16(ChunkCompressor):
     biased = False
     block = 4096
 
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        return {"codec": "float16"} if type(self) is Float16 else None
+
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""
         return length // self.block * 4 + 2 * length
@@ -29,8 +37,10 @@ class Float16(ChunkCompressor):
         """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
         blocks = tf.reshape(values, [values.shape[0], -1, self.block])
         largest = largest_or_nan(blocks)
-        exponent = tf.math.floor(tf.math.log(_TOP / tf.maximum(largest, 1e-30)) / tf.math.log(2.0))
-        scale = tf.pow(2.0, tf.clip_by_value(exponent, -120.0, 120.0)) + 0.0 * largest
+        # The power of two, made of its bits.
+        power = _TOP - tf.bitwise.right_shift(tf.bitcast(largest, tf.int32), 23)
+        bits = tf.bitwise.left_shift(tf.clip_by_value(power, -_MOST, _MOST) + 127, 23)
+        scale = tf.bitcast(bits, tf.float32) + 0.0 * largest
         halves = tf.cast(blocks * scale[:, :, None], tf.float16)
         halves = tf.reshape(halves, [values.shape[0], -1])
         return tf.concat([floats_to_bytes(scale), floats_to_bytes(halves)], 1)
@@ -48,7 +58,12 @@ class Float16(ChunkCompressor):
 class BFloat16(ChunkCompressor):
     """Sends gradients as bfloat16: half the bytes, float32's range, 8 bits of precision."""
 
-    block = 4
+    block = 512
+
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        return {"codec": "bfloat16"} if type(self) is BFloat16 else None
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

@@ -1,5 +1,7 @@
 """Natural compression: each number becomes a power of two, at random and right on average."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -24,6 +26,11 @@ class NaturalCompression(ChunkCompressor):
 
     biased = False
     block = 512
+
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        return {"codec": "natural"} if type(self) is NaturalCompression else None
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

@@ -38,7 +38,7 @@ class OneBit(ChunkCompressor):
         """What `tfdml.native` calls this; see `ChunkCompressor`."""
         if type(self) is not OneBit:
             return None
-        return {"codec": "onebit", "bits": 1, "l2": False, "stochastic": False}
+        return {"codec": "onebit"}
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

@@ -38,6 +38,11 @@ class TernGrad(ChunkCompressor):
         # Two bits hold the codes of a single level, either side of 0.
         self._codec = QSGD(bits=2, bucket_size=self.block, stochastic=True)
 
+    @property
+    def native(self) -> dict[str, Any] | None:
+        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        return {"codec": "terngrad", "clip": self.clip} if type(self) is TernGrad else None
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {"clip": self.clip}

@@ -89,6 +89,17 @@ inline int32_t FloatToBits(float value) {
 
 constexpr int32_t kInfinity = 0x7F800000, kOne = 0x3F800000;
 
+// Returns a number from 0 to below 1 for a place.
+inline float Noise(uint32_t place, uint32_t one, uint32_t two) {
+  const uint32_t hashed = Mixed(Mixed(place + one) + two);
+  return BitsToFloat(static_cast<int32_t>(hashed >> 9) | kOne) - 1.0f;
+}
+
+// Returns what `Noise` takes instead of the two parts of a seed.
+inline Seed Prepared(Seed seed) {
+  return {Mixed(seed.first + 0x9E3779B9u), Mixed(seed.second + 0x9E3779B9u)};
+}
+
 // Returns what stands for 1 where a block's numbers up to 1 are summed as whole numbers: such sums
 // do not depend on the order in which they are made.
 inline float WholeOne(int64_t block) {
@@ -108,6 +119,18 @@ inline int32_t LargestBits(const float* values, int64_t count) {
 inline float LargestOrNan(const float* values, int64_t count) {
   const int32_t bits = LargestBits(values, count);
   return bits < kInfinity ? BitsToFloat(bits) : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Returns the sum of the squares of numbers from -1 to 1 times `largest`, as of those without it:
+// such numbers' squares neither vanish nor overflow.
+inline float SumOfSquares(const float* values, int64_t block, float largest) {
+  const float one = WholeOne(block);
+  int32_t sum = 0;
+  for (int64_t i = 0; i < block; ++i) {
+    const float unit = largest == 0.0f ? 0.0f : values[i] / largest;
+    sum += static_cast<int32_t>(std::nearbyint(unit * unit * one));
+  }
+  return static_cast<float>(sum) / one;
 }
 
 // Packs codes of some bits into bytes: the first of each part of a block share a byte, and so on.
@@ -132,6 +155,43 @@ inline void Put(float value, float* to) {
   if (kInto == Into::kSet) *to = value;
   if (kInto == Into::kAdd) *to += value;
 }
+
+// Where a codec's bytes are: for each block some floats, and a number's codes.
+//
+// A codec has these functions:
+//   Encode(values, row, number, first, seed)  encodes block `number` of a row and leaves in `values`
+//                                             what that leaves out, if the codec is biased; `first`
+//                                             is the place of its first number, for random numbers
+//   Decode<into>(row, number, to)             puts the numbers of the block into `to`
+class BlockCodec {
+ public:
+  // Returns the bytes of a row of some blocks.
+  int64_t RowBytes(int64_t blocks) const { return blocks * (4 * floats_ + block_ * bits_ / 8); }
+
+ protected:
+  BlockCodec(int64_t block, int floats, int bits) : block_(block), floats_(floats), bits_(bits) {}
+
+  int64_t block() const { return block_; }
+  int bits() const { return bits_; }
+
+  uint8_t* Codes(Row row, int64_t number) const {
+    return row.bytes + 4 * floats_ * row.blocks + number * block_ * bits_ / 8;
+  }
+
+  static void PutFloat(Row row, int64_t number, float value) {
+    std::memcpy(row.bytes + 4 * number, &value, 4);
+  }
+
+  static float Float(Row row, int64_t number) {
+    float value;
+    std::memcpy(&value, row.bytes + 4 * number, 4);
+    return value;
+  }
+
+ private:
+  int64_t block_;
+  int floats_, bits_;
+};
 
 }  // namespace tfdml
 

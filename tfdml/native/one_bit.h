@@ -7,23 +7,23 @@
 
 namespace tfdml {
 
-class OneBit {
+class OneBit : public BlockCodec {
  public:
-  explicit OneBit(int64_t block) : block_(block), codes_(block) {}
+  explicit OneBit(int64_t block) : BlockCodec(block, 2, 1), codes_(block) {}
 
-  // Encodes a block and leaves in `values` what that leaves out; nothing in it is random.
   void Encode(float* __restrict values, Row row, int64_t number, int64_t, Seed) {
+    const int64_t size = block();
     // The largest of the positive numbers and of the others, by their bits, which are ordered.
     int32_t highest = 0, lowest = 0;
-    for (int64_t i = 0; i < block_; ++i) {
+    for (int64_t i = 0; i < size; ++i) {
       const int32_t bits = FloatToBits(values[i]);
       highest = std::max(highest, bits);
       lowest = std::max(lowest, bits < 0 ? bits & 0x7FFFFFFF : 0);
     }
-    const float one = WholeOne(block_), high = BitsToFloat(highest), low = BitsToFloat(lowest);
+    const float one = WholeOne(size), high = BitsToFloat(highest), low = BitsToFloat(lowest);
     const float of_high = Inverse(high, one), of_low = Inverse(low, one);
     int32_t above = 0, all = 0, count = 0;
-    for (int64_t i = 0; i < block_; ++i) {
+    for (int64_t i = 0; i < size; ++i) {
       const int32_t positive = FloatToBits(values[i]) > 0 ? -1 : 0;
       const float whole = std::nearbyint(values[i] * (positive ? of_high : of_low));
       all += static_cast<int32_t>(whole);
@@ -31,26 +31,25 @@ class OneBit {
       count -= positive;
     }
     const bool finite = highest < kInfinity && lowest < kInfinity;
-    const int32_t others = static_cast<int32_t>(block_) - count;
+    const int32_t others = static_cast<int32_t>(size) - count;
     const float mean_above = finite ? Mean(above, count, high / one) : kNan;
     const float mean_below = finite ? Mean(all - above, others, low / one) : kNan;
-    PutMean(row, number, mean_above);
-    PutMean(row, row.blocks + number, mean_below);
+    PutFloat(row, number, mean_above);
+    PutFloat(row, row.blocks + number, mean_below);
     uint8_t* __restrict codes = codes_.data();
-    for (int64_t i = 0; i < block_; ++i) {
+    for (int64_t i = 0; i < size; ++i) {
       const bool positive = FloatToBits(values[i]) > 0;
       codes[i] = positive;
       values[i] -= positive ? mean_above : mean_below;
     }
-    Pack(codes, block_, 1, Codes(row, number));
+    Pack(codes, size, 1, Codes(row, number));
   }
 
-  // Puts the numbers of a block into `to`.
   template <Into kInto>
   void Decode(Row row, int64_t number, float* to) const {
-    const float high = MeanAt(row, number), low = MeanAt(row, row.blocks + number);
+    const float high = Float(row, number), low = Float(row, row.blocks + number);
     const uint8_t* bytes = Codes(row, number);
-    const int64_t apart = block_ / 8;
+    const int64_t apart = block() / 8;
     for (int shift = 0; shift < 8; ++shift, to += apart) {
       for (int64_t i = 0; i < apart; ++i) {
         Put<kInto>((bytes[i] >> shift) & 1 ? high : low, to + i);
@@ -71,21 +70,6 @@ class OneBit {
     return static_cast<float>(sum) / static_cast<float>(std::max(count, 1)) * unit;
   }
 
-  static void PutMean(Row row, int64_t number, float mean) {
-    std::memcpy(row.bytes + 4 * number, &mean, 4);
-  }
-
-  static float MeanAt(Row row, int64_t number) {
-    float mean;
-    std::memcpy(&mean, row.bytes + 4 * number, 4);
-    return mean;
-  }
-
-  uint8_t* Codes(Row row, int64_t number) const {
-    return row.bytes + 8 * row.blocks + number * block_ / 8;
-  }
-
-  int64_t block_;
   std::vector<uint8_t> codes_;
 };
 

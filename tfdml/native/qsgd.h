@@ -7,41 +7,35 @@
 
 namespace tfdml {
 
-class Qsgd {
+class Qsgd : public BlockCodec {
  public:
   Qsgd(int bits, int64_t block, bool l2, bool stochastic)
-      : block_(block),
-        bits_(bits),
+      : BlockCodec(block, 1, bits),
         l2_(l2),
         stochastic_(stochastic),
         levels_(static_cast<float>((1 << (bits - 1)) - 1)),
         part_(1.0f / levels_),
         codes_(block) {}
 
-  // Encodes a block and leaves in `values` what that leaves out; `first` is the place of its first
-  // number, for random numbers.
   void Encode(float* __restrict values, Row row, int64_t number, int64_t first, Seed seed) {
     const float step = Step(values);
-    const float inverse = step > kSmallest ? 1.0f / step : 0.0f;
-    std::memcpy(row.bytes + 4 * number, &step, 4);
-    uint8_t* codes = bits_ == 8 ? Codes(row, number) : codes_.data();
+    PutFloat(row, number, step);
+    uint8_t* codes = bits() == 8 ? Codes(row, number) : codes_.data();
     if (stochastic_) {
-      Round<true>(values, step, inverse, first, seed, codes);
+      Round<true>(values, step, first, Prepared(seed), codes);
     } else {
-      Round<false>(values, step, inverse, first, seed, codes);
+      Round<false>(values, step, first, seed, codes);
     }
-    if (bits_ < 8) Pack(codes, block_, bits_, Codes(row, number));
+    if (bits() < 8) Pack(codes, block(), bits(), Codes(row, number));
   }
 
-  // Puts the numbers of a block into `to`.
   template <Into kInto>
   void Decode(Row row, int64_t number, float* to) const {
-    float step;
-    std::memcpy(&step, row.bytes + 4 * number, 4);
+    const float step = Float(row, number);
     const uint8_t* bytes = Codes(row, number);
-    const int64_t apart = block_ * bits_ / 8;
-    const uint8_t mask = static_cast<uint8_t>((1 << bits_) - 1);
-    for (int shift = 0; shift < 8; shift += bits_, to += apart) {
+    const int64_t apart = block() * bits() / 8;
+    const uint8_t mask = static_cast<uint8_t>((1 << bits()) - 1);
+    for (int shift = 0; shift < 8; shift += bits(), to += apart) {
       for (int64_t i = 0; i < apart; ++i) {
         const int32_t code = (bytes[i] >> shift) & mask;
         PutProduct<kInto>(static_cast<float>(code) - levels_, step, to + i);
@@ -54,38 +48,26 @@ class Qsgd {
   static constexpr float kLargest = 3.4e38f;
   static constexpr float kSmallest = 3e-39f;
 
-  uint8_t* Codes(Row row, int64_t number) const {
-    return row.bytes + 4 * row.blocks + number * block_ * bits_ / 8;
-  }
-
   float Step(const float* values) const {
-    float largest = LargestOrNan(values, block_);
+    float largest = LargestOrNan(values, block());
     if (l2_) {
-      // Of numbers from -1 to 1, whose squares neither vanish nor overflow.
-      const float one = WholeOne(block_);
-      int32_t sum = 0;
-      for (int64_t i = 0; i < block_; ++i) {
-        const float unit = largest == 0.0f ? 0.0f : values[i] / largest;
-        sum += static_cast<int32_t>(std::nearbyint(unit * unit * one));
-      }
-      const float norm = std::sqrt(static_cast<float>(sum) / one);
+      const float norm = std::sqrt(SumOfSquares(values, block(), largest));
       largest *= std::min(norm, kLargest / std::max(largest, 1.0f));
     }
     return largest * part_;
   }
 
   template <bool kStochastic>
-  void Round(float* __restrict values, float step, float inverse, int64_t first, Seed seed,
+  void Round(float* __restrict values, float step, int64_t first, Seed seed,
              uint8_t* __restrict codes) const {
-    const uint32_t one = Mixed(seed.first + 0x9E3779B9u), two = Mixed(seed.second + 0x9E3779B9u);
-    const float levels = levels_;
-    for (int64_t i = 0; i < block_; ++i) {
+    const float levels = levels_, inverse = step > kSmallest ? 1.0f / step : 0.0f;
+    const int64_t count = block();
+    for (int64_t i = 0; i < count; ++i) {
       float code = values[i] * inverse;
       code = code > levels ? levels : code;
       code = code < -levels ? -levels : code;
       if (kStochastic) {
-        const uint32_t hashed = Mixed(Mixed(static_cast<uint32_t>(first + i) + one) + two);
-        code = std::floor(code + (BitsToFloat(static_cast<int32_t>(hashed >> 9) | kOne) - 1.0f));
+        code = std::floor(code + Noise(static_cast<uint32_t>(first + i), seed.first, seed.second));
       } else {
         code = std::nearbyint(code);
       }
@@ -95,11 +77,31 @@ class Qsgd {
     }
   }
 
-  int64_t block_;
-  int bits_;
   bool l2_, stochastic_;
   float levels_, part_;
   std::vector<uint8_t> codes_;
+};
+
+// The codec of `tfdml.compression.TernGrad`: what is far out is cut off first.
+class TernGrad : public Qsgd {
+ public:
+  TernGrad(int64_t block, float clip) : Qsgd(2, block, false, true), clip_(clip) {}
+
+  void Encode(float* __restrict values, Row row, int64_t number, int64_t first, Seed seed) {
+    const float largest = LargestOrNan(values, block());
+    const float squares = SumOfSquares(values, block(), largest);
+    const float bound = clip_ * std::sqrt(squares / static_cast<float>(block())) * largest;
+    const int64_t count = block();
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = values[i];
+      // Not finite, it stays so.
+      values[i] = (std::fabs(value) > bound ? std::copysign(bound, value) : value) + 0.0f * value;
+    }
+    Qsgd::Encode(values, row, number, first, seed);
+  }
+
+ private:
+  float clip_;
 };
 
 }  // namespace tfdml

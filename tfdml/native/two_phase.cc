@@ -8,6 +8,8 @@
 #include <atomic>
 #include <variant>
 
+#include "halves.h"
+#include "natural.h"
 #include "one_bit.h"
 #include "qsgd.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -24,7 +26,7 @@ using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-using Codec = std::variant<Qsgd, OneBit>;
+using Codec = std::variant<std::monostate, Float16, BFloat16, Qsgd, Natural, TernGrad, OneBit>;
 
 // What a number costs a thread, in cycles.
 constexpr int64_t kCyclesOfNumber = 2;
@@ -42,12 +44,16 @@ class Stage : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("block", &block_));
     OP_REQUIRES_OK(context, context->GetAttr("chunk", &chunk_));
     OP_REQUIRES_OK(context, context->GetAttr("row_bytes", &row_bytes_));
-    OP_REQUIRES(context, codec_ == "qsgd" || codec_ == "onebit",
-                absl::InvalidArgumentError("`codec` must be qsgd or onebit."));
+    OP_REQUIRES_OK(context, context->GetAttr("clip", &clip_));
     OP_REQUIRES(context, block_ > 0 && block_ % 8 == 0 && chunk_ % block_ == 0,
                 absl::InvalidArgumentError("`block` must be a multiple of 8, `chunk` of `block`."));
-    const int64_t head = codec_ == "onebit" ? 8 : 4;
-    OP_REQUIRES(context, row_bytes_ >= 8 && row_bytes_ >= blocks_of_row() * head + chunk_ * bits_ / 8,
+    OP_REQUIRES(context, bits_ == 8 || bits_ == 4 || bits_ == 2,
+                absl::InvalidArgumentError("`bits` must be 8, 4 or 2."));
+    int64_t least = -1;
+    WithCodec([&](auto& codec) { least = std::max<int64_t>(8, codec.RowBytes(blocks_of_row())); });
+    OP_REQUIRES(context, least >= 0,
+                absl::InvalidArgumentError("`codec` must be the name of one."));
+    OP_REQUIRES(context, row_bytes_ >= least,
                 absl::InvalidArgumentError("`row_bytes` must be those of a chunk."));
   }
 
@@ -77,18 +83,37 @@ class Stage : public OpKernel {
   void InParallel(OpKernelContext* context, int64_t blocks, Work work) const {
     const auto* threads = context->device()->tensorflow_cpu_worker_threads();
     auto part = [&](int64_t first, int64_t last) {
-      Codec codec = codec_ == "onebit" ? Codec(OneBit(block_))
-                                       : Codec(Qsgd(bits_, block_, l2_, stochastic_));
-      std::visit([&](auto& chosen) { work(chosen, first, last); }, codec);
+      WithCodec([&](auto& codec) { work(codec, first, last); });
     };
     tensorflow::Shard(threads->num_threads, threads->workers, blocks, block_ * kCyclesOfNumber,
                       part);
   }
 
  private:
+  Codec Made() const {
+    if (codec_ == "float16") return Float16(block_);
+    if (codec_ == "bfloat16") return BFloat16(block_);
+    if (codec_ == "qsgd") return Qsgd(bits_, block_, l2_, stochastic_);
+    if (codec_ == "natural") return Natural(block_);
+    if (codec_ == "terngrad") return TernGrad(block_, clip_);
+    if (codec_ == "onebit") return OneBit(block_);
+    return std::monostate();
+  }
+
+  template <typename Use>
+  void WithCodec(Use use) const {
+    Codec codec = Made();
+    std::visit(
+        [&](auto& chosen) {
+          if constexpr (std::is_base_of_v<BlockCodec, std::decay_t<decltype(chosen)>>) use(chosen);
+        },
+        codec);
+  }
+
   std::string codec_;
   int bits_;
   bool l2_, stochastic_;
+  float clip_;
   int64_t block_, chunk_, row_bytes_;
 };
 

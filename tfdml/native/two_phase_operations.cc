@@ -25,9 +25,10 @@ absl::Status LeftShape(InferenceContext* context) {
 
 }  // namespace
 
-#define TFDML_CODEC                                                        \
-  Attr("codec: string").Attr("bits: int").Attr("l2: bool").Attr("stochastic: bool") \
-      .Attr("block: int").Attr("chunk: int").Attr("row_bytes: int")
+#define TFDML_CODEC                                                                               \
+  Attr("codec: string").Attr("bits: int = 8").Attr("l2: bool = false")                            \
+      .Attr("stochastic: bool = false").Attr("clip: float = 0").Attr("block: int")                \
+      .Attr("chunk: int").Attr("row_bytes: int")
 
 REGISTER_OP("TfdmlEncode")
     .Input("gradients: n * float")
