@@ -70,7 +70,7 @@ def run(python: Path | str, script: str, *arguments: str, hosts: int, rate: str,
     return json.loads(done.stdout.split("RESULT ", 1)[1].splitlines()[0])
 
 
-def measure(rate: str, hosts: int, only: list[str]) -> Iterator[dict]:
+def measure(rate: str, hosts: int, only: list[str], model: str) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
     network = {"hosts": hosts, "rate": rate}
@@ -80,8 +80,10 @@ def measure(rate: str, hosts: int, only: list[str]) -> Iterator[dict]:
 
     script = "bench_compression_rank.py"
     if names := wanted(HOROVOD):
-        options = [] if rate == "100mbit" else ["--exchanges"]
+        options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
         yield run(sys.executable, script, names, bits, *options, job="horovod", **network)
+    if model != "mlp":
+        return
     if names := wanted(["MultiWorkerMirrored RING"]):
         yield run(sys.executable, script, names, bits, job="multi-worker", **network)
     if (names := wanted(DDP)) and (python := torch_python()):
@@ -92,6 +94,9 @@ def main(
     rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
     hosts: Annotated[int, typer.Option(min=2, help="Hosts, one rank each.")] = 2,
     only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
+    model: Annotated[
+        str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
+    ] = "mlp",
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
@@ -102,12 +107,12 @@ def main(
     if rate not in RATES:
         raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
     results = {}
-    for part in measure(rate, hosts, only or []):
+    for part in measure(rate, hosts, only or [], model):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
             kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            network, now = f"{rate or 'unshaped'} x {hosts}", conditions()
+            network, now = f"{rate or 'unshaped'} x {hosts} x {model}", conditions()
             before = kept.get(network, {})
             # What was measured of it on the same day, with the same versions, stays.
             same = before["results"] if before.get("conditions") == now else {}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import keras
-import numpy as np
 import tensorflow as tf
 import typer
 
@@ -24,6 +23,7 @@ from bench_compression_model import (
     steps_of,
     timed,
 )
+from bench_compression_networks import NETWORKS, data
 from bench_job import report
 
 import tfdml
@@ -53,51 +53,40 @@ OURS: dict[str, Callable[[], compression.Compressor | None]] = {
 WARM_UP = 2
 
 
-def build() -> keras.Model:
-    """Returns the model, not compiled."""
-    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
-    return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(CLASSES)])
-
-
-def data(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns some global batches."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(GLOBAL_BATCH * steps, WIDTH)).astype("float32")
-    return x, rng.integers(0, CLASSES, len(x))
-
-
 def loss() -> keras.losses.Loss:
     """Returns the loss."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def ours(strategy: tf.distribute.Strategy, steps: int, warm_up: int) -> dict[str, float]:
+def ours(
+    network: str, strategy: tf.distribute.Strategy, steps: int, warm_up: int
+) -> dict[str, float]:
     """Times steps of `fit` in a strategy's scope."""
     with strategy.scope():
-        model = build()
+        model = NETWORKS[network][0]()
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss())
     clock = Clock()
     ticks = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: clock.start(),
         on_train_batch_end=lambda batch, logs: clock.tick(),
     )
-    model.fit(*data(warm_up), batch_size=GLOBAL_BATCH, verbose=0)
-    model.fit(*data(steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
+    model.fit(*data(network, warm_up), batch_size=GLOBAL_BATCH, verbose=0)
+    model.fit(*data(network, steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
     # The first step of a call comes after its checks.
     clock.rows = clock.rows[1:] or clock.rows
     return clock.summary()
 
 
-def raw_horovod(fp16: bool | None, steps: int) -> dict[str, float]:
+def raw_horovod(network: str, fp16: bool | None, steps: int) -> dict[str, float]:
     """Times steps of a hand-written loop over Horovod; of no exchange at all for None."""
     import horovod.tensorflow as hvd
 
     hvd.init()
-    model, loss_function = build(), loss()
+    model, loss_function = NETWORKS[network][0](), loss()
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     optimizer.build(model.trainable_variables)
     rows = GLOBAL_BATCH // hvd.size()
-    x, y = (tf.constant(a[:rows]) for a in data(1))
+    x, y = (tf.constant(a[:rows]) for a in data(network, 1))
     method = hvd.Compression.fp16 if fp16 else hvd.Compression.none
 
     @tf.function
@@ -106,10 +95,16 @@ def raw_horovod(fp16: bool | None, steps: int) -> dict[str, float]:
             value = loss_function(y, model(x, training=True))
         gradients = tape.gradient(value, model.trainable_variables)
         if fp16 is not None:
-            small = [method.compress(g) for g in gradients]
+            dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
+            small = [method.compress(gradients[i]) for i in dense]
             sums = hvd.grouped_allreduce([g for g, _ in small], op=hvd.Average)
-            contexts = [c for _, c in small]
-            gradients = [method.decompress(g, c) for g, c in zip(sums, contexts, strict=True)]
+            # Sparse ones, which Horovod gathers.
+            gradients = [
+                hvd.allreduce(g, op=hvd.Average) if isinstance(g, tf.IndexedSlices) else g
+                for g in gradients
+            ]
+            for i, total, (_, context) in zip(dense, sums, small, strict=True):
+                gradients[i] = method.decompress(total, context)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     return timed(step, steps, WARM_UP)
@@ -126,7 +121,9 @@ def idle(seconds: float = 3.0) -> dict[str, float]:
     return {"bytes_per_second": (sent_bytes() - before) / seconds}
 
 
-def exchange(compressor: compression.Compressor | None, steps: int) -> dict[str, float]:
+def exchange(
+    network: str, compressor: compression.Compressor | None, steps: int
+) -> dict[str, float]:
     """Times the exchange of the gradients alone, encoding and decoding included."""
     from tfdml.collectives.aggregator import sum_gradients
     from tfdml.collectives.horovod import HorovodCollective
@@ -135,7 +132,7 @@ def exchange(compressor: compression.Compressor | None, steps: int) -> dict[str,
     collective = HorovodCollective()
     gradients = [
         tf.Variable(tf.random.stateless_normal(v.shape, [i, collective.rank]))
-        for i, v in enumerate(build().trainable_variables)
+        for i, v in enumerate(NETWORKS[network][0]().trainable_variables)
     ]
     names = [str(i) for i in range(len(gradients))]
     aggregator = compressor and CompressedAggregator(collective, compressor)
@@ -168,6 +165,7 @@ def main(
     host: Annotated[int, typer.Option(envvar="NETLAB_HOST")],
     hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
     exchanges: bool = False,
+    network: str = "mlp",
 ) -> None:
     """Times candidates, separated by semicolons; rank 0 prints what came out."""
     results = {}
@@ -182,12 +180,12 @@ def main(
                 strategy = tfdml.HorovodStrategy(compression=OURS[name]())
                 # What chooses must have chosen.
                 warm_up = 35 if name == AUTO else WARM_UP
-                results[name] = ours(strategy, steps + 1, warm_up)
+                results[name] = ours(network, strategy, steps + 1, warm_up)
                 if exchanges and name != AUTO:
-                    results[name]["exchange"] = exchange(OURS[name](), steps)["median"]
+                    results[name]["exchange"] = exchange(network, OURS[name](), steps)["median"]
             else:
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
-                results[name] = raw_horovod(fp16, steps)
+                results[name] = raw_horovod(network, fp16, steps)
             if host == 0:
                 print(name, results[name], file=sys.stderr, flush=True)
     if host == 0:
@@ -201,7 +199,7 @@ def _peer_multi_worker(steps: int) -> dict[str, float]:
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     rows = GLOBAL_BATCH // strategy.num_replicas_in_sync
-    x, y = (tf.constant(a[:rows]) for a in data(1))
+    x, y = (tf.constant(a[:rows]) for a in data("mlp", 1))
     with strategy.scope():
         weights = []
         for n, m in [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]:

@@ -6,6 +6,11 @@ from bench_compression_model import GLOBAL_BATCH, PARAMETERS, PEERS, formula
 
 # Where the text of the report is kept apart from its numbers.
 _NOTES = Path(__file__).resolve().parent / "benchmarks" / "compression_notes.md"
+MODELS = {
+    "mlp": f"dense layers of {PARAMETERS:,} parameters",
+    "resnet20": "ResNet-20",
+    "transformer": "a small transformer with an embedding of 8,192 rows",
+}
 _COLUMNS = (
     "",
     "MB sent",
@@ -19,7 +24,7 @@ _COLUMNS = (
 )
 
 
-def rows(results: dict, hosts: int) -> list[list[str]]:
+def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
     """Returns a network's rows, the fastest first."""
     local = results.get("local", {}).get("median")
     torch_local = results.get("PyTorch local", {}).get("median")
@@ -27,7 +32,7 @@ def rows(results: dict, hosts: int) -> list[list[str]]:
     made = []
     measured = {n: r for n, r in results.items() if "median" in r}
     for name, r in sorted(measured.items(), key=lambda item: item[1]["median"]):
-        sends = name not in ("local", "PyTorch local") and not name.startswith("auto")
+        sends = model == "mlp" and "local" not in name and not name.startswith("auto")
         alone = torch_local if name.startswith("PyTorch") else local
         exchange = r.get("exchange")
         made.append(
@@ -60,8 +65,12 @@ def plot(kept: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     networks = [n for n in kept if "raw Horovod" in kept[n]["results"]]
-    figure, axes = plt.subplots(1, len(networks), figsize=(4.2 * len(networks), 5.5), squeeze=False)
-    for axis, network in zip(axes[0], networks, strict=True):
+    wide = min(3, len(networks))
+    high = -(-len(networks) // wide)
+    figure, axes = plt.subplots(high, wide, figsize=(4.2 * wide, 5.5 * high), squeeze=False)
+    for axis in axes.flat[len(networks) :]:
+        axis.set_axis_off()
+    for axis, network in zip(axes.flat, networks, strict=False):
         results = {n: r for n, r in kept[network]["results"].items() if "median" in r}
         names = sorted(results, key=lambda n: -results[n]["median"])
         names = [n for n in names if "local" not in n]
@@ -82,18 +91,18 @@ def write_report(kept: dict, path: Path) -> None:
     parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
     parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
     for network, run in kept.items():
-        hosts = int(network.split(" x ")[1])
+        rate, hosts, model = network.split(" x ")
         torch = run["results"].get("versions", {}).get("torch")
         with_torch = f", torch {torch}" if torch else ""
         idle = run["results"].get("idle")
         alone = ""
         if idle:
-            rate = idle["bytes_per_second"] / 1e3
-            alone = f" Horovod sends {rate:.0f} KB a second while nothing is exchanged."
+            heartbeat = idle["bytes_per_second"] / 1e3
+            alone = f" Horovod sends {heartbeat:.0f} KB a second while nothing is exchanged."
         parts.append(
-            f"## {network.split(' x ')[0]}, {hosts} ranks\n\n"
-            f"Measured with {run['conditions']}{with_torch}; {PARAMETERS:,} parameters.{alone}\n\n"
-            f"{table(rows(run['results'], hosts))}"
+            f"## {rate}, {hosts} ranks, {MODELS[model]}\n\n"
+            f"Measured with {run['conditions']}{with_torch}.{alone}\n\n"
+            f"{table(rows(run['results'], int(hosts), model))}"
         )
     path.write_text("\n\n".join(parts) + "\n")
     plot(kept, path.with_suffix(".png"))

@@ -46,7 +46,7 @@ def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
 @functools.cache
 def compiled(codec) -> tuple[Callable, Callable]:
     """Returns the codec's functions compiled, as in training: once for each shape."""
-    return tuple(tf.function(f, jit_compile=True) for f in (codec.encode, codec.decode))
+    return tuple(tf.function(f, jit_compile=codec.static) for f in (codec.encode, codec.decode))
 
 
 def there_and_back(codec, rows: np.ndarray, seed=SEED) -> np.ndarray:

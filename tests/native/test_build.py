@@ -1,10 +1,14 @@
 """Compiling the operations: where they go, and what is said when that fails."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import tfdml
 from tfdml.horovod_build import BuildError
 from tfdml.native import build, library
 
@@ -60,3 +64,38 @@ def test_the_name_follows_from_the_sources(monkeypatch, tmp_path):
     changed.write_bytes(library.SOURCES[0].read_bytes() + b"// more")
     monkeypatch.setattr(library, "SOURCES", (changed, *library.SOURCES[1:]))
     assert library.path() != before
+
+
+def test_doctor_says_what_is_there(tmp_path):
+    package = Path(tfdml.__file__).parent
+    shutil.copytree(package, tmp_path / "tfdml", ignore=shutil.ignore_patterns("*.so"))
+    code = """
+from tfdml.cli.checks.codecs import check_codecs
+print(check_codecs())
+from tfdml.native import library
+library.path().write_bytes(b"of another machine")
+print(check_codecs())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    missing, broken = done.stdout.splitlines()
+    assert "not compiled" in missing
+    assert "Compile them: tfdml build-codecs'" in missing
+    assert "do not load" in broken
+    assert "--rebuild" in broken
+
+
+def test_the_command_says_where_they_are():
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdml.cli.main", "build-codecs"],
+        env={**os.environ, "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert f"compiled before: {library.path()}" in done.stdout, done.stderr
