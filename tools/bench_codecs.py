@@ -2,9 +2,10 @@
 
     .venv/bin/python tools/bench_codecs.py [--write FILE]
 
-"encode" is what happens before the exchange: feedback added, encoded, and what is left out kept.
-"exchange" is all around it: the owner's decoding, adding and encoding, and the last decoding too.
-As on one of 2 ranks, in buckets of 4 million numbers.
+"encode" is what happens before the exchange: feedback added, encoded, and what is left out kept;
+"by XLA" the same where `tfdml build-codecs` has not been run. "exchange" is all around it: the
+owner's decoding, adding and encoding, and the last decoding too. As on one of 2 ranks, in buckets
+of 4 million numbers. "choice" finds the largest numbers and their places.
 """
 
 import statistics
@@ -23,7 +24,8 @@ from tfdml import compression
 from tfdml.collectives.echo import EchoCollective
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.rounds import sum_in_rounds
-from tfdml.compression.two_phase import encoder, sum_in_two_phases
+from tfdml.compression.selection import encoded_largest
+from tfdml.compression.two_phase import compiled_stages, encoder, sum_in_two_phases
 
 SIZE, SHAPE = 2, (2048, 2048)
 CODECS = (
@@ -47,8 +49,8 @@ BARS = {
     "QSGD(bits=8, bucket_size=512, norm='max', stochastic=True)": 40,
     "QSGD(bits=4, bucket_size=512, norm='max', stochastic=False)": 50,
     "OneBit()": 50,
-    "TopK(ratio=0.01)": 40,
 }
+CHOICE, CHOICE_BAR = 0.01, 40
 
 
 def seconds(call: Callable[[], object], least: float = 1.0) -> float:
@@ -62,8 +64,8 @@ def seconds(call: Callable[[], object], least: float = 1.0) -> float:
     return statistics.median(times)
 
 
-def measure(codec: compression.Compressor) -> tuple[float | None, float]:
-    """Returns the seconds of encoding (None where it is no step of its own), and of all."""
+def measure(codec: compression.Compressor) -> tuple[float | None, float | None, float]:
+    """Returns the seconds of encoding, by XLA too (None where it is no such step), and of all."""
     alone = EchoCollective(SIZE)
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)
@@ -76,31 +78,49 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float]:
         def rounds():
             return sum_in_rounds(alone, codec, [gradient], kept, states, rates, "w")
 
-        return None, seconds(lambda: rounds()[1].numpy())
+        return None, None, seconds(lambda: rounds()[1].numpy())
 
-    @tf.function
-    def encode():
-        return encoder(codec, SIZE)([gradient], kept, *rates, tf.constant([0, 1]))
+    def encode(stage):
+        run = tf.function(lambda: stage([gradient], kept, *rates, tf.constant([0, 1])))
+        return seconds(lambda: run()[0].numpy())
 
     @tf.function
     def exchange():
         return sum_in_two_phases(alone, codec, [gradient], kept, {}, rates, step, "w")
 
-    return seconds(lambda: encode()[0].numpy()), seconds(lambda: exchange()[1].numpy())
+    by_xla = encode(compiled_stages(codec, SIZE)[0]) if codec.native else None
+    return encode(encoder(codec, SIZE)), by_xla, seconds(lambda: exchange()[1].numpy())
+
+
+def choice() -> float:
+    """Returns the seconds of finding the largest numbers of a row."""
+    row = tf.random.stateless_normal([1, SHAPE[0] * SHAPE[1]], [1, 2])
+    count = int(CHOICE * row.shape[1])
+    run = tf.function(lambda: encoded_largest(row, count, count))
+    return seconds(lambda: run().numpy())
+
+
+def verdict(speed: float, bar: float) -> str:
+    """Returns a bar, and whether it is met."""
+    return f"{bar}: {'met' if speed >= bar else '**missed**'}"
 
 
 def main(write: Path | None = None) -> None:
     """Prints the table."""
     gigabits = 32e-9 * SHAPE[0] * SHAPE[1]
-    lines = ["| | encode | bar | exchange |", "|---|---:|---:|---:|"]
-    for codec in CODECS:
-        encode, exchange = measure(codec)
-        first = f"{gigabits / encode:.1f}" if encode else ""
-        bar = BARS.get(repr(codec), "")
-        if bar and encode:
-            bar = f"{bar}: {'met' if gigabits / encode >= bar else '**missed**'}"
-        lines.append(f"| `{codec!r}` | {first} | {bar} | {gigabits / exchange:.1f} |")
+    lines = ["| | encode | bar | by XLA | exchange |", "|---|---:|---:|---:|---:|"]
+
+    def add(name: str, *cells: str) -> None:
+        lines.append(f"| {' | '.join([name, *cells])} |")
         print(lines[-1], file=sys.stderr, flush=True)
+
+    for codec in CODECS:
+        speeds = [gigabits / t if t else None for t in measure(codec)]
+        bar = BARS.get(repr(codec))
+        encode, by_xla, exchange = (f"{speed:.1f}" if speed else "" for speed in speeds)
+        add(f"`{codec!r}`", encode, verdict(speeds[0], bar) if bar else "", by_xla, exchange)
+    speed = gigabits / choice()
+    add(f"choice of the largest {CHOICE:.0%}", f"{speed:.1f}", verdict(speed, CHOICE_BAR), "", "")
     text = f"Gbit/s of float32. Measured with {conditions()}.\n\n" + "\n".join(lines) + "\n"
     print(text)
     if write is not None:

@@ -75,7 +75,7 @@ class ChunkCompressor(Compressor, abc.ABC):
         block: Rows are encoded in blocks of this many numbers.
         static: Whether a row's bytes follow from its length alone, so that XLA can compile it.
         native: What `tfdml.native` calls this encoding, as its operations' arguments; None if it
-            does not have it.
+            does not have it. A class that is derived has to say so again.
     """
 
     block: int = 1

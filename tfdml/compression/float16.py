@@ -1,7 +1,5 @@
 """Half precision on the wire, with a power of two that keeps small gradients from vanishing."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -23,11 +21,7 @@ class Float16(ChunkCompressor):
 
     biased = False
     block = 4096
-
-    @property
-    def native(self) -> dict[str, Any] | None:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        return {"codec": "float16"} if type(self) is Float16 else None
+    native = {"codec": "float16"}
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""
@@ -59,11 +53,7 @@ class BFloat16(ChunkCompressor):
     """Sends gradients as bfloat16: half the bytes, float32's range, 8 bits of precision."""
 
     block = 512
-
-    @property
-    def native(self) -> dict[str, Any] | None:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        return {"codec": "bfloat16"} if type(self) is BFloat16 else None
+    native = {"codec": "bfloat16"}
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

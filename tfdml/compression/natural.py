@@ -1,7 +1,5 @@
 """Natural compression: each number becomes a power of two, at random and right on average."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -26,11 +24,7 @@ class NaturalCompression(ChunkCompressor):
 
     biased = False
     block = 512
-
-    @property
-    def native(self) -> dict[str, Any] | None:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        return {"codec": "natural"} if type(self) is NaturalCompression else None
+    native = {"codec": "natural"}
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

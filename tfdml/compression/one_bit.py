@@ -1,7 +1,5 @@
 """One bit for each number: its sign; and two means for each block."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -32,13 +30,7 @@ class OneBit(ChunkCompressor):
     """
 
     block = 512
-
-    @property
-    def native(self) -> dict[str, Any] | None:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        if type(self) is not OneBit:
-            return None
-        return {"codec": "onebit"}
+    native = {"codec": "onebit"}
 
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of a row; see `ChunkCompressor`."""

@@ -62,10 +62,8 @@ class QSGD(ChunkCompressor):
         return not self.stochastic
 
     @property
-    def native(self) -> dict[str, Any] | None:
+    def native(self) -> dict[str, Any]:
         """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        if type(self) is not QSGD:
-            return None
         return {
             "codec": "qsgd",
             "bits": self.bits,

@@ -39,9 +39,9 @@ class TernGrad(ChunkCompressor):
         self._codec = QSGD(bits=2, bucket_size=self.block, stochastic=True)
 
     @property
-    def native(self) -> dict[str, Any] | None:
+    def native(self) -> dict[str, Any]:
         """What `tfdml.native` calls this; see `ChunkCompressor`."""
-        return {"codec": "terngrad", "clip": self.clip} if type(self) is TernGrad else None
+        return {"codec": "terngrad", "clip": self.clip}
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
