@@ -69,15 +69,19 @@ def test_the_name_follows_from_the_sources(monkeypatch, tmp_path):
 def test_doctor_says_what_is_there(tmp_path):
     package = Path(tfdml.__file__).parent
     shutil.copytree(package, tmp_path / "tfdml", ignore=shutil.ignore_patterns("*.so"))
-    code = """
+    code = f"""
 from tfdml.cli.checks.codecs import check_codecs
 print(check_codecs())
 from tfdml.native import library
-library.path().write_bytes(b"of another machine")
+target = library.path()
+# Not what this test's own process has loaded.
+target.relative_to({str(tmp_path)!r})
+target.write_bytes(b"of another machine")
 print(check_codecs())
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

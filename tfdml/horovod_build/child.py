@@ -2,12 +2,14 @@
 
 import dataclasses
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tfdml import topology
 from tfdml.runtime.processes import end_processes, session_of, tree_of
 
 # A child that is asked to end gets this long before it is killed, in seconds.
@@ -34,6 +36,11 @@ class Ended:
     def ok(self) -> bool:
         """Whether the child ended by itself, with exit code 0."""
         return self.returncode == 0 and not self.timed_out
+
+    @property
+    def lines(self) -> list[str]:
+        """What it wrote, but for empty lines."""
+        return [line for line in self.output.splitlines() if line.strip()]
 
 
 def run(
@@ -87,6 +94,20 @@ def run(
                 stop(child, grace)
             seconds = time.monotonic() - began
         return Ended(child.returncode, _read(path.open("rb"), start), seconds, timed_out)
+
+
+def ask(module: str, timeout: float) -> Ended:
+    """Runs a module of this package, which prints what TensorFlow says: it may break there.
+
+    Args:
+        module: Its name.
+        timeout: Seconds after which it is stopped.
+
+    Returns:
+        How it ended. TensorFlow's own messages are left out.
+    """
+    environment = topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3")
+    return run([sys.executable, "-m", module], environment=environment, timeout=timeout)
 
 
 def stop(child: subprocess.Popen, grace: float = GRACE) -> None:

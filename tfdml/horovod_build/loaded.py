@@ -6,9 +6,7 @@ ending the one that asks. The last line of the output is JSON.
 
 import dataclasses
 import json
-import sys
 
-from tfdml import topology
 from tfdml.horovod_build import child
 
 _SECONDS = 120
@@ -37,15 +35,10 @@ def load() -> Loaded | str:
     Returns:
         What it says of itself; or, when it cannot be loaded, the end of the child's output.
     """
-    ended = child.run(
-        [sys.executable, "-m", "tfdml.horovod_build.loaded"],
-        environment=topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3"),
-        timeout=_SECONDS,
-    )
-    lines = [line for line in ended.output.splitlines() if line.strip()]
-    if not ended.ok or not lines:
-        return "\n".join(lines[-5:]) or f"exit code {ended.returncode}"
-    facts = json.loads(lines[-1])
+    ended = child.ask("tfdml.horovod_build.loaded", _SECONDS)
+    if not ended.ok or not ended.lines:
+        return "\n".join(ended.lines[-5:]) or f"exit code {ended.returncode}"
+    facts = json.loads(ended.lines[-1])
     return Loaded(**{**facts, "transports": tuple(facts["transports"])})
 
 

@@ -1,8 +1,5 @@
 """The compiled operations of compressed training: whether they are there and load."""
 
-import sys
-
-from tfdml import topology
 from tfdml.cli.checks.finding import Finding, ok, warning
 from tfdml.horovod_build import child
 
@@ -12,21 +9,17 @@ _SECONDS = 120
 
 def check_codecs() -> Finding:
     """Checks that the compiled codecs load: in a process of its own, which they could end."""
-    ended = child.run(
-        [sys.executable, "-m", "tfdml.cli.checks.codecs"],
-        environment=topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3"),
-        timeout=_SECONDS,
-    )
-    lines = [line for line in ended.output.splitlines() if line.strip()]
-    if ended.ok and lines and lines[-1] == "True":
+    ended = child.ask("tfdml.cli.checks.codecs", _SECONDS)
+    loads = ended.lines[-1:] if ended.ok else None
+    if loads == ["True"]:
         return ok(_NAME, "compiled, for compressed training on processors")
-    if ended.ok and lines and lines[-1] == "False":
+    if loads == ["False"]:
         return warning(
             _NAME,
             "not compiled: compressed training on processors is slower",
             "Compile them: tfdml build-codecs",
         )
-    what = "\n".join(lines[-4:]) or f"exit code {ended.returncode}"
+    what = "\n".join(ended.lines[-4:]) or f"exit code {ended.returncode}"
     return warning(_NAME, f"do not load:\n{what}", "Compile them: tfdml build-codecs --rebuild")
 
 

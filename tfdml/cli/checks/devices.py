@@ -4,11 +4,9 @@ Run as `python -m tfdml.cli.checks.devices`, this lists the GPUs that TensorFlow
 """
 
 import json
-import sys
 
 import psutil
 
-from tfdml import topology
 from tfdml.cli.checks.finding import Finding, error, ok, warning
 from tfdml.horovod_build import child
 
@@ -32,19 +30,14 @@ def check_host() -> Finding:
 
 def check_devices() -> Finding:
     """Checks that TensorFlow can be imported, and what it sees."""
-    ended = child.run(
-        [sys.executable, "-m", "tfdml.cli.checks.devices"],
-        environment=topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3"),
-        timeout=_SECONDS,
-    )
-    lines = [line for line in ended.output.splitlines() if line.strip()]
-    if not ended.ok or not lines:
+    ended = child.ask("tfdml.cli.checks.devices", _SECONDS)
+    if not ended.ok or not ended.lines:
         return error(
             "Devices",
-            "TensorFlow cannot be imported:\n" + "\n".join(lines[-4:]),
+            "TensorFlow cannot be imported:\n" + "\n".join(ended.lines[-4:]),
             "Install TensorFlow again: pip install --force-reinstall of the version above.",
         )
-    gpus = json.loads(lines[-1])
+    gpus = json.loads(ended.lines[-1])
     what = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
     return ok("Devices", f"{what}: {', '.join(gpus)}" if gpus else f"{what}: training on the CPU")
 
