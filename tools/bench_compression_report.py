@@ -65,9 +65,9 @@ def plot(kept: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     networks = [n for n in kept if "raw Horovod" in kept[n]["results"]]
-    wide = min(3, len(networks))
+    wide = min(2, len(networks))
     high = -(-len(networks) // wide)
-    figure, axes = plt.subplots(high, wide, figsize=(4.2 * wide, 5.5 * high), squeeze=False)
+    figure, axes = plt.subplots(high, wide, figsize=(6.5 * wide, 5 * high), squeeze=False)
     for axis in axes.flat[len(networks) :]:
         axis.set_axis_off()
     for axis, network in zip(axes.flat, networks, strict=False):
@@ -80,7 +80,11 @@ def plot(kept: dict, path: Path) -> None:
         axis.barh(names, speeds, color=colors)
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_xscale("log")
-        axis.set_title(network)
+        ticks = [t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20) if t < 1.1 * max(speeds)]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        rate, hosts, model = network.split(" x ")
+        axis.set_title(f"{rate}, {hosts} ranks, {model}")
         axis.set_xlabel("steps, times as fast as raw Horovod")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
