@@ -115,8 +115,15 @@ def to_whole(values: tf.Tensor) -> tf.Tensor:
 def sums_of_squares(units: tf.Tensor) -> tf.Tensor:
     """Returns the sum of the squares of each block's numbers: float32, shape `[rows, blocks]`.
 
+    Squares are summed as whole numbers, their high and their low bits apart, so that nothing of
+    them is lost and int32 holds the sums.
+
     Args:
         units: From -1 to 1, shape `[rows, blocks, block]`.
     """
-    one = whole_one(units.shape[2])
-    return tf.cast(tf.reduce_sum(to_whole(units * units * one), 2), tf.float32) / one
+    low_bits = min(15, 30 - math.ceil(math.log2(units.shape[2])))
+    whole = to_whole(units * units * 4.0**low_bits)
+    high = tf.reduce_sum(tf.bitwise.right_shift(whole, low_bits), 2)
+    low = tf.reduce_sum(tf.bitwise.bitwise_and(whole, 2**low_bits - 1), 2)
+    sums = tf.cast(high, tf.float32) * 2.0**low_bits + tf.cast(low, tf.float32)
+    return sums / 4.0**low_bits

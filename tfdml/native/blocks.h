@@ -121,16 +121,21 @@ inline float LargestOrNan(const float* values, int64_t count) {
   return bits < kInfinity ? BitsToFloat(bits) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Returns the sum of the squares of numbers from -1 to 1 times `largest`, as of those without it:
-// such numbers' squares neither vanish nor overflow.
+// Returns the sum of the squares of a block's numbers over `largest`: the same numbers as
+// `packing.sums_of_squares`.
 inline float SumOfSquares(const float* values, int64_t block, float largest) {
-  const float one = WholeOne(block);
-  int32_t sum = 0;
+  const int low_bits = std::min(15, 30 - static_cast<int>(std::ceil(std::log2(block))));
+  const float one = std::ldexp(1.0f, 2 * low_bits);
+  const int32_t mask = (1 << low_bits) - 1;
+  int32_t high = 0, low = 0;
   for (int64_t i = 0; i < block; ++i) {
     const float unit = largest == 0.0f ? 0.0f : values[i] / largest;
-    sum += static_cast<int32_t>(std::nearbyint(unit * unit * one));
+    const int32_t whole = static_cast<int32_t>(std::nearbyint(unit * unit * one));
+    high += whole >> low_bits;
+    low += whole & mask;
   }
-  return static_cast<float>(sum) / one;
+  const float sums = static_cast<float>(high) * std::ldexp(1.0f, low_bits) + static_cast<float>(low);
+  return sums / one;
 }
 
 // Packs codes of some bits into bytes: the first of each part of a block share a byte, and so on.
