@@ -15,8 +15,8 @@ def build_codecs(
 ) -> None:
     """Compile the codecs of compressed training for the installed TensorFlow.
 
-    On processors the codecs of blocks (all but `PowerSGD` and `RandomK`) and the choice of the
-    largest numbers then take less than half of the time, down to a tenth, and give the same bits.
+    On processors all codecs but `RandomK` and `PowerSGD` in turns then take less time, down to a
+    tenth, and send the same bits; only `PowerSGD`'s matrices are summed in another order.
     Without, or with GPUs, XLA compiles TensorFlow's own operations. `tfdml build-horovod` does this
     too; it takes half a minute and a C++ compiler. What is compiled is for processors with AVX2 and
     FMA, or 64-bit ARM (**untested**), and is kept within the installed package.

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import Step, SummableCompressor
+from tfdml.compression.error_feedback import State
 
 # Which part of a column must be new for it to count.
 _REDUNDANT = 1e-4
@@ -81,25 +82,36 @@ class PowerSGD(SummableCompressor):
         return [_matrix(g) @ s["q"] for g, s in zip(gradients, states, strict=True)], []
 
     def _send_right(self, gradients, states, kept, lefts):
-        lefts = [_orthogonal(left) for left in lefts]
+        lefts = [orthogonal(left) for left in lefts]
         return [_times(g, left) for g, left in zip(gradients, lefts, strict=True)], lefts
 
     def _product(self, gradients, states, lefts, rights):
         sums = [
-            tf.reshape(left @ right, g.shape)
+            tf.reshape(product(left, right), g.shape)
             for left, right, g in zip(lefts, rights, gradients, strict=True)
         ]
+        return sums, *self.after_rounds(states, rights)
+
+    def after_rounds(
+        self, states: Sequence[State], rights: Sequence[tf.Tensor]
+    ) -> tuple[list[State], list[tf.Tensor]]:
+        """Returns the next step's states, and what is finite where the products are.
+
+        Args:
+            states: This step's.
+            rights: The sums of the right-hand matrices: shape `[rank, columns]`.
+        """
         starts = [
             _next_start(tf.transpose(right), state["q"])
             for right, state in zip(rights, states, strict=True)
         ]
-        return sums, [{"q": start} for start in starts], self._bounds(rights)
+        return [{"q": start} for start in starts], self._bounds(rights)
 
     def _send_one(self, gradients, states):
         """Sends the left-hand matrices for given right-hand ones; in the next step the others."""
         right = tf.equal(states[0]["turn"], 1)
         bases = [
-            tf.cond(right, lambda s=s: _orthogonal(s["p"]), lambda s=s: _orthogonal(s["q"]))
+            tf.cond(right, lambda s=s: orthogonal(s["p"]), lambda s=s: orthogonal(s["q"]))
             for s in states
         ]
         sent = [
@@ -152,7 +164,18 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
     return rows, shape[-1]
 
 
-def _orthogonal(matrix: tf.Tensor) -> tf.Tensor:
+def product(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Returns the product of a thin matrix and a flat one: one sum after the other.
+
+    So that its bits do not depend on its shape, as those of a matrix product do.
+    """
+    total = left[:, :1] * right[:1]
+    for k in range(1, left.shape[1]):
+        total += left[:, k : k + 1] * right[k : k + 1]
+    return total
+
+
+def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
     """Returns orthonormal columns that span those of `matrix`, with zeros for what is redundant.
 
     By Gram and Schmidt, column by column and twice each: the ranks are small, and it gives the same

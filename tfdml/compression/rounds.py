@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import SummableCompressor
 from tfdml.compression.error_feedback import State
+from tfdml.compression.native_rounds import NativeRounds, all_finite, operations
 
 
 def sum_in_rounds(
@@ -49,7 +50,17 @@ def sum_in_rounds(
 def _stages(
     compressor: SummableCompressor, size: int
 ) -> tuple[Callable, Sequence[Callable], Callable]:
-    """Returns what is done before, between and after the rounds.
+    """Returns what is done before, between and after the rounds."""
+    if library := operations(compressor):
+        native = NativeRounds(library, compressor, size)
+        return native.begin, native.between, native.end
+    return compiled_stages(compressor, size)
+
+
+def compiled_stages(
+    compressor: SummableCompressor, size: int
+) -> tuple[Callable, Sequence[Callable], Callable]:
+    """Returns the stages in TensorFlow's operations.
 
     Compiled by XLA, so that numbers are read and written once, whatever is done to them: each stage
     as a whole where the compressor's steps can be, else what is around them.
@@ -75,9 +86,8 @@ def _stages(
         memories = [
             memory.update(v, s / size, m) for v, s, m in zip(values, sums, middles, strict=True)
         ]
-        finite = [tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds]
         sums = [tf.cast(s * scale, d) for s, d in zip(sums, dtypes, strict=True)]
-        return sums, tf.reduce_all(tf.stack(finite)), memories
+        return sums, all_finite(bounds, scale), memories
 
     @whole
     def begin(gradients, memories, states, scale, kept):

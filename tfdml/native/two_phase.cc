@@ -2,9 +2,6 @@
 // over the numbers: see compression/two_phase.py, whose stages these are. What they are given is
 // declared in two_phase_operations.cc.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <variant>
 
@@ -12,7 +9,7 @@
 #include "natural.h"
 #include "one_bit.h"
 #include "qsgd.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "tensors.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
@@ -30,8 +27,6 @@ using Codec = std::variant<std::monostate, Float16, BFloat16, Qsgd, Natural, Ter
 
 // What a number costs a thread, in cycles.
 constexpr int64_t kCyclesOfNumber = 2;
-// Bytes of which it is worth to ask for large pages.
-constexpr uintptr_t kLarge = uintptr_t{4} << 20;
 
 // What all three operations have in common: a codec, and rows of bytes.
 class Stage : public OpKernel {
@@ -122,40 +117,6 @@ Seed SeedOf(const Tensor& tensor) {
   return {static_cast<uint32_t>(seed(0)), static_cast<uint32_t>(seed(1))};
 }
 
-// Where tensors' numbers are.
-template <typename List>
-std::vector<const float*> Sources(const List& list) {
-  std::vector<const float*> sources;
-  for (int i = 0; i < list.size(); ++i) sources.push_back(list[i].template flat<float>().data());
-  return sources;
-}
-
-// Asks for large pages where memory is fresh: with small ones, the system's work for each page would
-// take longer than the codecs.
-float* OnLargePages(Tensor* tensor) {
-  float* data = tensor->flat<float>().data();
-#ifdef MADV_HUGEPAGE
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page * page;
-  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + tensor->TotalBytes();
-  if (end - begin >= kLarge) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-  return data;
-}
-
-// Allocates outputs of the shapes of some inputs.
-absl::Status Alike(OpKernelContext* context, const OpInputList& inputs, const char* name,
-                   std::vector<float*>* to) {
-  OpOutputList outputs;
-  TF_RETURN_IF_ERROR(context->output_list(name, &outputs));
-  for (int i = 0; i < inputs.size(); ++i) {
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(outputs.allocate(i, inputs[i].shape(), &output));
-    to->push_back(OnLargePages(output));
-  }
-  return absl::OkStatus();
-}
-
 class Encode : public Stage {
  public:
   explicit Encode(OpKernelConstruction* context) : Stage(context) {
@@ -172,14 +133,14 @@ class Encode : public Stage {
     Tensor* payload = nullptr;
     OP_REQUIRES_OK(context,
                    context->allocate_output("payload", TensorShape({rows_, row_bytes()}), &payload));
+    OP_REQUIRES_OK(context, CheckAlike(gradients, residuals));
+    const std::vector<const float*> gradient = Sources(gradients), residual = Sources(residuals);
     std::vector<float*> left;
-    OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
+    OP_REQUIRES_OK(context, InPlace(context, "gradients", "left", &left));
     std::vector<int64_t> sizes;
     for (int i = 0; i < gradients.size(); ++i) sizes.push_back(gradients[i].NumElements());
     const Bucket bucket(sizes);
     OP_REQUIRES_OK(context, Check(*payload, bucket.size()));
-    OP_REQUIRES_OK(context, CheckAlike(gradients, residuals));
-    const std::vector<const float*> gradient = Sources(gradients), residual = Sources(residuals);
     for (int64_t row = 0; row < rows_; ++row) Finish(RowOf(*payload, row));
     InParallel(context, rows_ * blocks_of_row(), [&](auto& codec, int64_t first, int64_t last) {
       std::vector<float> buffer(block());
@@ -202,30 +163,8 @@ class Encode : public Stage {
   }
 
  private:
-  static absl::Status CheckAlike(const OpInputList& gradients, const OpInputList& residuals) {
-    bool alike = residuals.size() == 0 || residuals.size() == gradients.size();
-    for (int i = 0; alike && i < residuals.size(); ++i) {
-      alike = residuals[i].NumElements() == gradients[i].NumElements();
-    }
-    return alike ? absl::OkStatus()
-                 : absl::InvalidArgumentError("`residuals` must be like `gradients`, or none.");
-  }
-
   // Zeros what a row is padded with.
   void Finish(Row row) const { std::memset(row.bytes + row_bytes() - 8, 0, 8); }
-
-  static void Compensate(const float* __restrict gradient, const float* __restrict residual,
-                         float scale, float kept, int64_t count, float* __restrict values) {
-    if (residual == nullptr) {
-      for (int64_t i = 0; i < count; ++i) values[i] = gradient[i] / scale;
-    } else if (scale == 1.0f) {
-      for (int64_t i = 0; i < count; ++i) values[i] = std::fma(residual[i], kept, gradient[i]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        values[i] = std::fma(residual[i], kept, gradient[i] / scale);
-      }
-    }
-  }
 
   int64_t rows_;
 };

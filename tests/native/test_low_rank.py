@@ -1,0 +1,171 @@
+"""The compiled stages of PowerSGD against TensorFlow's own."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.native.test_stages import SEED, assert_same, numbers, ones
+from tfdml import native
+from tfdml.collectives.echo import EchoCollective
+from tfdml.compression import QSGD, PowerSGD
+from tfdml.compression.native_rounds import NativeRounds, operations
+from tfdml.compression.rounds import compiled_stages, sum_in_rounds
+
+# More rows than are summed together; columns that are no multiple of what is multiplied at once.
+SHAPES = ((600, 53), (64, 40), (3, 3, 16, 29))
+
+
+def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
+    """Compares sums that are made in another order."""
+    for one, other in zip(ours, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("rank", [1, 2, 4, 7, 9])
+def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_bit(rank, size):
+    codec, rng = PowerSGD(rank), np.random.default_rng(rank)
+    library = NativeRounds(native.load(), codec, size)
+    begin, (between,), end = compiled_stages(codec, size)
+    for scale, kept in ((1.0, 1.0), (1024.0, 0.7), (3.0, 1.0)):
+        scale, kept = tf.constant(scale), tf.constant(kept)
+        gradients = [numbers(rng, shape) for shape in SHAPES]
+        memories = [{"residual": numbers(rng, shape)} for shape in SHAPES]
+        states = [codec.init(str(i), shape) for i, shape in enumerate(SHAPES)]
+        values, middles, lefts, nothing = begin(gradients, memories, states, scale, kept)
+        ours, no_middles, lefts_too, _ = library.begin(gradients, memories, states, scale, kept)
+        assert no_middles == [dict(m) for m in middles] == [{}] * len(SHAPES)
+        for one, other in zip(ours, values, strict=True):
+            assert_same(one, other)
+        close(lefts_too, lefts)
+        rights, used = between(values, states, nothing, lefts)
+        rights_too, used_too = library.between[0](values, states, nothing, lefts)
+        for one, other in zip(used_too, used, strict=True):
+            assert_same(one, other)
+        close(rights_too, rights)
+        dtypes = (tf.float32, tf.float16, tf.float64)
+        sums, finite, left, new = end(values, middles, states, used, rights, scale, dtypes)
+        sums_too, finite_too, left_too, new_too = library.end(
+            values, middles, states, used, rights, scale, dtypes
+        )
+        close([m["residual"] for m in left_too], [m["residual"] for m in left])
+        # What all processes must agree on.
+        agreed, agreed_too = [sums, finite, new], [sums_too, finite_too, new_too]
+        for one, other in zip(tf.nest.flatten(agreed_too), tf.nest.flatten(agreed), strict=True):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_told(bad):
+    gradient = np.ones((64, 64), "f4")
+    for value in (1.0, bad):
+        gradient[-1, -1] = value
+        _, finite, _, _ = summed([tf.constant(gradient)])
+        assert bool(finite) == np.isfinite(value)
+
+
+def summed(gradients, codec=None):
+    """Returns what sums of two processes alike give."""
+    codec = codec or PowerSGD(4)
+    return sum_in_rounds(
+        EchoCollective(2), codec, gradients, [{"residual": tf.zeros_like(g)} for g in gradients],
+        [codec.init("w", g.shape) for g in gradients], ones(), "w",
+    )  # fmt: skip
+
+
+def test_a_sum_uses_them_where_they_are(monkeypatch):
+    class Own(PowerSGD):
+        """A user's, of whose steps the operations know nothing."""
+
+    assert operations(PowerSGD()) is native.load()
+    assert operations(Own()) is operations(PowerSGD(alternate=True)) is None
+    monkeypatch.setattr(native, "usable", lambda: None)
+    assert operations(PowerSGD()) is None
+
+
+def test_in_a_graph_shapes_are_known():
+    known = []
+
+    @tf.function
+    def shapes(gradient):
+        values, lefts = native.load().tfdml_left(
+            [gradient], [gradient], [tf.zeros([29, 4])], scale=1.0, kept=1.0
+        )
+        rights = native.load().tfdml_right(values, lefts)
+        sums, left_out = native.load().tfdml_product(values, lefts, rights, scale=1.0, size=2)
+        known.extend(t.shape.as_list() for t in (*values, *lefts, *rights, *sums, *left_out))
+        return sums
+
+    shapes(tf.zeros([3, 3, 16, 29]))
+    whole = [3, 3, 16, 29]
+    assert known == [whole, [144, 4], [4, 29], whole, whole]
+
+
+def encoded(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+    """Returns what 8 bits leave out."""
+    _, left = native.load().tfdml_encode(
+        gradients=[gradient], residuals=[residual], scale=1.0, kept=1.0, seed=SEED, rows=1,
+        codec="qsgd", block=512, chunk=8192, row_bytes=QSGD().row_bytes(8192),
+    )  # fmt: skip
+    return left[0]
+
+
+def left_values(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+    """Returns a gradient and its residual."""
+    values, _ = native.load().tfdml_left(
+        [gradient], [residual], [tf.ones([64, 2])], scale=1.0, kept=1.0
+    )
+    return values[0]
+
+
+def product_residual(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+    """Returns what a product leaves out."""
+    _, left_out = native.load().tfdml_product(
+        [gradient], [residual[:, :2]], [residual[:2]], scale=1.0, size=2
+    )
+    return left_out[0]
+
+
+@pytest.mark.parametrize("operation", [encoded, left_values, product_residual])
+def test_memory_is_taken_over_only_where_nobody_else_needs_it(operation):
+    rng = np.random.default_rng(0)
+    start, residual = (tf.constant(rng.normal(size=(128, 64)).astype("f4")) for _ in range(2))
+    expected, doubled = operation(2 * start, residual), (2 * start).numpy()
+
+    @tf.function
+    def alone():
+        return operation(2 * tf.identity(start), residual)
+
+    @tf.function
+    def shared():
+        gradient = 2 * tf.identity(start)
+        result = operation(gradient, residual)
+        with tf.control_dependencies([result]):
+            return result, gradient + 0.0
+
+    variable = tf.Variable(doubled)
+    of_variable = tf.function(lambda: operation(variable.read_value(), residual))
+    assert_same(alone(), expected)
+    result, gradient = shared()
+    assert_same(result, expected)
+    np.testing.assert_array_equal(gradient, doubled)
+    assert_same(of_variable(), expected)
+    np.testing.assert_array_equal(variable, doubled)
+
+
+def test_what_would_read_beyond_the_end_is_refused():
+    library, matrix, start = native.load(), tf.zeros([8, 6]), tf.zeros([6, 2])
+    side, alike = "Thin matrices must have the gradients' sides", "`residuals` must be like"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=side):
+        library.tfdml_left([matrix], [matrix], [tf.zeros([5, 2])], 1.0, 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=alike):
+        library.tfdml_left([matrix], [matrix[1:]], [start], 1.0, 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not empty"):
+        library.tfdml_left([matrix[:0]], [matrix[:0]], [start], 1.0, 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=side):
+        library.tfdml_right([matrix], [tf.zeros([7, 2])])
+    right = tf.transpose(start)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=side):
+        library.tfdml_product([matrix], [tf.zeros([8, 2])], [right[:, 1:]], 1.0, size=2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the same rank"):
+        library.tfdml_product([matrix], [tf.zeros([8, 3])], [right], 1.0, size=2)
