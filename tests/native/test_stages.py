@@ -53,7 +53,7 @@ def assert_same(one: tf.Tensor, other: tf.Tensor) -> None:
 def test_all_stages_give_the_same_bits(codec, size):
     (encode, add, decode), compiled = both(codec, size)
     rng = np.random.default_rng(size)
-    for scale, kept in ((1.0, 1.0), (1024.0, 0.7), (3.0, 1.0)):
+    for scale, kept in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
         scale, kept = tf.constant(scale), tf.constant(kept)
         gradients = [numbers(rng, shape) for shape in SHAPES]
         states = [{"residual": numbers(rng, s)} if codec.biased else {} for s in SHAPES]
