@@ -108,10 +108,11 @@ def table(rows: list[list]) -> str:
     found: dict[tuple[str, str], list[float]] = {}
     for optimizer, codec, _, accuracy in rows:
         found.setdefault((optimizer, codec), []).append(accuracy)
-    lines = [f"| | {' | '.join(OPTIMIZERS)} | may lose |", "|---|" + "---|" * (len(OPTIMIZERS) + 1)]
+    optimizers = [name for name in OPTIMIZERS if (name, "none") in found]
+    lines = [f"| | {' | '.join(optimizers)} | may lose |", "|---|" + "---|" * (len(optimizers) + 1)]
     for codec, allowed in CODECS.items():
         cells = []
-        for optimizer in OPTIMIZERS:
+        for optimizer in optimizers:
             values = found.get((optimizer, codec))
             if values is None:
                 cells.append("not defined")
