@@ -1,18 +1,14 @@
 // The largest numbers of rows: exactly those, in one pass over the numbers.
 
 #include "blocks.h"
+#include "tensors.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
 namespace {
 
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::InferenceContext;
 
 // Numbers that are looked at, to guess a threshold, some of them side by side; and how many standard

@@ -14,6 +14,14 @@
 
 namespace tfdml {
 
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
 // Says of a loop that what it writes is what it has read at the same place, if anything.
 #ifdef __clang__
 #define TFDML_EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
@@ -34,7 +42,7 @@ std::vector<const float*> Sources(const List& list) {
 
 // Asks for large pages where memory is fresh: with small ones, the system's work for each page would
 // take longer than the codecs.
-inline float* OnLargePages(tensorflow::Tensor* tensor) {
+inline float* OnLargePages(Tensor* tensor) {
   float* data = tensor->flat<float>().data();
 #ifdef MADV_HUGEPAGE
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -46,13 +54,12 @@ inline float* OnLargePages(tensorflow::Tensor* tensor) {
 }
 
 // Allocates outputs of the shapes of some inputs.
-inline absl::Status Alike(tensorflow::OpKernelContext* context,
-                          const tensorflow::OpInputList& inputs, const char* name,
+inline absl::Status Alike(OpKernelContext* context, const OpInputList& inputs, const char* name,
                           std::vector<float*>* to) {
-  tensorflow::OpOutputList outputs;
+  OpOutputList outputs;
   TF_RETURN_IF_ERROR(context->output_list(name, &outputs));
   for (int i = 0; i < inputs.size(); ++i) {
-    tensorflow::Tensor* output = nullptr;
+    Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(outputs.allocate(i, inputs[i].shape(), &output));
     to->push_back(OnLargePages(output));
   }
@@ -61,13 +68,13 @@ inline absl::Status Alike(tensorflow::OpKernelContext* context,
 
 // Gives outputs of the shapes of some inputs the memory of those, where nobody else needs them:
 // fresh memory is dear, because the system zeros it.
-inline absl::Status InPlace(tensorflow::OpKernelContext* context, const char* input,
-                            const char* name, std::vector<float*>* to) {
+inline absl::Status InPlace(OpKernelContext* context, const char* input, const char* name,
+                            std::vector<float*>* to) {
   int from, from_end, out, out_end;
   TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &from, &from_end));
   TF_RETURN_IF_ERROR(context->op_kernel().OutputRange(name, &out, &out_end));
   for (int i = 0; i < out_end - out; ++i) {
-    tensorflow::Tensor* output = nullptr;
+    Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
         {from + i}, out + i, context->input(from + i).shape(), &output));
     to->push_back(OnLargePages(output));
@@ -76,8 +83,7 @@ inline absl::Status InPlace(tensorflow::OpKernelContext* context, const char* in
 }
 
 // Returns an error if residuals are there and are not of the gradients' sizes.
-inline absl::Status CheckAlike(const tensorflow::OpInputList& gradients,
-                               const tensorflow::OpInputList& residuals) {
+inline absl::Status CheckAlike(const OpInputList& gradients, const OpInputList& residuals) {
   bool alike = residuals.size() == 0 || residuals.size() == gradients.size();
   for (int i = 0; alike && i < residuals.size(); ++i) {
     alike = residuals[i].NumElements() == gradients[i].NumElements();

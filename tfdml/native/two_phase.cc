@@ -15,14 +15,6 @@
 namespace tfdml {
 namespace {
 
-using ::tensorflow::OpInputList;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::OpOutputList;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
-
 using Codec = std::variant<std::monostate, Float16, BFloat16, Qsgd, Natural, TernGrad, OneBit>;
 
 // What a number costs a thread, in cycles.
