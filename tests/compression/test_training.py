@@ -5,6 +5,7 @@ import pytest
 
 from tests.compression import training_cases as cases
 from tests.strategies.compare import assert_close, assert_same_bits
+from tfdml import compression
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,15 @@ def test_with_devices_and_with_accumulation(ranks, options):
     )
     assert_same_bits(results)
     np.testing.assert_allclose(results[0]["history"]["loss"], plain["history"]["loss"], rtol=0.05)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_momentum_before_the_exchange_is_that_of_embeddings_too(ranks, devices):
+    (plain,) = ranks(1).run(cases.embed, None)
+    everything = compression.DeepGradientCompression(1.0, masking=False)
+    results = ranks(2).run(cases.embed, everything, devices)
+    assert_same_bits(results)
+    assert_close(plain["weights"], results[0]["weights"], rtol=1e-4, atol=1e-5, where="")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,29 @@ def train(
     return outcome(model, history)
 
 
+def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
+    """Trains a model whose embedding has sparse gradients."""
+    x, y = data(33)
+    strategy = job.strategy(devices, compression=compressor)
+    with strategy.scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Embedding(40, 16),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(5),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    rows = np.abs(x * 1000).astype("int32") % 40
+    return outcome(model, model.fit(rows, y, batch_size=8, epochs=2, verbose=0))
+
+
 def _with_overflow(strategy, model, x, y, at: int) -> dict:
     """Returns what is kept before and after a step in which the last row overflows."""
     for step in range(at + 1):

@@ -59,23 +59,20 @@ def _as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 def _sum(
     collective: Collective, own: tf.IndexedSlices, rows: tf.Tensor, name: str
 ) -> tf.IndexedSlices:
+    def gathered() -> tuple[tf.Tensor, tf.Tensor]:
+        return (
+            collective.all_gather(own.values, f"{name}_values"),
+            collective.all_gather(own.indices, f"{name}_indices"),
+        )
+
+    def summed() -> tuple[tf.Tensor, tf.Tensor]:
+        (total,) = collective.all_reduce([tf.convert_to_tensor(own)], f"{name}_whole")
+        return total, tf.range(tf.cast(table, own.indices.dtype))
+
     width = own.values.shape[1:].num_elements()
     if own.dense_shape is None or width is None:
-        return _gathered(collective, own, name)
+        return tf.IndexedSlices(*gathered(), own.dense_shape)
     table = tf.cast(own.dense_shape[0], tf.int64)
-
-    def summed() -> tf.IndexedSlices:
-        (total,) = collective.all_reduce([tf.convert_to_tensor(own)], f"{name}_whole")
-        indices = tf.range(tf.cast(table, own.indices.dtype))
-        return tf.IndexedSlices(total, indices, own.dense_shape)
-
     fewer = is_sparse_fewer(rows, width * own.values.dtype.size, table)
-    return tf.cond(fewer, lambda: _gathered(collective, own, name), summed)
-
-
-def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-    return tf.IndexedSlices(
-        collective.all_gather(own.values, f"{name}_values"),
-        collective.all_gather(own.indices, f"{name}_indices"),
-        own.dense_shape,
-    )
+    # The shape stays outside of the branches, which would make it unknown.
+    return tf.IndexedSlices(*tf.cond(fewer, gathered, summed), own.dense_shape)

@@ -42,8 +42,9 @@ std::vector<const float*> Sources(const List& list) {
 
 // Asks for large pages where memory is fresh: with small ones, the system's work for each page would
 // take longer than the codecs.
-inline float* OnLargePages(Tensor* tensor) {
-  float* data = tensor->flat<float>().data();
+template <typename T = float>
+T* OnLargePages(Tensor* tensor) {
+  T* data = tensor->flat<T>().data();
 #ifdef MADV_HUGEPAGE
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page * page;

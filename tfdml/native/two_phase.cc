@@ -125,6 +125,7 @@ class Encode : public Stage {
     Tensor* payload = nullptr;
     OP_REQUIRES_OK(context,
                    context->allocate_output("payload", TensorShape({rows_, row_bytes()}), &payload));
+    OnLargePages<uint8_t>(payload);
     OP_REQUIRES_OK(context, CheckAlike(gradients, residuals));
     const std::vector<const float*> gradient = Sources(gradients), residual = Sources(residuals);
     std::vector<float*> left;
@@ -174,6 +175,7 @@ class Add : public Stage {
     Tensor* encoded = nullptr;
     OP_REQUIRES_OK(context,
                    context->allocate_output("encoded", TensorShape({1, row_bytes()}), &encoded));
+    OnLargePages<uint8_t>(encoded);
     std::vector<float*> left;
     OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
     const std::vector<const float*> residual = Sources(residuals);

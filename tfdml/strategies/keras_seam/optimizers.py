@@ -34,7 +34,9 @@ def _apply(original: Callable) -> Callable:
             if not accumulator.updates:
                 return accumulator.keep(grads, variables)
             grads = accumulator.take(grads, variables)
-        names = [v.path for v in (inner._trainable_variables if variables is None else variables)]
+        summed = inner._trainable_variables if variables is None else variables
+        grads = [_of_known_shape(g, v) for g, v in zip(grads, summed, strict=True)]
+        names = [v.path for v in summed]
         rates = functools.partial(_rates, self, inner)
         if extended.compressor is not None:
             extended.compressor.check_optimizer(inner)
@@ -51,6 +53,14 @@ def _apply(original: Callable) -> Callable:
             accumulator.restart(before)
 
     return apply
+
+
+def _of_known_shape(gradient: Any, variable: keras.Variable) -> Any:
+    """Returns a sparse gradient with its shape, which in a graph is not known of an embedding's."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.constant(tuple(variable.shape), tf.int64)
+    return tf.IndexedSlices(gradient.values, gradient.indices, shape)
 
 
 def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | None, tf.Tensor]:
