@@ -2,9 +2,10 @@
 
     .venv/bin/python tools/bench_compression_accuracy.py
 
-Every codec by its name, so with its documented defaults; three optimizers, three seeds; the same
+Every codec by its name, so with its documented defaults; several optimizers, three seeds; the same
 steps in one job of 2 processes. Each run is noted in a file, and not run again: the table may be
-made in parts. Remove the file where a codec, the recipe or the numbers here have changed.
+made in parts (`--only`, for optimizers or codecs). Remove the file where a codec, the recipe or the
+numbers here have changed.
 """
 
 import itertools
@@ -46,6 +47,7 @@ CODECS = {
 OPTIMIZERS: dict[str, Callable[[LearningRate], keras.Optimizer]] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate(0.3)),
     "SGD, momentum 0.9": lambda rate: keras.optimizers.SGD(rate(0.05), momentum=0.9),
+    "SGD, Nesterov 0.9": lambda rate: keras.optimizers.SGD(rate(0.05), momentum=0.9, nesterov=True),
     "Adam": lambda rate: keras.optimizers.Adam(rate(0.004)),
 }
 MOMENTUM = "SGD, momentum 0.9"
@@ -84,16 +86,18 @@ def trained(
 
 
 def fits(optimizer: str, codec: str) -> bool:
-    """Returns whether a codec is defined for an optimizer: DGC's momentum is that of its SGD."""
+    """Returns whether a codec, as its name makes it, is defined for an optimizer: DGC for one."""
     return codec != "dgc" or optimizer == MOMENTUM
 
 
-def in_rank() -> None:
+def in_rank(only: list[str]) -> None:
     """Trains in this rank; rank 0 notes the final accuracies."""
     rows = noted(NOTED)
     chief = tfdml.HorovodStrategy().is_chief
     done = [tuple(row[:3]) for row in rows]
-    for optimizer, codec, seed in itertools.product(OPTIMIZERS, CODECS, SEEDS):
+    optimizers = [name for name in OPTIMIZERS if name in only] or OPTIMIZERS
+    codecs = [name for name in CODECS if name in only] or CODECS
+    for optimizer, codec, seed in itertools.product(optimizers, codecs, SEEDS):
         if (optimizer, codec, seed) in done or not fits(optimizer, codec):
             continue
         rows.append([optimizer, codec, seed, trained(optimizer, codec, seed)["val_accuracy"][-1]])
@@ -115,7 +119,7 @@ def table(rows: list[list]) -> str:
         for optimizer in optimizers:
             values = found.get((optimizer, codec))
             if values is None:
-                cells.append("not defined")
+                cells.append("not measured" if fits(optimizer, codec) else "not defined")
                 continue
             base = statistics.mean(found[optimizer, "none"])
             lost = 100 * (statistics.mean(values) - base)
@@ -127,12 +131,17 @@ def table(rows: list[list]) -> str:
 
 
 def main(
+    only: Annotated[list[str] | None, typer.Option(help="Optimizers or codecs, by name.")] = None,
     rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
 ) -> None:
-    """Prints the table."""
+    """Prints the table of all that has been measured, and now is."""
     if rank:
-        return in_rank()
-    result = run_job(__file__, "--rank", timeout=3 * 3600)
+        return in_rank(only or [])
+    names = [*OPTIMIZERS, *CODECS]
+    if unknown := set(only or []) - set(names):
+        raise typer.BadParameter(f"`--only` must be of {', '.join(names)}. Received: {unknown}.")
+    chosen = [part for name in only or [] for part in ("--only", name)]
+    result = run_job(__file__, "--rank", *chosen, timeout=3 * 3600)
     print(f"{result['data']}, {IMAGES:,} images, {STEPS} steps. Measured with {conditions()}.\n")
     print(table(result["rows"]))
 
