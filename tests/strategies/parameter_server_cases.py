@@ -327,11 +327,18 @@ def staleness(bound: int | None) -> list[float]:
 
 
 class CountsUpdates(keras.Model):
-    """A model whose step returns how many updates others made in its middle."""
+    """A model whose step returns how many updates others made in its middle.
+
+    The middle takes some 30 ms, so that two workers' steps lie beside each other.
+    """
 
     def train_step(self, data):
         before = self.optimizer.iterations.value.read_value()
         with tf.control_dependencies([before]):
+            square = tf.random.uniform([400, 400])
+            for _ in range(20):
+                square = tf.matmul(square, square) / 400.0
+        with tf.control_dependencies([square]):
             logs = super().train_step(data)
         with tf.control_dependencies(tf.nest.flatten(logs)):
             after = self.optimizer.iterations.value.read_value()
