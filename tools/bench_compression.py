@@ -70,7 +70,7 @@ def run(python: Path | str, script: str, *arguments: str, hosts: int, rate: str,
     return json.loads(done.stdout.split("RESULT ", 1)[1].splitlines()[0])
 
 
-def measure(rate: str, hosts: int, only: list[str], model: str) -> Iterator[dict]:
+def measure(rate: str, hosts: int, only: list[str], model: str, xla: bool) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
     network = {"hosts": hosts, "rate": rate}
@@ -81,10 +81,11 @@ def measure(rate: str, hosts: int, only: list[str], model: str) -> Iterator[dict
     script = "bench_compression_rank.py"
     if names := wanted(HOROVOD):
         options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
+        options += ["--xla"] if xla else []
         yield run(sys.executable, script, names, bits, *options, job="horovod", **network)
     if model != "mlp":
         return
-    if names := wanted(["MultiWorkerMirrored RING"]):
+    if not xla and (names := wanted(["MultiWorkerMirrored RING"])):
         yield run(sys.executable, script, names, bits, job="multi-worker", **network)
     if (names := wanted(DDP)) and (python := torch_python()):
         yield run(python, "bench_compression_torch.py", names, bits, job="none", **network)
@@ -97,6 +98,9 @@ def main(
     model: Annotated[
         str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
     ] = "mlp",
+    xla: Annotated[
+        bool, typer.Option("--xla", help="XLA compiles TensorFlow's part before the exchange.")
+    ] = False,
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
@@ -107,12 +111,13 @@ def main(
     if rate not in RATES:
         raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
     results = {}
-    for part in measure(rate, hosts, only or [], model):
+    for part in measure(rate, hosts, only or [], model, xla):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
             kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            network, now = f"{rate or 'unshaped'} x {hosts} x {model}", conditions()
+            network = f"{rate or 'unshaped'} x {hosts} x {model}{' x XLA' if xla else ''}"
+            now = conditions()
             before = kept.get(network, {})
             # What was measured of it on the same day, with the same versions, stays.
             same = before["results"] if before.get("conditions") == now else {}

@@ -59,12 +59,12 @@ def loss() -> keras.losses.Loss:
 
 
 def ours(
-    network: str, strategy: tf.distribute.Strategy, steps: int, warm_up: int
+    network: str, strategy: tf.distribute.Strategy, steps: int, warm_up: int, xla: bool
 ) -> dict[str, float]:
     """Times steps of `fit` in a strategy's scope."""
     with strategy.scope():
         model = NETWORKS[network][0]()
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss())
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss(), jit_compile=xla)
     clock = Clock()
     ticks = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: clock.start(),
@@ -77,7 +77,7 @@ def ours(
     return clock.summary()
 
 
-def raw_horovod(network: str, fp16: bool | None, steps: int) -> dict[str, float]:
+def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[str, float]:
     """Times steps of a hand-written loop over Horovod; of no exchange at all for None."""
     import horovod.tensorflow as hvd
 
@@ -89,11 +89,15 @@ def raw_horovod(network: str, fp16: bool | None, steps: int) -> dict[str, float]
     x, y = (tf.constant(a[:rows]) for a in data(network, 1))
     method = hvd.Compression.fp16 if fp16 else hvd.Compression.none
 
-    @tf.function
-    def step() -> None:
+    @tf.function(jit_compile=xla)
+    def backward() -> list:
         with tf.GradientTape() as tape:
             value = loss_function(y, model(x, training=True))
-        gradients = tape.gradient(value, model.trainable_variables)
+        return tape.gradient(value, model.trainable_variables)
+
+    @tf.function
+    def step() -> None:
+        gradients = backward()
         if fp16 is not None:
             dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
             small = [method.compress(gradients[i]) for i in dense]
@@ -166,6 +170,7 @@ def main(
     hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
     exchanges: bool = False,
     network: str = "mlp",
+    xla: bool = False,
 ) -> None:
     """Times candidates, separated by semicolons; rank 0 prints what came out."""
     results = {}
@@ -180,12 +185,12 @@ def main(
                 strategy = tfdml.HorovodStrategy(compression=OURS[name]())
                 # What chooses must have chosen.
                 warm_up = 35 if name == AUTO else WARM_UP
-                results[name] = ours(network, strategy, steps + 1, warm_up)
+                results[name] = ours(network, strategy, steps + 1, warm_up, xla)
                 if exchanges and name != AUTO:
                     results[name]["exchange"] = exchange(network, OURS[name](), steps)["median"]
             else:
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
-                results[name] = raw_horovod(network, fp16, steps)
+                results[name] = raw_horovod(network, fp16, steps, xla)
             if host == 0:
                 print(name, results[name], file=sys.stderr, flush=True)
     if host == 0:

@@ -83,8 +83,8 @@ def plot(kept: dict, path: Path) -> None:
         ticks = [t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20) if t < 1.1 * max(speeds)]
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
-        rate, hosts, model = network.split(" x ")
-        axis.set_title(f"{rate}, {hosts} ranks, {model}")
+        rate, hosts, *model = network.split(" x ")
+        axis.set_title(f"{rate}, {hosts} ranks, {', '.join(model)}")
         axis.set_xlabel("steps, times as fast as raw Horovod")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
@@ -95,7 +95,8 @@ def write_report(kept: dict, path: Path) -> None:
     parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
     parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
     for network, run in kept.items():
-        rate, hosts, model = network.split(" x ")
+        rate, hosts, model, *compiled = network.split(" x ")
+        by_xla = ", TensorFlow's compiled by XLA" if compiled else ""
         torch = run["results"].get("versions", {}).get("torch")
         with_torch = f", torch {torch}" if torch else ""
         idle = run["results"].get("idle")
@@ -104,7 +105,7 @@ def write_report(kept: dict, path: Path) -> None:
             heartbeat = idle["bytes_per_second"] / 1e3
             alone = f" Horovod sends {heartbeat:.0f} KB a second while nothing is exchanged."
         parts.append(
-            f"## {rate}, {hosts} ranks, {MODELS[model]}\n\n"
+            f"## {rate}, {hosts} ranks, {MODELS[model]}{by_xla}\n\n"
             f"Measured with {run['conditions']}{with_torch}.{alone}\n\n"
             f"{table(rows(run['results'], int(hosts), model))}"
         )

@@ -44,27 +44,16 @@ def policy(name: str) -> dict:
     return fitted(model, x, y, rows=12)
 
 
-def jit_compiled() -> None:
-    """`jit_compile=True`, which must be refused before the first step."""
-    x, y = data(12)
-    compiled(job.strategy(), jit_compile=True).fit(x, y, verbose=0)
-
-
-def jit_compiled_is_refused(method: str) -> dict:
-    """Whether a method refuses `jit_compile=True` where there are several processes."""
+def distributed_data_are_refused(method: str) -> dict:
+    """Whether a method refuses data that are distributed already."""
     strategy = job.strategy()
-    x, y = data(12)
     model = compiled(strategy)
-    model.train_on_batch(x, y)
-    model.jit_compile = strategy.size > 1
-    model.train_function = model.test_function = model.predict_function = None
+    batches = tf.data.Dataset.from_tensor_slices(data(12)).batch(4)
     try:
-        getattr(model, method)(x, **({} if method == "predict" else {"y": y}), verbose=0)
-        refused = strategy.size == 1  # There it need not be.
-    except ValueError as error:
-        refused = "`jit_compile` must not be True" in str(error)
-    except tf.errors.OpError:
+        getattr(model, method)(strategy.experimental_distribute_dataset(batches), verbose=0)
         refused = False
+    except ValueError as error:
+        refused = "`x` must be a dataset of global batches" in str(error)
     return {"weights": [], "refused": np.array(refused)}
 
 

@@ -150,13 +150,6 @@ def test_rank_0_writes_alone(ranks, tmp_path):
     assert other == []
 
 
-def test_jit_compile_is_refused(ranks):
-    with pytest.raises(RankFailure) as failure:
-        ranks(2).run(fit_cases.jit_compiled)
-    assert sorted(failure.value.errors) == [0, 1]
-    assert "`jit_compile` must not be True" in failure.value.errors[1]
-
-
 def test_a_saved_model_needs_no_tfdml(ranks, tmp_path):
     path = str(tmp_path / "model.keras")
     expected, *_ = ranks(2).run(fit_cases.saved, path)

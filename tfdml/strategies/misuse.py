@@ -22,21 +22,13 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
 
     Raises:
         ValueError: If the optimizer or a callback is Horovod's, the optimizer or weights were made
-            outside the scope, the data are distributed already, or the step is to be compiled by
-            XLA.
+            outside the scope, or the data are distributed already.
     """
     if isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
         raise ValueError(
             "`x` must be a dataset of global batches; Keras and the strategy distribute it. "
             "Received: the result of `experimental_distribute_dataset` or "
             "`distribute_datasets_from_function`. Pass the dataset itself."
-        )
-    if getattr(model, "jit_compile", False) and collective.size > 1:
-        raise ValueError(
-            "`jit_compile` must not be True, because XLA cannot hold the exchange between "
-            f"processes inside a compiled step. Received: jit_compile=True on {collective.size} "
-            "processes. Leave it out of `compile`, or wrap single layers in "
-            "`tf.function(jit_compile=True)`."
         )
     for weight in model.weights:
         if not isinstance(weight.value, tf.distribute.DistributedValues):

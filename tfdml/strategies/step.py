@@ -24,12 +24,13 @@ class GlobalStep:
 
     Args:
         model: The Keras model.
-        name: What the step's exchanges are called.
+        replica_step: What each replica does with its rows; the step's exchanges have its name.
     """
 
-    def __init__(self, model: keras.Model, name: str):
+    def __init__(self, model: keras.Model, replica_step: Callable):
         self.model = model
-        self.name = name
+        self.name = replica_step.__name__
+        self._replica_step = replica_step
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -42,10 +43,11 @@ class GlobalStep:
     # What gathers gradients over several steps, where the optimizer does.
     _accumulator: Accumulator | None = None
 
-    def _run(self, fn: Callable, portion: Portion) -> list:
-        """Runs `fn(share's rows)` on each replica; returns its results, one a local replica."""
+    def _run(self, portion: Portion) -> list:
+        """Runs the step on each replica's rows; returns the results, one a local replica."""
+        rows = self._extended.replica_values(portion.parts)
         with self._extended.working_on(portion.shares, self._accumulator):
-            outputs = self._strategy.run(fn, args=(self._extended.replica_values(portion.parts),))
+            outputs = self._strategy.run(self._replica_step, args=(rows,))
         local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
 
@@ -59,8 +61,7 @@ class MetricStep(GlobalStep):
     """
 
     def __init__(self, model: keras.Model, replica_step: Callable):
-        super().__init__(model, replica_step.__name__)
-        self._replica_step = replica_step
+        super().__init__(model, replica_step)
         self._metric_variables()
         if self.name == "train_step" and accumulation_steps(model):
             inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -93,9 +94,9 @@ class MetricStep(GlobalStep):
         portion = self._extended.portion_of(batch)
         shares = portion.shares
         if self._accumulator is None:
-            outputs = self._run(self._replica_step, portion)
+            outputs = self._run(portion)
         else:
-            outputs = self._accumulator.branch(lambda: self._run(self._replica_step, portion))
+            outputs = self._accumulator.branch(lambda: self._run(portion))
         collective = self._extended.collective
         parts = [*metrics.contributions(shares), *layers.contributions(shares)]
         slots = [digest_slots(portion.digest, collective), *(o.slots() for o in observers)]
@@ -137,7 +138,7 @@ class PredictStep(GlobalStep):
         portion = self._extended.portion_of(batch)
         slots = digest_slots(portion.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
-        outputs = self._run(self.model.predict_step, portion)
+        outputs = self._run(portion)
         for output in tf.nest.flatten(outputs):
             if not tf.is_tensor(output) or isinstance(output, tf.RaggedTensor | tf.SparseTensor):
                 raise ValueError(

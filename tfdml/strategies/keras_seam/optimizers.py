@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdml.strategies.keras_seam.compiled import hold_back
 from tfdml.strategies.keras_seam.current import current_extended, current_replicas, extended_of
 
 
@@ -21,6 +22,8 @@ def _apply(original: Callable) -> Callable:
         inner = getattr(self, "inner_optimizer", self)
         if extended is None or getattr(self, "_tfdml_gets_sums", False):
             return original(self, grads, trainable_variables)
+        if hold_back(self, grads, trainable_variables):
+            return None
         grads, variables = list(grads), trainable_variables
         accumulator = extended.accumulator
         if inner.gradient_accumulation_steps:

@@ -15,7 +15,7 @@ callback of `fit` resumes it (see `resuming`).
 | `_enumerate_iterator` | where a `fit` goes on, steps begin later; see `data_position` |
 | `_get_metrics_result_or_logs` | the same: an epoch may have had its last step before |
 | `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |
-| `_make_function` | a step is a `MetricStep` on a global batch |
+| `_make_function` | a step is a `MetricStep` on a global batch; XLA: see `compiled` |
 | `make_predict_function` | a step is a `PredictStep` on a global batch |
 | `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes; own rows only are read |
 | `Optimizer.apply`, `LossScaleOptimizer.apply` | gradients are summed first: before the check for |

@@ -20,6 +20,7 @@ from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
+from tfdml.strategies.keras_seam.compiled import compiled, not_as_a_whole
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.step import MetricStep, PredictStep
@@ -155,10 +156,13 @@ def _make_function(original: Callable) -> Callable:
         if extended_of(self._distribute_strategy) is None:
             return original(self, step_function)
         extended, name = extended_of(self._distribute_strategy), step_function.__name__
-        if replicas_of(self) is not None:
-            # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
-            step_function = MetricStep(self, step_function)
-        function = original(self, step_function)
+        if replicas_of(self) is None:
+            function = original(self, step_function)
+        else:
+            replica_step = compiled(self, step_function) if self.jit_compile else step_function
+            with not_as_a_whole(self):
+                # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
+                function = original(self, MetricStep(self, replica_step))
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
@@ -177,7 +181,8 @@ def _make_predict_function(original: Callable) -> Callable:
     def make_predict_function(self, force=False):
         if replicas_of(self) is None or (self.predict_function is not None and not force):
             return original(self, force)
-        step = PredictStep(self, "predict_step")
+        own_step = self.predict_step
+        step = PredictStep(self, compiled(self, own_step) if self.jit_compile else own_step)
 
         def predict_function(data: list) -> Any:
             outputs = [self.distribute_strategy.run(step, args=(batch,)) for batch in data]

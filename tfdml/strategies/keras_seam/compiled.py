@@ -1,0 +1,112 @@
+"""`jit_compile=True`: XLA compiles a replica's step up to its update, which follows the exchange.
+
+XLA cannot hold an exchange between processes. So the gradients leave what it compiles, are summed
+there, and the optimizer's own operations make the update. What a step returns, and its metrics, are
+computed before the update, as in Keras's own step.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class Update(NamedTuple):
+    """A call of an optimizer's `apply`, to be made behind the compiled part."""
+
+    optimizer: keras.Optimizer
+    gradients: list
+    variables: list | None
+
+
+# The updates of the step that is being compiled. Each replica has a thread of its own.
+_held_back: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar(
+    "_held_back", default=None
+)
+
+
+@contextlib.contextmanager
+def _holding_back() -> Iterator[list[Update]]:
+    updates: list[Update] = []
+    token = _held_back.set(updates)
+    try:
+        yield updates
+    finally:
+        _held_back.reset(token)
+
+
+def hold_back(optimizer: keras.Optimizer, gradients: list, variables: list | None) -> bool:
+    """Notes an update for later, and returns True, where a step is being compiled."""
+    updates = _held_back.get()
+    if updates is None:
+        return False
+    updates.append(Update(optimizer, list(gradients), variables))
+    return True
+
+
+def compiled(model: keras.Model, step: Callable) -> Callable:
+    """Returns a replica's step of which XLA compiles all but the update.
+
+    Args:
+        model: The Keras model.
+        step: Its `train_step`, `test_step` or `predict_step`.
+
+    Raises:
+        ValueError: If it is a `train_step` that is not Keras's.
+    """
+    if step.__name__ == "train_step" and type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            "`jit_compile` must not be True for a model with a `train_step` of its own, because "
+            "XLA compiles what comes before the update, and what such a step does with new weights "
+            "it would do with old ones. Received: jit_compile=True, and "
+            f"{type(model).__name__}.train_step. Leave it out of `compile`."
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(step)
+    def step_with_update(data: Any) -> Any:
+        updates: list[Update] = []
+
+        # Made anew with each graph: what it takes from that, like the replica's share, is of it.
+        @tf.function(jit_compile=True, autograph=False)
+        def before_the_update(data: Any) -> tuple[Any, list[list]]:
+            with _holding_back() as found:
+                outputs = step(data)
+            updates[:] = found
+            return outputs, [update.gradients for update in found]
+
+        outputs, gradients = _without_exchange(before_the_update, data)
+        for update, own in zip(updates, gradients, strict=True):
+            update.optimizer.apply(own, update.variables)
+        return outputs
+
+    return step_with_update
+
+
+def _without_exchange(function: Callable, data: Any) -> Any:
+    """Calls `function`, and says so if replicas exchange something in it."""
+    try:
+        return function(data)
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise ValueError(
+            "`jit_compile` must not be True for a model whose replicas exchange something in the "
+            "middle of a step, like `BatchNormalization(synchronized=True)`, or a loss's mask "
+            "whose entries are counted: XLA cannot hold the exchange. Received: "
+            "jit_compile=True. Leave it out of `compile`."
+        ) from error
+
+
+@contextlib.contextmanager
+def not_as_a_whole(model: keras.Model) -> Iterator[None]:
+    """While this is entered, Keras makes functions that XLA does not compile."""
+    before, model.jit_compile = model.jit_compile, False
+    try:
+        yield
+    finally:
+        model.jit_compile = before
