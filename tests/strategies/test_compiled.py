@@ -12,7 +12,7 @@ from tests.strategies.compiled_cases import by_xla
     ("case", "args"),
     [
         # The last batch has one row: one rank computes, the others' shares are padded.
-        (cases.fit_arrays, (33, 16)),
+        (cases.fit_arrays, (33, 16, 3, "dense", 1, {"steps_per_execution": 2})),
         pytest.param(cases.fit_arrays, (49, 16, 2, "convolutional"), marks=pytest.mark.slow),
         pytest.param(cases.fit_arrays, (49, 16, 2, "subclassed"), marks=pytest.mark.slow),
         pytest.param(cases.fit_dataset, ("weighted",), marks=pytest.mark.slow),
@@ -46,6 +46,10 @@ def test_several_devices_give_what_is_not_compiled(ranks):
 def test_what_is_compiled(ranks):
     for found in ranks(2).run(compiled_cases.what_xla_compiles):
         assert found == ["train, True: True", "test, True: True", "predict, True: True"]
+
+
+def test_what_layers_keep(ranks):
+    assert_same_bits(ranks(2).run(by_xla, cases.fit_arrays, 49, 16, 2, "stateful"))
 
 
 @pytest.mark.parametrize("name", ["int8", "powersgd"])
