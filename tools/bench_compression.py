@@ -31,7 +31,8 @@ TORCH = ROOT / ".venv-torch"
 # In the order of preference: without what only GPUs need.
 TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
-HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *BITS, *RANKS, AUTO]
+OURS = [*BITS, *RANKS]
+HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *OURS, AUTO]
 DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 
@@ -70,7 +71,9 @@ def run(python: Path | str, script: str, *arguments: str, hosts: int, rate: str,
     return json.loads(done.stdout.split("RESULT ", 1)[1].splitlines()[0])
 
 
-def measure(rate: str, hosts: int, only: list[str], model: str, xla: bool) -> Iterator[dict]:
+def measure(
+    rate: str, hosts: int, only: list[str], model: str, xla: bool, exchanges: bool
+) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
     network = {"hosts": hosts, "rate": rate}
@@ -79,6 +82,10 @@ def measure(rate: str, hosts: int, only: list[str], model: str, xla: bool) -> It
         return ";".join(name for name in names if not only or name in only)
 
     script = "bench_compression_rank.py"
+    if exchanges:
+        options = ["--network", model, "--exchanges", "--no-steps-too"]
+        yield run(sys.executable, script, wanted(OURS), bits, *options, job="horovod", **network)
+        return
     if names := wanted(HOROVOD):
         options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
         options += ["--xla"] if xla else []
@@ -101,6 +108,9 @@ def main(
     xla: Annotated[
         bool, typer.Option("--xla", help="XLA compiles TensorFlow's part before the exchange.")
     ] = False,
+    exchanges: Annotated[
+        bool, typer.Option("--exchanges", help="Only our exchanges alone, without steps.")
+    ] = False,
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
@@ -111,7 +121,7 @@ def main(
     if rate not in RATES:
         raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
     results = {}
-    for part in measure(rate, hosts, only or [], model, xla):
+    for part in measure(rate, hosts, only or [], model, xla, exchanges):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
@@ -121,7 +131,10 @@ def main(
             before = kept.get(network, {})
             # What was measured of it on the same day, with the same versions, stays.
             same = before["results"] if before.get("conditions") == now else {}
-            kept[network] = {"conditions": now, "results": {**same, **results}}
+            merged = {
+                n: same.get(n, {}) | r if isinstance(r, dict) else r for n, r in results.items()
+            }
+            kept[network] = {"conditions": now, "results": same | merged}
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 

@@ -10,6 +10,8 @@ GLOBAL_BATCH = 32
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * CLASSES + CLASSES
 # Seconds that a candidate's steps may take together, and the fewest and most of them.
 BUDGET, FEWEST, MOST = 20.0, 3, 20
+# Steps before those.
+WARM_UP = 2
 # Bits of a matrix's number on the wire, scales included, by the name of what compresses it. What
 # is smaller than 1,024 numbers or one-dimensional goes as it is.
 BITS = {

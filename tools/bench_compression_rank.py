@@ -12,11 +12,13 @@ import tensorflow as tf
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_compression_exchange import exchange
 from bench_compression_model import (
     AUTO,
     CLASSES,
     GLOBAL_BATCH,
     LAYERS,
+    WARM_UP,
     WIDTH,
     Clock,
     sent_bytes,
@@ -50,7 +52,6 @@ OURS: dict[str, Callable[[], compression.Compressor | None]] = {
     "powersgd 4 in turns": lambda: compression.PowerSGD(4, alternate=True),
     AUTO: compression.Auto,
 }
-WARM_UP = 2
 
 
 def loss() -> keras.losses.Loss:
@@ -125,35 +126,6 @@ def idle(seconds: float = 3.0) -> dict[str, float]:
     return {"bytes_per_second": (sent_bytes() - before) / seconds}
 
 
-def exchange(
-    network: str, compressor: compression.Compressor | None, steps: int
-) -> dict[str, float]:
-    """Times the exchange of the gradients alone, encoding and decoding included."""
-    from tfdml.collectives.aggregator import sum_gradients
-    from tfdml.collectives.horovod import HorovodCollective
-    from tfdml.compression.aggregator import CompressedAggregator
-
-    collective = HorovodCollective()
-    gradients = [
-        tf.Variable(tf.random.stateless_normal(v.shape, [i, collective.rank]))
-        for i, v in enumerate(NETWORKS[network][0]().trainable_variables)
-    ]
-    names = [str(i) for i in range(len(gradients))]
-    aggregator = compressor and CompressedAggregator(collective, compressor)
-
-    @tf.function
-    def step() -> tf.Tensor:
-        own = [g.read_value() for g in gradients]
-        if aggregator is None:
-            sums = sum_gradients(collective, own, "plain")
-        else:
-            sums = aggregator.sum_gradients(own, names, "compressed")
-        # Used, so that nothing is left out; a sum over all would cost a pass.
-        return tf.add_n([tf.reshape(s, [-1])[0] for s in sums])
-
-    return timed(lambda: step().numpy(), steps, WARM_UP)
-
-
 @contextlib.contextmanager
 def _cleared() -> Iterator[None]:
     """Forgets a candidate's model and graphs."""
@@ -169,6 +141,7 @@ def main(
     host: Annotated[int, typer.Option(envvar="NETLAB_HOST")],
     hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
     exchanges: bool = False,
+    steps_too: bool = True,
     network: str = "mlp",
     xla: bool = False,
 ) -> None:
@@ -185,9 +158,11 @@ def main(
                 strategy = tfdml.HorovodStrategy(compression=OURS[name]())
                 # What chooses must have chosen.
                 warm_up = 35 if name == AUTO else WARM_UP
-                results[name] = ours(network, strategy, steps + 1, warm_up, xla)
+                if steps_too:
+                    results[name] = ours(network, strategy, steps + 1, warm_up, xla)
                 if exchanges and name != AUTO:
-                    results[name]["exchange"] = exchange(network, OURS[name](), steps)["median"]
+                    parts = exchange(network, OURS[name](), steps)
+                    results[name] = results.get(name, {}) | parts
             else:
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
                 results[name] = raw_horovod(network, fp16, steps, xla)

@@ -20,6 +20,7 @@ _COLUMNS = (
     "samples/s",
     "step - local, ms",
     "exchange alone, ms",
+    "codec (encoding) + wire, ms",
     "processor s/step",
 )
 
@@ -45,10 +46,19 @@ def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
                 f"{GLOBAL_BATCH / r['median']:.1f}",
                 f"{1e3 * (r['median'] - alone):.0f}" if alone else "",
                 f"{1e3 * exchange:.0f}" if exchange else "",
+                _parts(r),
                 f"{r['cpu']:.2f}",
             ]
         )
     return made
+
+
+def _parts(result: dict) -> str:
+    """Returns what the parts of an exchange take for themselves."""
+    if "codec" not in result:
+        return ""
+    encoding = f" ({1e3 * result['encode']:.0f})" if "encode" in result else ""
+    return f"{1e3 * result['codec']:.0f}{encoding} + {1e3 * result['wire']:.0f}"
 
 
 def table(lines: list[list[str]]) -> str:
