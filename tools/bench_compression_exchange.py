@@ -43,7 +43,7 @@ def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[st
     """Times the exchange of the gradients alone, and its parts, which overlap in it.
 
     Returns:
-        Seconds, medians: "exchange" of all; "encode" of what comes before the first exchange, where
+        Seconds, medians: "together" of all; "encode" of what comes before the first exchange, where
         that is one stage; "codec" of all without the exchanges; "wire" of the exchanges without
         the codec.
     """
@@ -57,7 +57,7 @@ def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[st
         compiled = tf.function(step)
         return timed(lambda: compiled().numpy(), steps, WARM_UP)["median"]
 
-    parts = {"exchange": median(_summing(collective, compressor, gradients))}
+    parts = {"together": median(_summing(collective, compressor, gradients))}
     if compressor is not None:
         recorded = _Recorded(collective.size)
         _summing(recorded, compressor, gradients)()

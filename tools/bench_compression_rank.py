@@ -162,7 +162,9 @@ def main(
                     results[name] = ours(network, strategy, steps + 1, warm_up, xla)
                 if exchanges and name != AUTO:
                     parts = exchange(network, OURS[name](), steps)
-                    results[name] = results.get(name, {}) | parts
+                    # Beside steps, it is of one run with its peers.
+                    own = {"exchange": parts["together"]} if steps_too else {}
+                    results[name] = results.get(name, {}) | own | parts
             else:
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
                 results[name] = raw_horovod(network, fp16, steps, xla)

@@ -20,7 +20,7 @@ _COLUMNS = (
     "samples/s",
     "step - local, ms",
     "exchange alone, ms",
-    "codec (encoding) + wire, ms",
+    "codec (encoding) + wire, together, ms",
     "processor s/step",
 )
 
@@ -57,8 +57,9 @@ def _parts(result: dict) -> str:
     """Returns what the parts of an exchange take for themselves."""
     if "codec" not in result:
         return ""
+    codec, wire, together = (1e3 * result[part] for part in ("codec", "wire", "together"))
     encoding = f" ({1e3 * result['encode']:.0f})" if "encode" in result else ""
-    return f"{1e3 * result['codec']:.0f}{encoding} + {1e3 * result['wire']:.0f}"
+    return f"{codec:.0f}{encoding} + {wire:.0f}, {together:.0f}"
 
 
 def table(lines: list[list[str]]) -> str:

@@ -131,7 +131,7 @@ def tutorial_of_several_workers(directory: str) -> dict:
     dataset = digits_dataset(global_batch_size)
     with strategy.scope():
         model = build_and_compile_cnn_model()
-    first = model.fit(dataset, epochs=3, steps_per_epoch=20, verbose=0)
+    first = model.fit(dataset, epochs=3, steps_per_epoch=40, verbose=0)
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -28,7 +28,7 @@ def test_tensorflows_tutorial_for_several_workers(ranks, tmp_path):
     results = ranks(2, "multi_worker").run(cases.tutorial_of_several_workers, str(tmp_path))
     assert_same_bits(results)
     first, second, third = results[0]["accuracy"]
-    assert first[-1] > 0.6  # 0.74 to 0.84 in 40 trainings; nothing in it is seeded
+    assert first[-1] > 0.75
     assert second[-1] > first[0]
     assert len(third) == 2
     assert {p.name for p in tmp_path.iterdir()} == {"model.keras", "ckpt"}
