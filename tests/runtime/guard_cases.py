@@ -109,14 +109,16 @@ def guard_that_fails() -> None:
 
 @keras.saving.register_keras_serializable("tfdml-tests")
 class Slow(layers.Layer):
-    """A layer that takes long on one rank."""
+    """A layer that takes long on one rank, and long to trace on the other."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, tracing: float):
         super().__init__()
         self.seconds = seconds
+        self.tracing = tracing
 
     def call(self, inputs):
         """Returns `inputs`, later."""
+        time.sleep(self.tracing)
 
         def wait(values):
             time.sleep(self.seconds)
@@ -130,7 +132,7 @@ def monitored(slow_rank: int) -> list:
     """Returns what a `StepMonitor` has seen of two epochs, where one rank is slow."""
     strategy = job.strategy()
     with strategy.scope():
-        slow = Slow(0.15 if strategy.rank == slow_rank else 0.0)
+        slow = Slow(0.15, 0.0) if strategy.rank == slow_rank else Slow(0.0, 2.0)
         model = keras.Sequential([layers.Input((6,)), slow, layers.Dense(3)])
         model.compile("sgd", "mse")
     x = np.ones((96, 6), "float32")

@@ -44,8 +44,9 @@ class StepMonitor(keras.callbacks.Callback):
     ```
 
     Times are read inside the step, on the CPU's clock of each rank; no clocks are compared. On
-    GPUs, whose work is only queued by then, they show when it was queued. Needs a strategy of
-    tfdml on several processes, else it does nothing.
+    GPUs, whose work is only queued by then, they show when it was queued. A fit's first step, which
+    each rank traces in a time of its own, is left out. Needs a strategy of tfdml on several
+    processes, else it does nothing.
 
     Args:
         threshold: From which part of a step, from 0 to 1, waiting for one rank is called a
@@ -80,6 +81,11 @@ class StepMonitor(keras.callbacks.Callback):
             extended.clock = StepClock(collective)
             model.train_function = None  # Traced anew, with the clock.
         self._clock = extended.clock
+
+    def on_train_begin(self, logs=None):
+        """Leaves the first step out, which may be traced."""
+        if self._clock is not None:
+            self._clock.skip()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts anew."""

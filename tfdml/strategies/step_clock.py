@@ -15,7 +15,8 @@ class StepClock:
     The exchange of gradients ends on all ranks together, so whoever spends the least time in it has
     come last: that time is the exchange's own, and what others spend beyond it is waiting for that
     rank. So no two ranks' clocks are compared. The ranks tell each other their times with the
-    metrics, in the message that is sent anyway.
+    metrics, in the message that is sent anyway. A fit's first step is not counted: each rank traces
+    and compiles it in a time of its own.
 
     Args:
         collective: Who the ranks are.
@@ -29,6 +30,11 @@ class StepClock:
             self._sums = zeros(5)  # Steps; seconds of step, compute, exchange, wait.
             self._caused = zeros(collective.size)
             self._last = zeros()
+            self._counts = zeros()  # 1 if the step is counted, else 0.
+
+    def skip(self) -> None:
+        """Leaves the next step out."""
+        self._counts.assign(0.0)
 
     def reset(self) -> None:
         """Starts anew."""
@@ -69,9 +75,12 @@ class StepClock:
         exchange = tf.reduce_min(spent)
         compute = self._ready.read_value() - self._began.read_value()
         wait = spent[self.collective.rank] - exchange
-        self._sums.assign_add(tf.stack([1.0, 0.0, compute, exchange, wait]))
+        counts = self._counts.read_value()
+        self._sums.assign_add(counts * tf.stack([1.0, 0.0, compute, exchange, wait]))
         last = tf.one_hot(tf.argmin(spent), self.collective.size, dtype=tf.float64)
-        self._caused.assign_add(last * tf.reduce_sum(spent - exchange))
+        self._caused.assign_add(counts * last * tf.reduce_sum(spent - exchange))
+        self._last.assign(counts * self._last.read_value())
+        self._counts.assign(1.0)
 
     def read(self) -> tuple[list[float], np.ndarray]:
         """Returns the mean seconds of step, compute, exchange and wait; and who caused waiting.
