@@ -46,7 +46,7 @@ OURS: dict[str, Callable[[], compression.Compressor | None]] = {
     "topk 1 %": compression.TopK,
     "dgc 1 %": lambda: compression.DeepGradientCompression(0.01),
     "dgc 0.1 %": lambda: compression.DeepGradientCompression(0.001),
-    "randomk 1 %": compression.RandomK,
+    "randomk 1 %": lambda: compression.RandomK(0.01),
     "powersgd 2": lambda: compression.PowerSGD(2),
     "powersgd 4": lambda: compression.PowerSGD(4),
     "powersgd 4 in turns": lambda: compression.PowerSGD(4, alternate=True),

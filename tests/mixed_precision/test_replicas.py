@@ -39,7 +39,10 @@ def test_too_many_skipped_steps_are_an_error_on_all(ranks):
         assert result["last_scale"] == 2.0**8
 
 
-@pytest.mark.parametrize("compressor", [None, "int8", "powersgd", "onebit"])
+@pytest.mark.parametrize(
+    "compressor",
+    [None, "powersgd", *(pytest.param(n, marks=pytest.mark.slow) for n in ("int8", "onebit"))],
+)
 def test_with_rare_overflows_it_converges_as_float32_does(ranks, compressor):
     wide = ranks(2).run(cases.converged, "float32", compressor)[0]
     narrow = ranks(2).run(cases.converged, "mixed_float16", compressor)[0]

@@ -21,7 +21,10 @@ def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
-@pytest.mark.parametrize(("rank", "size"), [(1, 2), (2, 3), (4, 1), (4, 3), (6, 2)])
+@pytest.mark.parametrize(
+    ("rank", "size"),
+    [(1, 2), (4, 3), (6, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 3), (4, 1)))],
+)
 def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_bit(rank, size):
     codec, rng = PowerSGD(rank), np.random.default_rng(rank)
     library = NativeRounds(native.load(), codec, size)

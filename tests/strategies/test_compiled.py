@@ -17,10 +17,10 @@ from tests.strategies.compiled_cases import by_xla
         pytest.param(cases.fit_arrays, (49, 16, 2, "subclassed"), marks=pytest.mark.slow),
         pytest.param(cases.fit_dataset, ("weighted",), marks=pytest.mark.slow),
         (cases.train_on_batches, ()),
-        (model_cases.several_outputs, ()),
+        pytest.param(model_cases.several_outputs, (), marks=pytest.mark.slow),
         (model_cases.sparse_gradients, ()),
-        (model_cases.variables_without_gradient, ()),
-        (model_cases.added_loss, ()),
+        pytest.param(model_cases.variables_without_gradient, (), marks=pytest.mark.slow),
+        pytest.param(model_cases.added_loss, (), marks=pytest.mark.slow),
         pytest.param(
             fit_cases.optimizer,
             ("AdamW", {"weight_decay": 0.1, "global_clipnorm": 0.1}),

@@ -24,7 +24,7 @@ _CANDIDATES = (
     compression.TernGrad(),
     compression.OneBit(),
     compression.TopK(0.01),
-    compression.RandomK(0.01),
+    compression.RandomK(0.1),
     compression.PowerSGD(4),
 )
 

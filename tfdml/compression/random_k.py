@@ -16,6 +16,9 @@ from tfdml.compression.top_k import check_ratio
 class RandomK(SummableCompressor):
     """Sends a random part of each gradient, without the places: all processes draw the same.
 
+    A number waits 1 / `ratio` steps on average. With the default, SGD without momentum trains as
+    without compression; momentum or Adam lose accuracy, the more the less is sent.
+
     Args:
         ratio: The part that is sent.
 
@@ -29,7 +32,7 @@ class RandomK(SummableCompressor):
     # What shuffles indices is not XLA's.
     compiles = False
 
-    def __init__(self, ratio: float = 0.01):
+    def __init__(self, ratio: float = 0.1):
         self.ratio = check_ratio(ratio)
 
     def get_config(self) -> dict[str, Any]:

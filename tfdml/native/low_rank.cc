@@ -8,7 +8,6 @@
 #include "tensors.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
 namespace {
@@ -17,9 +16,6 @@ using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// What a number costs a thread, in cycles.
-constexpr int64_t kCyclesOfNumber = 2;
-
 // A gradient's rows and columns.
 struct Matrix {
   explicit Matrix(const Tensor& tensor)
@@ -27,14 +23,6 @@ struct Matrix {
 
   int64_t columns, rows;
 };
-
-// Calls `work(first, last)` for parts of a range on the threads of the device.
-template <typename Work>
-void InParallel(OpKernelContext* context, int64_t count, int64_t numbers_each, Work work) {
-  const auto* threads = context->device()->tensorflow_cpu_worker_threads();
-  tensorflow::Shard(threads->num_threads, threads->workers, count, numbers_each * kCyclesOfNumber,
-                    work);
-}
 
 // Returns an error if there are no matrices, or if a side of some thin ones is not theirs.
 absl::Status CheckSides(const OpInputList& matrices, int64_t Matrix::*side, const OpInputList& thin,

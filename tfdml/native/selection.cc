@@ -13,7 +13,7 @@ using ::tensorflow::shape_inference::InferenceContext;
 
 // Numbers that are looked at, to guess a threshold, some of them side by side; and how many standard
 // deviations it is lowered.
-constexpr int64_t kSample = 16384, kTogether = 4;
+constexpr int64_t kSample = 16384, kInARow = 4;
 constexpr double kDeviations = 4.0;
 // So many numbers are looked at side by side, to be looked at one by one if one of them passes.
 constexpr int64_t kGroup = 16;
@@ -48,10 +48,10 @@ int32_t Limit(const std::vector<int32_t>& sizes, int64_t count) {
 // Returns a size that at least `count` numbers of a row have, most likely, and not many more.
 int32_t LikelyThreshold(const float* row, int64_t length, int64_t count) {
   // Odd: rows of a matrix have even lengths.
-  const int64_t stride = std::max(kTogether, length / kSample * kTogether) | 1;
+  const int64_t stride = std::max(kInARow, length / kSample * kInARow) | 1;
   std::vector<int32_t> sample;
   for (int64_t i = 0; i < length; i += stride) {
-    const int64_t end = std::min(length, i + kTogether);
+    const int64_t end = std::min(length, i + kInARow);
     for (int64_t j = i; j < end; ++j) sample.push_back(SizeOf(row[j]));
   }
   const double part = static_cast<double>(count) * sample.size() / length;

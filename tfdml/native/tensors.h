@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
 
@@ -31,6 +32,17 @@ using ::tensorflow::TensorShape;
 
 // Bytes of which it is worth to ask for large pages.
 constexpr uintptr_t kLarge = uintptr_t{4} << 20;
+
+// What a number costs a thread, in cycles.
+constexpr int64_t kCyclesOfNumber = 2;
+
+// Calls `work(first, last)` for parts of a range on the threads of the device.
+template <typename Work>
+void InParallel(OpKernelContext* context, int64_t count, int64_t numbers_each, Work work) {
+  const auto* threads = context->device()->tensorflow_cpu_worker_threads();
+  tensorflow::Shard(threads->num_threads, threads->workers, count, numbers_each * kCyclesOfNumber,
+                    work);
+}
 
 // Where tensors' numbers are.
 template <typename List>

@@ -10,15 +10,11 @@
 #include "one_bit.h"
 #include "qsgd.h"
 #include "tensors.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace tfdml {
 namespace {
 
 using Codec = std::variant<std::monostate, Float16, BFloat16, Qsgd, Natural, TernGrad, OneBit>;
-
-// What a number costs a thread, in cycles.
-constexpr int64_t kCyclesOfNumber = 2;
 
 // What all three operations have in common: a codec, and rows of bytes.
 class Stage : public OpKernel {
@@ -68,12 +64,9 @@ class Stage : public OpKernel {
   // Calls `work(codec, first block, last block)` on the threads of the device.
   template <typename Work>
   void InParallel(OpKernelContext* context, int64_t blocks, Work work) const {
-    const auto* threads = context->device()->tensorflow_cpu_worker_threads();
-    auto part = [&](int64_t first, int64_t last) {
+    tfdml::InParallel(context, blocks, block_, [&](int64_t first, int64_t last) {
       WithCodec([&](auto& codec) { work(codec, first, last); });
-    };
-    tensorflow::Shard(threads->num_threads, threads->workers, blocks, block_ * kCyclesOfNumber,
-                      part);
+    });
   }
 
  private:
