@@ -37,6 +37,7 @@ def test_every_strategy(ranks, kind):
     assert_invariant(ranks.run_sizes((1, 2), by_xla, cases.fit_arrays, 33, 16, kind=kind))
 
 
+@pytest.mark.slow
 def test_several_devices_give_what_is_not_compiled(ranks):
     plain = ranks(1).run(cases.fit_arrays, 33, 16)
     args = (33, 16, 3, "dense", 2)

@@ -17,7 +17,7 @@ class RandomK(SummableCompressor):
     """Sends a random part of each gradient, without the places: all processes draw the same.
 
     A number waits 1 / `ratio` steps on average. With the default, SGD without momentum trains as
-    without compression; momentum or Adam lose accuracy, the more the less is sent.
+    without compression; momentum and Adam lose accuracy.
 
     Args:
         ratio: The part that is sent.
