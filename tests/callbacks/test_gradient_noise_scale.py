@@ -53,9 +53,15 @@ def expected(replicas: int, batch: int, steps: int = 1) -> tuple[float, float, f
     return signal / weight, noise / weight, noise / signal
 
 
-def watch(batch: int = BATCH, optimizer=None, devices: int = 1, log_dir: str | None = None):
+def watch(
+    batch: int = BATCH,
+    optimizer=None,
+    devices: int = 1,
+    log_dir: str | None = None,
+    compression: str | None = None,
+):
     """Trains an epoch; returns the estimate, its place in the logs, and the weights."""
-    model = least_squares(job.strategy(devices), optimizer)
+    model = least_squares(job.strategy(devices, compression=compression), optimizer)
     noise = GradientNoiseScale(DECAY)
     logs = [OptimizerLog(f"{log_dir}/{job.rank()}")] if log_dir else []
     history = model.fit(
@@ -72,11 +78,16 @@ def watch(batch: int = BATCH, optimizer=None, devices: int = 1, log_dir: str | N
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks_", "devices"),
-    [("horovod", 2, 1), ("mirrored", 3, 3), ("horovod", 2, 2)],
+    ("kind", "ranks_", "devices", "compression"),
+    [
+        ("horovod", 2, 1, None),
+        ("mirrored", 3, 3, None),
+        ("mirrored", 3, 3, "int8"),  # Four weights go as they are.
+        ("horovod", 2, 2, None),
+    ],
 )
-def test_the_papers_formulas(ranks, kind, ranks_, devices):
-    results = ranks(ranks_, kind).run(watch, BATCH, None, devices)
+def test_the_papers_formulas(ranks, kind, ranks_, devices, compression):
+    results = ranks(ranks_, kind).run(watch, BATCH, None, devices, None, compression)
     replicas = devices if kind == "mirrored" else ranks_ * devices
     signal, noise, scale = expected(replicas, BATCH)
     for result in results:

@@ -122,6 +122,7 @@ def test_records_go_on_where_they_were(ranks, tmp_path, records_of):
         pytest.param("horovod", None, "scaled", marks=pytest.mark.slow),
         pytest.param("multi_worker", "powersgd", "adam", marks=pytest.mark.slow),
         pytest.param("mirrored", None, "adam", marks=pytest.mark.slow),
+        pytest.param("mirrored", "onebit", "adam", marks=pytest.mark.slow),
     ],
 )
 def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimizer):

@@ -21,7 +21,10 @@ class Collective(abc.ABC):
 
     Attributes:
         topology: This process's place in the job.
+        branches: Whether operations may stand in one branch of a graph (`tf.cond`).
     """
+
+    branches = True
 
     def __init__(self, topology: Topology):
         self.topology = topology

@@ -11,7 +11,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import Compressor, SummableCompressor
 from tfdml.compression.error_feedback import State
-from tfdml.compression.redistribution import redistributed
+from tfdml.compression.redistribution import of_ranks, redistributed
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.sparse import sum_sparse
 from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
@@ -62,12 +62,13 @@ class CompressedAggregator:
         """Goes on with what the ranks of an earlier job have kept.
 
         Args:
-            before: Each rank's `state` as arrays, in the order of the ranks, however many they
-                were. Names that are not of this aggregator are left alone.
+            before: Each process's `state` as arrays, in their order, however many they were.
+                Names that are not of this aggregator are left alone.
 
         Raises:
             ValueError: If something has another shape than what is kept here.
         """
+        before = of_ranks(before)
         if len(before) != self._collective.size:
             before = redistributed(before, self._compressor, self._collective.size)
         own = before[self._collective.rank]

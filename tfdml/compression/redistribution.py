@@ -1,15 +1,35 @@
 """What ranks keep of their gradients, for another number of ranks."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tfdml.compression.compressor import ChunkCompressor, Compressor
 from tfdml.compression.two_phase import chunk_length
 
+_DEVICE = re.compile(r"device_(\d+)/")
 # What is each rank's own, and enters the sum over the ranks.
 _OWN = ("residual/", "velocity/")
 _SERVER, _LENGTH = "server_residual/", "bucket_length/"
+
+
+def of_ranks(
+    states: Sequence[Mapping[str, np.ndarray]],
+) -> list[dict[str, np.ndarray]]:
+    """Returns each rank's state, where a process has kept those of several devices, each a rank.
+
+    Args:
+        states: What each process has kept.
+    """
+    ranks = []
+    for state in states:
+        devices: dict[int, dict[str, np.ndarray]] = {}
+        for name, value in state.items():
+            if found := _DEVICE.match(name):
+                devices.setdefault(int(found[1]), {})[name[found.end() :]] = value
+        ranks += [devices[number] for number in sorted(devices)] or [dict(state)]
+    return ranks
 
 
 def redistributed(

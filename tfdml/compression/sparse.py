@@ -70,7 +70,7 @@ def _sum(
         return total, tf.range(tf.cast(table, own.indices.dtype))
 
     width = own.values.shape[1:].num_elements()
-    if own.dense_shape is None or width is None:
+    if own.dense_shape is None or width is None or not collective.branches:
         return tf.IndexedSlices(*gathered(), own.dense_shape)
     table = tf.cast(own.dense_shape[0], tf.int64)
     fewer = is_sparse_fewer(rows, width * own.values.dtype.size, table)

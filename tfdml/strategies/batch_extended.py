@@ -82,6 +82,10 @@ class BatchExtended(MirroredExtended):
         """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
         return distribute_utils.regroup(tuple(parts))
 
+    def parts_of(self, value: Any) -> list:
+        """Returns a value's parts, one for each of this process's replicas: the reverse."""
+        return [distribute_utils.select_replica(i, value) for i in range(self.num_local_replicas)]
+
     @contextlib.contextmanager
     def working_on(
         self, shares: list[Share], accumulator: Accumulator | None = None

@@ -25,6 +25,7 @@ from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.batch_extended import BatchExtended
+from tfdml.strategies.between_devices import BetweenDevices
 from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.step_clock import StepClock
 from tfdml.strategies.stop_vote import StopVote
@@ -60,7 +61,7 @@ class ReplicaExtended(BatchExtended):
         self.check_desync = check_desync
         self.compressor = compressor
         # One process alone sends nothing.
-        self.aggregator: CompressedAggregator | AutoAggregator | None = None
+        self.aggregator: CompressedAggregator | AutoAggregator | BetweenDevices | None = None
         if compressor is not None and collective.size > 1:
             self.aggregator = aggregator_of(collective, compressor)
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
@@ -89,6 +90,12 @@ class ReplicaExtended(BatchExtended):
         self._names.clear()
         if self.compressor is not None and collective.size > 1:
             self.aggregator = aggregator_of(collective, self.compressor)
+
+    def compress_between_devices(self, compressor: Compressor | None) -> None:
+        """Makes gradients smaller between the devices of a process alone."""
+        self.compressor = compressor
+        if compressor is not None and self.num_local_replicas > 1:
+            self.aggregator = BetweenDevices(self._devices, compressor)
 
     # -- What is asked about it ----------------------------------------------------------------
 
@@ -252,28 +259,42 @@ class ReplicaExtended(BatchExtended):
             The sums, None where there was none.
         """
         places = [i for i, g in enumerate(gradients) if g is not None]
+        if not places:
+            return list(gradients)
+        given, paths = [gradients[i] for i in places], [names[i] for i in places]
+        replica = tf.distribute.get_replica_context()
 
-        def merge(strategy, *per_replica):
+        def between_processes(_, *per_replica):
             local = [self._local_sum(v) for v in per_replica]
             exchange = functools.partial(sum_gradients, self.collective, local, label)
             if self.aggregator is not None:
-                paths = [names[i] for i in places]
                 exchange = functools.partial(
                     self.aggregator.sum_gradients, local, paths, label, *rates()
                 )
             sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
-            if self.noise_scale is not None and self._shares is not None:
-                parts = [strategy.experimental_local_results(v) for v in per_replica]
-                rows = self._shares[0].global_rows * self._steps_of_update
-                self.noise_scale.observe(parts, sums, rates()[0], rows)
+            self._observe(per_replica, sums, rates)
             return [self._on_all_devices(total) for total in sums]
 
-        replica = tf.distribute.get_replica_context()
-        sums = replica.merge_call(merge, args=[gradients[i] for i in places]) if places else []
+        if isinstance(self.aggregator, BetweenDevices):
+            sums = self.aggregator.sum_gradients(given, paths, label, *rates())
+            replica.merge_call(
+                lambda _, *both: self._observe(both[: len(given)], both[len(given) :], rates),
+                args=(*given, *sums),
+            )
+        else:
+            sums = replica.merge_call(between_processes, args=given)
         result = [None] * len(gradients)
         for i, total in zip(places, sums, strict=True):
             result[i] = total
         return result
+
+    def _observe(self, per_replica: Sequence, sums: Sequence, rates: Callable) -> None:
+        """Tells who looks at the noise the replicas' gradients and, on any device, their sums."""
+        if self.noise_scale is None or self._shares is None:
+            return
+        own, sums = [self.parts_of(v) for v in per_replica], [self.parts_of(t)[0] for t in sums]
+        rows = self._shares[0].global_rows * self._steps_of_update
+        self.noise_scale.observe(own, sums, rates()[0], rows)
 
     @property
     def _steps_of_update(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import LocalCollective
-from tfdml.compression import Compressor
+from tfdml.compression import Auto, Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
@@ -20,8 +20,10 @@ class MirroredStrategy(ReplicaStrategy):
     Args:
         devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
             there are none.
-        compression: How gradients are compressed between processes. There is one process here, so
-            nothing is.
+        compression: How gradients are compressed between the devices: one of `tfdml.compression`,
+            such as `PowerSGD(rank=4)`, or its name. Each device is then what a process is
+            elsewhere, so this shows on one machine what a codec does to a training. "auto" sends
+            them as they are: there is no network between devices.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -30,8 +32,10 @@ class MirroredStrategy(ReplicaStrategy):
     def __init__(
         self, devices: Sequence[str] | None = None, compression: Compressor | str | None = None
     ):
-        arguments.check(devices, compression)
+        compressor = arguments.check(devices, compression)
         super().__init__(LocalCollective(), devices or all_devices())
+        if not isinstance(compressor, Auto):
+            self.extended.compress_between_devices(compressor)
 
 
 def all_devices() -> list[str]:

@@ -1,0 +1,129 @@
+"""Compressed sums over the devices of one process: each is a rank, with a replica's thread.
+
+Where replicas meet, `tf.distribute` traces what goes from one to the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import Gradient
+from tfdml.collectives.collective import Collective
+from tfdml.compression import Compressor
+from tfdml.compression.aggregator import CompressedAggregator
+from tfdml.topology import Topology
+
+
+class DeviceCollective(Collective):
+    """One device among those of a process; its operations are called in replica context, by all.
+
+    Args:
+        devices: The devices, one a replica.
+        rank: Which one of them this is.
+    """
+
+    branches = False
+
+    def __init__(self, devices: Sequence[str], rank: int):
+        size = len(devices)
+        super().__init__(Topology(rank, size, rank, size, "devices"))
+        self._devices = devices
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all devices, on the first one; see `Collective`."""
+
+        def sums(*parts: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+            with tf.device(self._devices[0]):
+                totals = [tf.add_n(each) for each in parts]
+            return [totals] * self.size
+
+        return self._meet(tensors, sums)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the devices' tensors; see `Collective`."""
+        (whole,) = self._meet(
+            [tensor], lambda parts: self._on_each(lambda _: [tf.concat(parts, 0)])
+        )
+        return whole
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to device i; see `Collective`."""
+
+        def rows(parts: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+            # Cut where they are, so that only what is asked for is copied.
+            cut = self._on_each(lambda rank: tf.unstack(parts[rank]))
+            return self._on_each(lambda rank: [tf.stack([own[rank] for own in cut])])
+
+        return self._meet([tensor], rows)[0]
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every device the tensor of `root`; see `Collective`."""
+        return self._meet([tensor], lambda parts: [[parts[root]]] * self.size)[0]
+
+    def _on_each(self, make: Callable[[int], list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        made = []
+        for rank, device in enumerate(self._devices):
+            with tf.device(device):
+                made.append(make(rank))
+        return made
+
+    def _meet(self, tensors: Sequence[tf.Tensor], exchange: Callable) -> list[tf.Tensor]:
+        """Returns what a device gets from all.
+
+        Args:
+            tensors: This device's.
+            exchange: Is given each tensor's parts, in the order of the devices; returns for each
+                device what it gets.
+        """
+
+        def merge(strategy: tf.distribute.Strategy, *values):
+            everyones = [strategy.extended.parts_of(v) for v in values]
+            copies = []
+            for device, own in zip(self._devices, exchange(*everyones), strict=True):
+                with tf.device(device):
+                    copies.append([tf.identity(t) for t in own])
+            return strategy.extended.replica_values(copies)
+
+        return list(tf.distribute.get_replica_context().merge_call(merge, args=tuple(tensors)))
+
+
+class BetweenDevices:
+    """Sums gradients over the devices of one process; called in replica context, by all.
+
+    Args:
+        devices: The devices, one a replica.
+        compressor: What makes gradients smaller.
+    """
+
+    def __init__(self, devices: Sequence[str], compressor: Compressor):
+        self._parts = [
+            CompressedAggregator(DeviceCollective(devices, rank), compressor)
+            for rank in range(len(devices))
+        ]
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """What is kept between steps, by device and name."""
+        return {
+            f"device_{rank}/{name}": variable
+            for rank, part in enumerate(self._parts)
+            for name, variable in part.state.items()
+        }
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Goes on with what an earlier job has kept; see `CompressedAggregator.restore`."""
+        for part in self._parts:
+            part.restore(before)
+
+    def sum_gradients(
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        label: str,
+        loss_scale: tf.Tensor | None = None,
+        learning_rate: tf.Tensor | None = None,
+    ) -> list[Gradient]:
+        """Sums a replica's gradients with the others'; see `CompressedAggregator`."""
+        part = self._parts[tf.distribute.get_replica_context()._local_replica_id]
+        return part.sum_gradients(gradients, names, label, loss_scale, learning_rate)
