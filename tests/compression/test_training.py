@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.compression import training_cases as cases
+from tests.compression.test_aggregator import COMPRESSORS
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml import compression
 
@@ -28,6 +29,16 @@ def test_training_is_the_same_bits_everywhere_and_converges(ranks, kind, size, c
     # It was compressed: otherwise the weights were those of one process.
     with pytest.raises(AssertionError):
         assert_close(plain["weights"], results[0]["weights"], rtol=1e-5, atol=1e-6, where="")
+
+
+@pytest.mark.slow  # By default on simulated ranks.
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("compressor", [*COMPRESSORS, compression.Auto()], ids=repr)
+def test_weights_are_the_same_bits_after_every_step(ranks, compressor, size):
+    first, *others = ranks(size).run(cases.weights_after_each_step, compressor)
+    assert len(set(first)) == 3
+    for other in others:
+        assert other == first
 
 
 def test_compressing_nothing_changes_nothing(ranks):

@@ -1,5 +1,7 @@
 """What the ranks run to train with compressed gradients."""
 
+import hashlib
+
 import keras
 import numpy as np
 from keras import layers
@@ -41,6 +43,26 @@ def train(
         return _with_overflow(strategy, model, x, y, overflow_at)
     history = model.fit(x, y, batch_size=8, epochs=6, verbose=0)
     return outcome(model, history)
+
+
+def weights_after_each_step(compressor: compression.Compressor) -> list[str]:
+    """Trains a small model; returns a digest of all weights after each of three steps."""
+    x, y = data(33)
+    with job.strategy(compression=compressor).scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [layers.Input((6,)), layers.Dense(400, activation="relu"), layers.Dense(5)]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    digests = []
+    for start in (0, 11, 22):
+        model.train_on_batch(x[start : start + 11], y[start : start + 11])
+        digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights()))
+        digests.append(digest.hexdigest())
+    return digests
 
 
 def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
