@@ -86,10 +86,11 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float | None, 
 
     @tf.function
     def exchange():
-        return sum_in_two_phases(alone, codec, [gradient], kept, {}, rates, step, "w")
+        return sum_in_two_phases(alone, codec, [gradient], kept, [{}], rates, step, "w")
 
-    by_xla = encode(compiled_stages(codec, SIZE)[0]) if codec.native else None
-    return encode(encoder(codec, SIZE)), by_xla, seconds(lambda: exchange()[1].numpy())
+    ((part, _),) = codec.parts([SHAPE])
+    by_xla = encode(compiled_stages(part, SIZE)[0]) if part.native else None
+    return encode(encoder(part, SIZE)), by_xla, seconds(lambda: exchange()[1].numpy())
 
 
 def choice() -> float:

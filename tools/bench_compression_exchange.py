@@ -88,13 +88,15 @@ def _summing(
 def _encoding(
     compressor: ChunkCompressor, size: int, gradients: list[tf.Variable]
 ) -> Callable[[], tf.Tensor]:
-    encode, memory = encoder(compressor, size), compressor.memory(size)
+    memory = compressor.memory(size)
     taken = [g for g in gradients if compressor.takes(g.shape, g.dtype)]
     kept = [{k: tf.Variable(v) for k, v in memory.init(g.shape).items()} for g in taken]
 
     def step() -> tf.Tensor:
         payloads = []
         for gradient, state in zip(taken, kept, strict=True):
+            ((codec, _),) = compressor.parts([gradient.shape])
+            encode = encoder(codec, size)
             own = {key: variable.read_value() for key, variable in state.items()}
             one = tf.constant(1.0)
             payload, (after,) = encode(

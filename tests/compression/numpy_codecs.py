@@ -42,6 +42,15 @@ def float16(rows: np.ndarray, block: int = 4096) -> np.ndarray:
     return decoded
 
 
+def one_bit(tile: np.ndarray) -> np.ndarray:
+    """Signs, with sizes of rows and columns; in float64. Returns the decoded numbers."""
+    sizes = np.abs(tile.astype(np.float64))
+    sums = sizes.sum(0)
+    columns = np.maximum(np.rint(255 * sums / sums.max()), 1) if sums.any() else np.ones(len(sums))
+    rows = sizes @ columns / (columns @ columns)
+    return np.where(tile > 0, 1, -1) * np.outer(rows, columns)
+
+
 def power_sgd(matrices: list[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One step over all ranks' matrices; returns the sum's approximation and its right factor."""
     left = np.linalg.qr(sum(m @ start for m in matrices))[0]

@@ -23,6 +23,13 @@ from tfdml.compression import (
 from tfdml.compression.packing import noise, pack, unpack
 
 SEED = tf.constant([1, 2])
+
+
+def tiled(*shape: int) -> OneBit:
+    """Returns the codec for gradients of a shape."""
+    return OneBit().parts([shape])[0][0]
+
+
 CODECS = [
     Float16(),
     BFloat16(),
@@ -31,7 +38,7 @@ CODECS = [
     QSGD(2, 64, "max", stochastic=True),
     NaturalCompression(),
     TernGrad(),
-    OneBit(),
+    tiled(64, 64),
     TopK(0.1),
 ]
 
@@ -139,14 +146,45 @@ def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
 
 
 def test_one_bit_is_the_formula():
-    rows = numbers(2, 1024)
-    decoded = there_and_back(OneBit(), rows).reshape(4, 512)
-    for block, sent in zip(rows.reshape(4, 512), decoded, strict=True):
-        positive = block > 0
-        wanted = np.where(positive, block[positive].mean(), block[~positive].mean())
-        np.testing.assert_allclose(sent, wanted, rtol=1e-4)
-    payload = OneBit().encode(tf.constant(rows), SEED)
-    assert payload.shape == (2, 1024 // 8 + 2 * 2 * 4)
+    """Three rows of two tiles each; the sizes of rows and columns differ by orders of magnitude."""
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-4, 2, (3, 2, 8, 1)) * 10.0 ** rng.uniform(-1, 1, (3, 2, 1, 600))
+    tiles = (rng.normal(size=sizes.shape) * sizes).astype("float32")
+    tiles[1, 1], tiles[2, 0, 3], tiles[2, 1, :, 7] = 0, 0, 0
+    codec, rows = tiled(200, 300), tiles.reshape(3, -1)
+    assert codec.block == 8 * 600
+    decoded = there_and_back(codec, rows).reshape(tiles.shape)
+    for index in np.ndindex(3, 2):
+        wanted = numpy_codecs.one_bit(tiles[index])
+        # A column's size may be rounded to the one or to the other side.
+        assert np.mean(np.abs(decoded[index] - wanted) > 1e-3 * np.abs(wanted)) < 0.01
+        np.testing.assert_allclose(decoded[index], wanted, rtol=0.05)
+    payload = codec.encode(tf.constant(rows), SEED)
+    assert payload.shape == (3, 2 * (8 * 4 + 600 + 600))
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "columns"),
+    [
+        ((2048, 2048), 64, 2048),
+        ((3, 3, 64, 64), 8, 512),
+        ((1568, 64), 24, 512),
+        ((784, 300), 48, 600),
+        ((20, 51), 8, 561),
+        ((64, 1001), 8, 1001),
+    ],
+)
+def test_tiles_of_one_bit_are_of_whole_rows(shape, rows, columns):
+    ((codec, places),) = OneBit().parts([shape])
+    assert (codec.block, places) == (rows * columns, [0])
+    assert columns % shape[-1] == 0
+    assert codec.row_bytes(2 * codec.block) == 2 * (rows * 4 + columns + rows * columns // 8)
+
+
+def test_gradients_of_a_shape_share_what_is_compiled():
+    codec = OneBit()
+    (one, _), (other, _), (third, _) = codec.parts([(64, 64), (128, 32), (64, 300)])
+    assert one is other is codec.parts([(64, 64)])[0][0] is not third
 
 
 def test_top_k_is_the_formula():

@@ -25,6 +25,7 @@ CODECS = [
     QSGD(8, stochastic=True),
     QSGD(4, 128, "l2", stochastic=True),
     OneBit(),
+    OneBit().parts([(300, 100)])[0][0],
 ]
 # Together no multiple of a block; one tensor is shorter than a block, one is empty.
 SHAPES = ((37, 50), (64, 64), (3, 1, 7), (0, 4), (5,))
@@ -142,7 +143,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
         monkeypatch.setattr(native, "usable", lambda library=library: library)
         result = sum_in_two_phases(
             EchoCollective(2), QSGD(), [gradient], [{"residual": gradient}],
-            {"residual": tf.zeros([2048])}, ones(), tf.constant(0), "w",
+            [{"residual": tf.zeros([2048])}], ones(), tf.constant(0), "w",
         )  # fmt: skip
         results.append(tf.nest.flatten(result))
     for one, other in zip(*results, strict=True):
@@ -164,6 +165,7 @@ RIGHT = {
         ({"bits": 3}, "`bits` must be 8, 4 or 2"),
         ({"block": 12}, "`block` must be a multiple of 8"),
         ({"chunk": 12}, "`block` must be a multiple of 8, `chunk` of `block`"),
+        ({"codec": "onebit"}, "`block` must be 8 rows of `columns`"),
         ({"row_bytes": 23}, "`row_bytes` must be those of a chunk"),
         ({"row_bytes": 32}, "Rows must have `row_bytes` bytes"),
         ({"shapes": [[33]]}, "Rows must hold all numbers"),

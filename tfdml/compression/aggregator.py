@@ -9,7 +9,7 @@ from tfdml.collectives.aggregator import Gradient, sum_gradients
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
-from tfdml.compression.compressor import Compressor, SummableCompressor
+from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.error_feedback import State
 from tfdml.compression.redistribution import of_ranks, redistributed
 from tfdml.compression.rounds import sum_in_rounds
@@ -70,7 +70,7 @@ class CompressedAggregator:
         """
         before = of_ranks(before)
         if len(before) != self._collective.size:
-            before = redistributed(before, self._compressor, self._collective.size)
+            before = redistributed(before, self._collective.size)
         own = before[self._collective.rank]
         self._before = {name: value for name, value in own.items() if self._is_mine(name)}
         for name, variable in self._state.items():
@@ -170,24 +170,30 @@ class CompressedAggregator:
         memories = [
             self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
         ]
-        length = sum(g.shape.num_elements() for g in own)
-        server = {}
-        if self._compressor.biased:
-            chunk = chunk_length(length, self._collective.size, self._compressor.block)
-            server["residual"] = self._zeros(f"server_residual/{label}", [chunk])
-            # What is cut into chunks anew where the number of processes changes.
-            self._made(label, lambda: {"bucket_length": tf.constant(length)})
-        sums, finite, after, server_after = sum_in_two_phases(
+        servers = [
+            self._server(codec, sum(own[i].shape.num_elements() for i in places), f"{label}/{part}")
+            for part, (codec, places) in enumerate(self._compressor.parts([g.shape for g in own]))
+        ]
+        sums, finite, after, servers_after = sum_in_two_phases(
             self._collective,
             self._compressor,
             own,
             [_values(m) for m in memories],
-            _values(server),
+            [_values(s) for s in servers],
             rates,
             step,
             label,
         )
-        return sums, finite, _pairs([*memories, server], [*after, server_after])
+        return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
+
+    def _server(self, codec: ChunkCompressor, length: int, name: str) -> dict[str, tf.Variable]:
+        """Returns what the owner of a chunk keeps of a part of a bucket."""
+        if not codec.biased:
+            return {}
+        # What is cut into chunks anew where the number of processes changes.
+        self._made(name, lambda: {"part": tf.constant([length, codec.block])})
+        chunk = chunk_length(length, self._collective.size, codec.block)
+        return {"residual": self._zeros(f"server_residual/{name}", [chunk])}
 
     def _in_rounds(self, own, names, rates, step, label) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""

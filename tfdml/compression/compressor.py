@@ -82,6 +82,16 @@ class ChunkCompressor(Compressor, abc.ABC):
     static = True
     native: dict[str, Any] | None = None
 
+    def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple["ChunkCompressor", list[int]]]:
+        """Returns how gradients that go together are encoded: codecs, and the gradients of each.
+
+        All in one row of numbers, unless a codec depends on their shapes.
+
+        Args:
+            shapes: The gradients' shapes.
+        """
+        return [(self, list(range(len(shapes))))]
+
     @abc.abstractmethod
     def row_bytes(self, length: int) -> int:
         """Returns the bytes that a row of `length` numbers becomes."""

@@ -64,9 +64,9 @@ def traffic(
     for bucket in plan_buckets(sizes, ["float32"] * len(sizes), BUCKET_BYTES, FIRST_BUCKET_BYTES):
         exchanges += 2
         if isinstance(compressor, ChunkCompressor):
-            total = sum(chosen[i][1] for i in bucket.indices)
-            chunk = chunk_length(total, size, compressor.block)
-            payload += size * compressor.row_bytes(chunk)
+            for codec, places in compressor.parts([chosen[i][0] for i in bucket.indices]):
+                total = sum(chosen[bucket.indices[i]][1] for i in places)
+                payload += size * codec.row_bytes(chunk_length(total, size, codec.block))
         elif isinstance(compressor, SummableCompressor):
             payload += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
     return Traffic(2 * (size - 1) / size * payload, exchanges, sum(sizes))

@@ -63,7 +63,7 @@ def measure_codec(
         own, kept = [gradient], [memory.init(_SHAPE)]
         if isinstance(compressor, ChunkCompressor):
             total = sum_in_two_phases(
-                alone, compressor, own, kept, {}, rates, tf.constant(0), "codec"
+                alone, compressor, own, kept, [{}], rates, tf.constant(0), "codec"
             )
         else:
             states = [compressor.init("codec", _SHAPE)]

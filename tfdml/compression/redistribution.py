@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdml.compression.compressor import ChunkCompressor, Compressor
 from tfdml.compression.two_phase import chunk_length
 
 _DEVICE = re.compile(r"device_(\d+)/")
 # What is each rank's own, and enters the sum over the ranks.
 _OWN = ("residual/", "velocity/")
-_SERVER, _LENGTH = "server_residual/", "bucket_length/"
+_SERVER, _PART = "server_residual/", "part/"
 
 
 def of_ranks(
@@ -33,7 +32,7 @@ def of_ranks(
 
 
 def redistributed(
-    states: Sequence[dict[str, np.ndarray]], compressor: Compressor, size: int
+    states: Sequence[dict[str, np.ndarray]], size: int
 ) -> list[dict[str, np.ndarray]]:
     """Returns the states of another number of ranks, by which nothing is lost.
 
@@ -43,7 +42,6 @@ def redistributed(
 
     Args:
         states: What `CompressedAggregator.state` was on each rank, in their order.
-        compressor: The compressor.
         size: The new number of ranks.
 
     Raises:
@@ -63,8 +61,8 @@ def redistributed(
         if name.startswith(_OWN):
             parts = [np.sum(values, 0, dtype=values[0].dtype) / values[0].dtype.type(size)] * size
         elif name.startswith(_SERVER):
-            length = int(states[0][_LENGTH + name.removeprefix(_SERVER)])
-            parts = _cut(np.concatenate(values)[:length], compressor, size)
+            length, block = map(int, states[0][_PART + name.removeprefix(_SERVER)])
+            parts = _cut(np.concatenate(values)[:length], block, size)
         else:
             parts = values[:1] * size
         for rank, part in enumerate(parts):
@@ -72,7 +70,6 @@ def redistributed(
     return new
 
 
-def _cut(whole: np.ndarray, compressor: Compressor, size: int) -> list[np.ndarray]:
-    block = compressor.block if isinstance(compressor, ChunkCompressor) else 1
+def _cut(whole: np.ndarray, block: int, size: int) -> list[np.ndarray]:
     chunk = chunk_length(len(whole), size, block)
     return list(np.pad(whole, (0, size * chunk - len(whole))).reshape(size, chunk))

@@ -21,11 +21,11 @@ def sum_in_two_phases(
     compressor: ChunkCompressor,
     gradients: Sequence[tf.Tensor],
     states: Sequence[State],
-    server: State,
+    servers: Sequence[State],
     rates: tuple[tf.Tensor, tf.Tensor],
     step: tf.Tensor,
     name: str,
-) -> tuple[list[tf.Tensor], tf.Tensor, list[State], State]:
+) -> tuple[list[tf.Tensor], tf.Tensor, list[State], list[State]]:
     """Sums a bucket of gradients over all processes.
 
     Each process owns a chunk of the bucket: it is sent everybody's, encoded, adds what they stand
@@ -36,7 +36,7 @@ def sum_in_two_phases(
         compressor: The encoding.
         gradients: This process's gradients.
         states: What the compressor's memory keeps of each.
-        server: What it keeps of the owner's chunk.
+        servers: What it keeps of the owner's chunk, of each of the compressor's parts.
         rates: What gradients are multiplied with (the loss scale), and what their states are, for
             a learning rate that has changed: float32, shape `[]`.
         step: What random numbers follow from: int32, shape `[]`.
@@ -44,21 +44,57 @@ def sum_in_two_phases(
 
     Returns:
         The sums, the same bits on all processes; whether all of them are finite; and the new
-        states and the new `server`.
+        states and the new `servers`.
     """
-    encode, add, decode = _stages(compressor, collective.size)
-    # Other random numbers for each bucket, rank, step and phase.
-    salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
-    seed = tf.stack([step, tf.constant(salt)])
-    payload, states = encode(list(gradients), list(states), *rates, seed)
-    arrived = collective.all_to_all(payload, f"{name}/to_owner")
-    chunk = chunk_length(_total(gradients), collective.size, compressor.block)
-    encoded, server = add(arrived, server, rates[1], chunk, seed + tf.constant([0, 1]))
-    everyones = collective.all_gather(encoded, f"{name}/to_all")
-    everyones = tf.ensure_shape(everyones, [collective.size, encoded.shape[1]])
-    shapes = tuple(tuple(g.shape.as_list()) for g in gradients)
-    sums, finite = decode(everyones, shapes, tuple(g.dtype for g in gradients), rates[0])
-    return sums, finite, states, server
+    parts = [
+        _Part(collective, codec, places, gradients, step, f"{name}/{number}")
+        for number, (codec, places) in enumerate(compressor.parts([g.shape for g in gradients]))
+    ]
+    states, payloads = list(states), []
+    for part in parts:
+        payload, after = part.encode(part.own, [states[i] for i in part.places], *rates, part.seed)
+        payloads.append(payload)
+        _put(after, part.places, states)
+    arrived = _exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
+    added = [
+        part.add(own, server, rates[1], part.chunk, part.seed + tf.constant([0, 1]))
+        for part, own, server in zip(parts, arrived, servers, strict=True)
+    ]
+    encoded, servers = zip(*added, strict=True)
+    everyones = _exchanged(collective.all_gather, encoded, f"{name}/to_all")
+    sums: list[tf.Tensor] = [None] * len(gradients)
+    finite = []
+    for part, payload, own in zip(parts, everyones, encoded, strict=True):
+        payload = tf.ensure_shape(payload, [collective.size, own.shape[1]])
+        shapes = tuple(tuple(g.shape.as_list()) for g in part.own)
+        found, good = part.decode(payload, shapes, tuple(g.dtype for g in part.own), rates[0])
+        finite.append(good)
+        _put(found, part.places, sums)
+    return sums, tf.reduce_all(tf.stack(finite)), states, list(servers)
+
+
+class _Part:
+    """Gradients of a bucket that are one row of numbers, and what is done with them."""
+
+    def __init__(self, collective, codec, places, gradients, step, name):
+        self.places, self.own = places, [gradients[i] for i in places]
+        self.encode, self.add, self.decode = _stages(codec, collective.size)
+        self.chunk = chunk_length(_total(self.own), collective.size, codec.block)
+        # Other random numbers for each part, rank, step and phase.
+        salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
+        self.seed = tf.stack([step, tf.constant(salt)])
+
+
+def _exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Returns what comes back of several parts' rows of bytes, sent as one."""
+    if len(payloads) == 1:
+        return [exchange(payloads[0], name)]
+    return tf.split(exchange(tf.concat(payloads, 1), name), [p.shape[1] for p in payloads], 1)
+
+
+def _put(values: Sequence, places: Sequence[int], into: list) -> None:
+    for i, value in zip(places, values, strict=True):
+        into[i] = value
 
 
 def encoder(compressor: ChunkCompressor, size: int) -> Callable:

@@ -28,10 +28,13 @@ class Stage : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("chunk", &chunk_));
     OP_REQUIRES_OK(context, context->GetAttr("row_bytes", &row_bytes_));
     OP_REQUIRES_OK(context, context->GetAttr("clip", &clip_));
+    OP_REQUIRES_OK(context, context->GetAttr("columns", &columns_));
     OP_REQUIRES(context, block_ > 0 && block_ % 8 == 0 && chunk_ % block_ == 0,
                 absl::InvalidArgumentError("`block` must be a multiple of 8, `chunk` of `block`."));
     OP_REQUIRES(context, bits_ == 8 || bits_ == 4 || bits_ == 2,
                 absl::InvalidArgumentError("`bits` must be 8, 4 or 2."));
+    OP_REQUIRES(context, codec_ != "onebit" || (columns_ > 0 && block_ % (8 * columns_) == 0),
+                absl::InvalidArgumentError("`block` must be 8 rows of `columns`, or a multiple."));
     int64_t least = -1;
     WithCodec([&](auto& codec) { least = std::max<int64_t>(8, codec.RowBytes(blocks_of_row())); });
     OP_REQUIRES(context, least >= 0,
@@ -76,7 +79,7 @@ class Stage : public OpKernel {
     if (codec_ == "qsgd") return Qsgd(bits_, block_, l2_, stochastic_);
     if (codec_ == "natural") return Natural(block_);
     if (codec_ == "terngrad") return TernGrad(block_, clip_);
-    if (codec_ == "onebit") return OneBit(block_);
+    if (codec_ == "onebit") return OneBit(block_, columns_);
     return std::monostate();
   }
 
@@ -94,7 +97,7 @@ class Stage : public OpKernel {
   int bits_;
   bool l2_, stochastic_;
   float clip_;
-  int64_t block_, chunk_, row_bytes_;
+  int64_t block_, chunk_, columns_, row_bytes_;
 };
 
 Seed SeedOf(const Tensor& tensor) {

@@ -28,7 +28,7 @@ absl::Status LeftShape(InferenceContext* context) {
 #define TFDML_CODEC                                                                               \
   Attr("codec: string").Attr("bits: int = 8").Attr("l2: bool = false")                            \
       .Attr("stochastic: bool = false").Attr("clip: float = 0").Attr("block: int")                \
-      .Attr("chunk: int").Attr("row_bytes: int")
+      .Attr("columns: int = 0").Attr("chunk: int").Attr("row_bytes: int")
 
 REGISTER_OP("TfdmlEncode")
     .Input("gradients: n * float")
