@@ -75,7 +75,7 @@ def plot(kept: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 20]
+    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 10]
     wide = min(2, len(networks))
     high = -(-len(networks) // wide)
     figure, axes = plt.subplots(high, wide, figsize=(6.5 * wide, 5 * high), squeeze=False)
@@ -91,7 +91,7 @@ def plot(kept: dict, path: Path) -> None:
         axis.barh(names, speeds, color=colors)
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_xscale("log")
-        ticks = [t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20) if t < 1.1 * max(speeds)]
+        ticks = [t for t in (0.5, 1, 2, 5, 10, 20, 50) if t < 1.1 * max(speeds)]
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         rate, hosts, _ = network.split(" x ")

@@ -326,6 +326,20 @@ def test_compressing_nothing_changes_nothing(size):
             assert a.tobytes() == b.tobytes()
 
 
+def test_parts_of_a_bucket_are_as_if_they_went_alone():
+    """A codec whose blocks are of a gradient's shape: in a bucket for each, or all in one."""
+
+    def rank(collective, limits):
+        aggregator = CompressedAggregator(collective, OneBit(), *limits)
+        for step in range(3):
+            sums = aggregator.sum_gradients(gradients(collective.rank, step), NAMES, "g")
+        return [t.numpy().tobytes() for t in sums]
+
+    assert run_ranks(2, lambda c: rank(c, BUCKETS)) == run_ranks(
+        2, lambda c: rank(c, (1 << 20,) * 2)
+    )
+
+
 def test_small_and_one_dimensional_tensors_go_as_they_are():
     sums, state = run(QSGD(2), 2, 1)[0]
     for i, total in enumerate(true_sums(2, 1)[0]):
