@@ -11,6 +11,7 @@ MODELS = {
     "resnet20": "ResNet-20",
     "transformer": "a small transformer with an embedding of 8,192 rows",
 }
+_RATES = ("100mbit", "1gbit", "10gbit", "unshaped")
 _COLUMNS = (
     "",
     "MB sent",
@@ -75,7 +76,7 @@ def plot(kept: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 10]
+    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 20]
     wide = min(2, len(networks))
     high = -(-len(networks) // wide)
     figure, axes = plt.subplots(high, wide, figsize=(6.5 * wide, 5 * high), squeeze=False)
@@ -101,9 +102,16 @@ def plot(kept: dict, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def _order(item: tuple[str, dict]) -> tuple:
+    """Returns what networks are sorted by: the model, then the slowest first."""
+    rate, hosts, model, *compiled = item[0].split(" x ")
+    return list(MODELS).index(model), compiled, _RATES.index(rate), int(hosts)
+
+
 def write_report(kept: dict, path: Path) -> None:
     """Writes the tables of all networks, and the plot beside them."""
     parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
+    kept = dict(sorted(kept.items(), key=_order))
     parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
     for network, run in kept.items():
         rate, hosts, model, *compiled = network.split(" x ")
