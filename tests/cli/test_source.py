@@ -10,9 +10,10 @@ import pytest
 from tfdml.horovod_build import BuildError
 from tfdml.horovod_build import source as horovod_source
 from tfdml.horovod_build.build import compile_wheel
+from tfdml.horovod_build.changes import CHANGES
 
 ROOT = f"horovod-{horovod_source.VERSION}"
-LISTING, CONTEXTS, ALL_TO_ALL, ALL_GATHER = horovod_source.CHANGES
+LISTING, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
 
 
 def archive_with(path, files: dict[str, str]):
@@ -24,7 +25,10 @@ def archive_with(path, files: dict[str, str]):
     return path
 
 
-FILES = {name: f"before\n{text}after\n" for name, (text, _) in horovod_source.CHANGES.items()}
+FILES = {
+    name: "".join(["before\n", *(text for text, _ in changes), "after\n"])
+    for name, changes in CHANGES.items()
+}
 
 
 def test_what_is_changed(tmp_path):
@@ -44,7 +48,16 @@ def test_what_receives_says_so_before_it_sends(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", horovod_source.CHANGES)
+def test_a_rank_waits_for_what_is_queued(tmp_path):
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    assert "tensor_queue.WaitForTensors(" in (root / LOOP).read_text()
+    assert (root / QUEUE_HEADER).read_text().count("arrived_") == 2
+    # Whether one tensor is queued or several.
+    announced = re.findall(r"push\(std::move\((.*)\)\);|(notify_one)", (root / QUEUE).read_text())
+    assert [a or b for a, b in announced] == ["message", "notify_one", "messages[i]", "notify_one"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
 def test_unexpected_source_is_refused(tmp_path, name):
     archive = archive_with(tmp_path / "a.tar.gz", {**FILES, name: "something else\n"})
     with pytest.raises(BuildError, match="must have exactly once: .* Received: it 0 times"):

@@ -8,62 +8,13 @@ from pathlib import Path
 
 from tfdml.horovod_build import child
 from tfdml.horovod_build.cache import sha256
+from tfdml.horovod_build.changes import CHANGES
 from tfdml.horovod_build.errors import BuildError
 
 VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 # The published archive. What is compiled here runs with the user's rights, so it is verified.
 DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-# Lines of gloo's alltoallv and allgatherv.
-_RANKS = """  for (int i = 1; i < worldSize; i++) {
-    int sendRank = (myRank + i) % worldSize;
-    int recvRank = (myRank + worldSize - i) % worldSize;
-"""
-_SEND_TO = """    in->send(
-        sendRank, slot, inOffsetPerRank[sendRank], inLengthPerRank[sendRank]);
-"""
-_RECEIVE_FROM = """    out->recv(
-        recvRank, slot, outOffsetPerRank[recvRank], outLengthPerRank[recvRank]);
-"""
-_SEND = "    out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n"
-_RECEIVE = "    out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n"
-_FIRST = "    if (i == 0) {\n"
-_LATER = """      continue;
-    }
-
-    // Wait for previous operations to complete before kicking off new ones.
-    out->waitSend(opts.timeout);
-    out->waitRecv(opts.timeout);
-"""
-# What is changed in its files: a text, and what takes its place.
-CHANGES = {
-    # The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
-    # adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
-    "horovod/tensorflow/CMakeLists.txt": (
-        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
-        "",
-    ),
-    # Where a rank is lost, the others end their connections, which is how those further away in
-    # the ring learn of it. The contexts of process sets are never `enabled_`: theirs would stay,
-    # and with four ranks and more some wait for gloo's whole timeout.
-    "horovod/common/gloo/gloo_context.cc": (
-        "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
-        "void GlooContext::Finalize() {\n",
-    ),
-    # gloo sends nothing before the other side has said that it receives, and says so on the same
-    # connection as data goes. Where it sends first, what it says waits behind its own data, and
-    # the other side with it: a link is then used one way at a time, unless messages are small. Its
-    # all-reduce receives first.
-    "third_party/gloo/gloo/alltoallv.cc": (
-        f"{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
-        f"{_RANKS}{_RECEIVE_FROM}  }}\n{_RANKS}{_SEND_TO}  }}\n",
-    ),
-    "third_party/gloo/gloo/allgatherv.cc": (
-        f"{_FIRST}  {_SEND}  {_RECEIVE}{_LATER}{_SEND}{_RECEIVE}",
-        f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
-    ),
-}
-
 _DOWNLOAD_SECONDS = 600
 
 
@@ -129,16 +80,18 @@ def unpack(archive: Path, directory: Path) -> Path:
         else:
             opened.extractall(directory)
     root = directory / f"horovod-{VERSION}"
-    for name, (before, after) in CHANGES.items():
+    for name, changes in CHANGES.items():
         path = root / name
         content = path.read_text(encoding="utf-8")
-        if content.count(before) != 1:
-            raise BuildError(
-                f"{name} must have exactly once: {before.strip()!r}.",
-                received=f"it {content.count(before)} times",
-                fix=f"Remove {archive} and run the command again.",
-            )
-        path.write_text(content.replace(before, after), encoding="utf-8")
+        for before, after in changes:
+            if content.count(before) != 1:
+                raise BuildError(
+                    f"{name} must have exactly once: {before.strip()!r}.",
+                    received=f"it {content.count(before)} times",
+                    fix=f"Remove {archive} and run the command again.",
+                )
+            content = content.replace(before, after)
+        path.write_text(content, encoding="utf-8")
     return root
 
 

@@ -1,0 +1,98 @@
+"""What is changed in Horovod's source before it is compiled, and why."""
+
+# Lines of gloo's alltoallv and allgatherv.
+_RANKS = """  for (int i = 1; i < worldSize; i++) {
+    int sendRank = (myRank + i) % worldSize;
+    int recvRank = (myRank + worldSize - i) % worldSize;
+"""
+_SEND_TO = """    in->send(
+        sendRank, slot, inOffsetPerRank[sendRank], inLengthPerRank[sendRank]);
+"""
+_RECEIVE_FROM = """    out->recv(
+        recvRank, slot, outOffsetPerRank[recvRank], outLengthPerRank[recvRank]);
+"""
+_SEND = "    out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n"
+_RECEIVE = "    out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n"
+_FIRST = "    if (i == 0) {\n"
+_LATER = """      continue;
+    }
+
+    // Wait for previous operations to complete before kicking off new ones.
+    out->waitSend(opts.timeout);
+    out->waitRecv(opts.timeout);
+"""
+# Lines of Horovod's queue, and of the loop that empties it.
+_QUEUED = "  message_queue_.push(std::move(message));\n"
+_ALL_QUEUED = "    message_queue_.push(std::move(messages[i]));\n  }\n"
+_ANNOUNCE = "  arrived_.notify_one();\n"
+_LAST_METHOD = "  void RemoveJoinTensor();\n"
+_CYCLE = "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n"
+
+# By file: texts, each of which it has once, and what takes their places.
+CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
+    # The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
+    # adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
+    "horovod/tensorflow/CMakeLists.txt": (
+        ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', ""),
+    ),
+    # Where a rank is lost, the others end their connections, which is how those further away in
+    # the ring learn of it. The contexts of process sets are never `enabled_`: theirs would stay,
+    # and with four ranks and more some wait for gloo's whole timeout.
+    "horovod/common/gloo/gloo_context.cc": (
+        (
+            "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
+            "void GlooContext::Finalize() {\n",
+        ),
+    ),
+    # gloo sends nothing before the other side has said that it receives, and says so on the same
+    # connection as data goes. Where it sends first, what it says waits behind its own data, and
+    # the other side with it: a link is then used one way at a time, unless messages are small. Its
+    # all-reduce receives first.
+    "third_party/gloo/gloo/alltoallv.cc": (
+        (
+            f"{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
+            f"{_RANKS}{_RECEIVE_FROM}  }}\n{_RANKS}{_SEND_TO}  }}\n",
+        ),
+    ),
+    "third_party/gloo/gloo/allgatherv.cc": (
+        (
+            f"{_FIRST}  {_SEND}  {_RECEIVE}{_LATER}{_SEND}{_RECEIVE}",
+            f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
+        ),
+    ),
+    # Ranks ask each other a thousand times a second what is ready, also while nothing is. A rank
+    # that has nothing waits until it has, 20 ms at most: no exchange can begin before that, and
+    # who asks meanwhile waits for this rank anyway. Not with process sets, whose ranks ask
+    # one another in turn.
+    "horovod/common/operations.cc": (
+        (
+            _CYCLE,
+            "  if (state.process_set_table.Ids().size() == 1) {\n"
+            "    state.process_set_table.Get(0).tensor_queue.WaitForTensors(\n"
+            f"        std::chrono::milliseconds(20));\n  }}\n{_CYCLE}",
+        ),
+    ),
+    "horovod/common/tensor_queue.h": (
+        (
+            "#include <mutex>\n",
+            "#include <chrono>\n#include <condition_variable>\n#include <mutex>\n",
+        ),
+        (
+            _LAST_METHOD,
+            f"{_LAST_METHOD}\n"
+            "  // Returns when there are tensors, or after that time.\n"
+            "  void WaitForTensors(std::chrono::milliseconds longest) {\n"
+            "    std::unique_lock<std::mutex> lock(mutex_);\n"
+            "    arrived_.wait_for(lock, longest, [this] { return !tensor_table_.empty(); });\n"
+            "  }\n",
+        ),
+        (
+            "  mutable std::mutex mutex_;\n",
+            "  mutable std::mutex mutex_;\n\n  std::condition_variable arrived_;\n",
+        ),
+    ),
+    "horovod/common/tensor_queue.cc": (
+        (f"{_QUEUED}  return", f"{_QUEUED}{_ANNOUNCE}  return"),
+        (_ALL_QUEUED, _ALL_QUEUED + _ANNOUNCE),
+    ),
+}
