@@ -11,6 +11,11 @@ _SEND_TO = """    in->send(
 _RECEIVE_FROM = """    out->recv(
         recvRank, slot, outOffsetPerRank[recvRank], outLengthPerRank[recvRank]);
 """
+_COPY = """  memcpy(
+      static_cast<char*>(out->ptr) + myOutOffset,
+      static_cast<char*>(in->ptr) + myInOffset,
+      myChunkSize);
+"""
 _SEND = "    out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n"
 _RECEIVE = "    out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n"
 _FIRST = "    if (i == 0) {\n"
@@ -47,11 +52,11 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     # gloo sends nothing before the other side has said that it receives, and says so on the same
     # connection as data goes. Where it sends first, what it says waits behind its own data, and
     # the other side with it: a link is then used one way at a time, unless messages are small. Its
-    # all-reduce receives first.
+    # all-reduce receives first. What stays on a rank is copied while the others' is on its way.
     "third_party/gloo/gloo/alltoallv.cc": (
         (
-            f"{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
-            f"{_RANKS}{_RECEIVE_FROM}  }}\n{_RANKS}{_SEND_TO}  }}\n",
+            f"{_COPY}\n  // Remote copy.\n{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
+            f"{_RANKS}{_RECEIVE_FROM}  }}\n{_RANKS}{_SEND_TO}  }}\n{_COPY}",
         ),
     ),
     "third_party/gloo/gloo/allgatherv.cc": (
