@@ -29,7 +29,7 @@ from tfdml.compression.two_phase import chunk_length
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
 NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]
 # Bytes; the same in all tests of all codecs, which XLA compiles for each shape.
-BUCKETS = (4096, 4096)
+BUCKET = 4096
 COMPRESSORS = [
     Float16(),
     BFloat16(),
@@ -83,7 +83,7 @@ def run(compressor, size: int, steps: int, **options) -> list:
     """Sums `steps` gradients on simulated ranks; returns each rank's sums, and what it keeps."""
 
     def rank(collective):
-        aggregator = CompressedAggregator(collective, compressor, *BUCKETS)
+        aggregator = CompressedAggregator(collective, compressor, BUCKET)
         sums = [
             [t.numpy() for t in aggregator.sum_gradients(
                 gradients(collective.rank, step), NAMES, "g", **options)]
@@ -258,7 +258,7 @@ def test_power_sgd_bears_degenerate_gradients(value):
 @pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be.
 def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
     def rank(collective):
-        aggregator = CompressedAggregator(collective, compressor, *BUCKETS)
+        aggregator = CompressedAggregator(collective, compressor, BUCKET)
         aggregator.sum_gradients(gradients(collective.rank, 0), NAMES, "g")
         before = {name: v.numpy() for name, v in aggregator.state.items()}
         bad = gradients(collective.rank, 1)
@@ -282,7 +282,7 @@ def test_what_is_kept_does_not_know_the_loss_scale():
     codec = next(c for c in COMPRESSORS if repr(c) == repr(QSGD(4)))
 
     def rank(collective, scales):
-        aggregator = CompressedAggregator(collective, codec, *BUCKETS)
+        aggregator = CompressedAggregator(collective, codec, BUCKET)
         for step, scale in enumerate(scales):
             sums = aggregator.sum_gradients(
                 gradients(collective.rank, step, scale), NAMES, "g", tf.constant(scale)
@@ -329,15 +329,14 @@ def test_compressing_nothing_changes_nothing(size):
 def test_parts_of_a_bucket_are_as_if_they_went_alone():
     """A codec whose blocks are of a gradient's shape: in a bucket for each, or all in one."""
 
-    def rank(collective, limits):
-        aggregator = CompressedAggregator(collective, OneBit(), *limits)
+    def rank(collective, limit):
+        aggregator = CompressedAggregator(collective, OneBit(), limit)
         for step in range(3):
             sums = aggregator.sum_gradients(gradients(collective.rank, step), NAMES, "g")
         return [t.numpy().tobytes() for t in sums]
 
-    assert run_ranks(2, lambda c: rank(c, BUCKETS)) == run_ranks(
-        2, lambda c: rank(c, (1 << 20,) * 2)
-    )
+    alone, together = (run_ranks(2, lambda c, n=n: rank(c, n)) for n in (BUCKET, 1 << 20))
+    assert alone == together
 
 
 def test_small_and_one_dimensional_tensors_go_as_they_are():

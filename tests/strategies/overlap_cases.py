@@ -63,9 +63,9 @@ def _awaiting_all() -> contextlib.AbstractContextManager:
     """Takes the overlap away: no gradient is exchanged before all have been computed."""
     start_at_once = extended.sum_gradients
 
-    def sum_gradients(collective, gradients, name):
+    def sum_gradients(collective, gradients, *rest):
         with tf.control_dependencies(list(gradients)):
-            return start_at_once(collective, [tf.identity(g) for g in gradients], name)
+            return start_at_once(collective, [tf.identity(g) for g in gradients], *rest)
 
     return mock.patch.object(extended, "sum_gradients", sum_gradients)
 
@@ -98,3 +98,33 @@ def exchanged_while_the_first_layer_waits(seconds: float, awaiting_all: bool = F
             event.clear()
             model.train_on_batch(x, np.ones((4, width), "float32"))
     return list(held.came)  # Keras has made a list of its own of it.
+
+
+def exchanges_of_a_step(options: dict) -> list[str]:
+    """Returns the names of the exchanges of gradients in a step of four layers of 1,024 numbers.
+
+    Args:
+        options: The strategy's.
+    """
+    strategy = job.strategy(**options)
+    names = []
+    with strategy.scope():
+        model = keras.Sequential(
+            [layers.Input((32,)), *(layers.Dense(32, use_bias=False) for _ in range(4))]
+        )
+        model.compile("sgd", "mse")
+    collective = strategy.extended.collective
+
+    def noting(operation: str) -> contextlib.AbstractContextManager:
+        original = getattr(collective, operation)
+
+        def noted(tensors, name):
+            if name.startswith("gradients/sgd/"):
+                names.append(name.removeprefix("gradients/sgd/"))
+            return original(tensors, name)
+
+        return mock.patch.object(collective, operation, noted)
+
+    with noting("all_reduce"), noting("all_to_all"):
+        model.train_on_batch(np.ones((4, 32), "float32"), np.ones((4, 32), "float32"))
+    return names

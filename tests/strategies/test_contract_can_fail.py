@@ -14,7 +14,7 @@ from tfdml.strategies.keras_seam import array_data, trainer
 
 
 def _without_exchange():
-    return mock.patch.object(extended, "sum_gradients", lambda c, gradients, name: gradients)
+    return mock.patch.object(extended, "sum_gradients", lambda c, gradients, *_: gradients)
 
 
 def _without_weighting():

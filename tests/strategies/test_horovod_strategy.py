@@ -32,6 +32,15 @@ def test_compression_must_be_a_compressor_or_a_name(cls, compression):
     assert f"Received: compression={compression!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("cls", [HorovodStrategy, MultiWorkerMirroredStrategy])
+@pytest.mark.parametrize("bucket_bytes", [0, -1, 1.5, "4 MB", None])
+def test_bucket_bytes_must_be_a_number_of_bytes(cls, bucket_bytes):
+    rule = "`bucket_bytes` must be a positive number of bytes. Received: bucket_bytes="
+    with pytest.raises(ValueError, match=rule) as error:
+        cls(bucket_bytes=bucket_bytes)
+    assert repr(bucket_bytes) in str(error.value)
+
+
 def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
     code = (
         "import sys; sys.modules['horovod'] = None\n"  # As if it were not installed.

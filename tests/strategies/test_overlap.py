@@ -15,3 +15,15 @@ def test_an_exchange_that_waits_for_all_gradients_goes_red(ranks):
     """However long the backward pass is held, the sums cannot come meanwhile."""
     for came in ranks(2).run(cases.exchanged_while_the_first_layer_waits, 0.5, True):
         assert came == [False, False]
+
+
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize(
+    ("compression", "name"), [(None, "bucket_{}"), ("int8", "compressed_{}/to_owner")]
+)
+def test_buckets_are_as_large_as_is_asked_for(ranks, kind, compression, name):
+    # A kernel has 4,096 bytes: one, two and all four in a bucket.
+    for options, count in (({"bucket_bytes": 4096}, 4), ({"bucket_bytes": 8192}, 2), ({}, 1)):
+        wanted = [name.format(i) for i in range(count)]
+        options["compression"] = compression
+        assert ranks(2, kind).run(cases.exchanges_of_a_step, options) == [wanted, wanted]

@@ -38,7 +38,7 @@ def plan_buckets(
         nbytes: Bytes of each gradient, in the order of the layers.
         dtypes: The gradients' dtypes.
         limit: Bytes at which a bucket is closed.
-        first_limit: Bytes at which the bucket that is ready first is closed.
+        first_limit: Bytes at which the bucket that is ready first is closed, if fewer.
 
     Returns:
         The buckets, in the order in which the backward pass fills them.
@@ -55,6 +55,7 @@ def plan_buckets(
             f"`limit` and `first_limit` must be positive numbers of bytes. Received: "
             f"limit={limit}, first_limit={first_limit}."
         )
+    first_limit = min(first_limit, limit)
     buckets: list[Bucket] = []
     indices: list[int] = []
     filled = 0

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, sum_gradients
-from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
@@ -30,7 +30,6 @@ class CompressedAggregator:
         collective: What moves the bytes.
         compressor: What makes them fewer.
         bucket_bytes: Bytes of gradients that go together.
-        first_bucket_bytes: Bytes of those that are ready first.
         state: Where what is kept goes; aggregators may share it.
         prefix: What goes before the names of exchanges.
     """
@@ -40,14 +39,13 @@ class CompressedAggregator:
         collective: Collective,
         compressor: Compressor,
         bucket_bytes: int = BUCKET_BYTES,
-        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         state: dict[str, tf.Variable] | None = None,
         prefix: str = "",
     ):
         self._collective = collective
         self._compressor = compressor
         self._memory = compressor.memory(collective.size)
-        self._bucket_bytes = (bucket_bytes, first_bucket_bytes)
+        self._bucket_bytes = bucket_bytes
         self._state: dict[str, tf.Variable] = {} if state is None else state
         self._prefix = prefix
         # What this rank goes on with; variables are made when they are first used.
@@ -110,7 +108,7 @@ class CompressedAggregator:
         others = [*dense, *sparse]
         plain = [
             *sum_gradients(
-                self._collective, [gradients[i] for i in dense], name, *self._bucket_bytes
+                self._collective, [gradients[i] for i in dense], name, self._bucket_bytes
             ),
             *sum_sparse(self._collective, [gradients[i] for i in sparse], name),
         ]
@@ -127,7 +125,7 @@ class CompressedAggregator:
         commits.append((step, step + 1))
         sizes = [gradients[i].shape.num_elements() for i in taken]
         buckets = plan_buckets(
-            [4 * s for s in sizes], [tf.float32] * len(taken), *self._bucket_bytes
+            [4 * s for s in sizes], [tf.float32] * len(taken), self._bucket_bytes
         )
         exchange = (
             self._in_rounds

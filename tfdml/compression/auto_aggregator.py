@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, sum_gradients
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.aggregator import CompressedAggregator
@@ -29,15 +30,23 @@ class AutoAggregator:
         collective: What moves the bytes.
         auto: The candidates.
         clock: What times steps, links and codecs.
+        bucket_bytes: Bytes of gradients that go together.
     """
 
-    def __init__(self, collective: Collective, auto: Auto, clock: Clock = tf.timestamp):
+    def __init__(
+        self,
+        collective: Collective,
+        auto: Auto,
+        clock: Clock = tf.timestamp,
+        bucket_bytes: int = BUCKET_BYTES,
+    ):
         self._collective = collective
+        self._bucket_bytes = bucket_bytes
         self._clock = clock
         self._candidates: list[Compressor | None] = [None, *auto.candidates]
         self._state: dict[str, tf.Variable] = {}
         self._parts = [
-            CompressedAggregator(collective, c, state=self._state, prefix=f"{number}/")
+            CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/")
             for number, c in enumerate(auto.candidates, start=1)
         ]
         self._link: Link | None = None
@@ -69,7 +78,8 @@ class AutoAggregator:
             with tf.init_scope():
                 self._begin(label, gradients)
         rest = (gradients, names, label, loss_scale, learning_rate)
-        branches = [lambda: sum_gradients(self._collective, gradients, f"0/{label}")]
+        plain = (self._collective, gradients, f"0/{label}", self._bucket_bytes)
+        branches = [lambda: sum_gradients(*plain)]
         branches += [lambda part=part: part.sum_gradients(*rest) for part in self._parts]
         chosen = self._chosen[label]
         sums = tf.switch_case(chosen.read_value(), branches)
@@ -89,7 +99,8 @@ class AutoAggregator:
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         dense = [g for g in dense if g.shape.is_fully_defined()]
         shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
-        sent = [traffic(c, shapes, dtypes, self._collective.size) for c in self._candidates]
+        rest = (shapes, dtypes, self._collective.size, self._bucket_bytes)
+        sent = [traffic(c, *rest) for c in self._candidates]
         choice = Choice(
             ["no compression", *map(repr, self._candidates[1:])],
             [
@@ -153,12 +164,12 @@ class AutoAggregator:
 
 
 def aggregator_of(
-    collective: Collective, compressor: Compressor
+    collective: Collective, compressor: Compressor, bucket_bytes: int = BUCKET_BYTES
 ) -> CompressedAggregator | AutoAggregator:
     """Returns what sums gradients with a compressor."""
     if isinstance(compressor, Auto):
-        return AutoAggregator(collective, compressor)
-    return CompressedAggregator(collective, compressor)
+        return AutoAggregator(collective, compressor, bucket_bytes=bucket_bytes)
+    return CompressedAggregator(collective, compressor, bucket_bytes)
 
 
 def _listed(names: Sequence[str], seconds: dict[int, float]) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.two_phase import chunk_length
 
@@ -39,7 +39,11 @@ class Traffic:
 
 
 def traffic(
-    compressor: Compressor | None, shapes: Sequence[Sequence[int]], dtypes: Sequence, size: int
+    compressor: Compressor | None,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence,
+    size: int,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Traffic:
     """Returns what a rank sends in one step: 2(N-1)/N of what the gradients become.
 
@@ -50,6 +54,7 @@ def traffic(
         shapes: The gradients' shapes.
         dtypes: Their dtypes.
         size: The number of ranks, N.
+        bucket_bytes: Bytes of gradients that go together.
     """
     taken = [
         compressor is not None and compressor.takes(s, d)
@@ -58,10 +63,10 @@ def traffic(
     lengths = [_length(s) for s in shapes]
     plain = [n * d.size for n, d, t in zip(lengths, dtypes, taken, strict=True) if not t]
     plain_dtypes = [d for d, t in zip(dtypes, taken, strict=True) if not t]
-    payload, exchanges = float(sum(plain)), len(plan_buckets(plain, plain_dtypes))
+    payload, exchanges = float(sum(plain)), len(plan_buckets(plain, plain_dtypes, bucket_bytes))
     chosen = [(s, n) for s, n, t in zip(shapes, lengths, taken, strict=True) if t]
     sizes = [_FLOAT * n for _, n in chosen]
-    for bucket in plan_buckets(sizes, ["float32"] * len(sizes), BUCKET_BYTES, FIRST_BUCKET_BYTES):
+    for bucket in plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes):
         exchanges += 2
         if isinstance(compressor, ChunkCompressor):
             for codec, places in compressor.parts([chosen[i][0] for i in bucket.indices]):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
 
 
@@ -10,6 +11,7 @@ def check(
     compression: Compressor | str | None,
     silence_limit: float = 60.0,
     check_desync: int = 0,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Compressor | None:
     """Checks the arguments that the strategies share; returns the compressor.
 
@@ -18,6 +20,7 @@ def check(
         compression: A compressor, its name, or None.
         silence_limit: Seconds.
         check_desync: Steps.
+        bucket_bytes: Bytes of gradients.
 
     Raises:
         ValueError: If one is wrong.
@@ -32,6 +35,11 @@ def check(
         raise ValueError(
             f"`check_desync` must be a number of steps, or 0 for no check. Received: "
             f"check_desync={check_desync!r}."
+        )
+    if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise ValueError(
+            f"`bucket_bytes` must be a positive number of bytes. Received: "
+            f"bucket_bytes={bucket_bytes!r}. Use for example {BUCKET_BYTES}, the default."
         )
     return get(compression)
 

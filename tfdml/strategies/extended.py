@@ -18,6 +18,7 @@ from tensorflow.python.distribute import (
 )
 
 from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
@@ -46,6 +47,7 @@ class ReplicaExtended(BatchExtended):
         compressor: What makes gradients smaller between processes.
         guard: What ends the job where a process cannot go on; None for a process alone.
         check_desync: Steps between two comparisons of all weights; 0 for none.
+        bucket_bytes: Bytes of gradients that go together.
     """
 
     def __init__(
@@ -56,14 +58,15 @@ class ReplicaExtended(BatchExtended):
         compressor: Compressor | None = None,
         guard: Guard | None = None,
         check_desync: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
         self.guard = guard
         self.check_desync = check_desync
-        self.compressor = compressor
+        self.compressor, self.bucket_bytes = compressor, bucket_bytes
         # One process alone sends nothing.
         self.aggregator: CompressedAggregator | AutoAggregator | BetweenDevices | None = None
         if compressor is not None and collective.size > 1:
-            self.aggregator = aggregator_of(collective, compressor)
+            self.aggregator = aggregator_of(collective, compressor, bucket_bytes)
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
         self.noise_scale: NoiseScale | None = None
@@ -89,7 +92,7 @@ class ReplicaExtended(BatchExtended):
         # Numbers in names of exchanges: one that has just come begins with 0.
         self._names.clear()
         if self.compressor is not None and collective.size > 1:
-            self.aggregator = aggregator_of(collective, self.compressor)
+            self.aggregator = aggregator_of(collective, self.compressor, self.bucket_bytes)
 
     def compress_between_devices(self, compressor: Compressor | None) -> None:
         """Makes gradients smaller between the devices of a process alone."""
@@ -266,7 +269,9 @@ class ReplicaExtended(BatchExtended):
 
         def between_processes(_, *per_replica):
             local = [self._local_sum(v) for v in per_replica]
-            exchange = functools.partial(sum_gradients, self.collective, local, label)
+            exchange = functools.partial(
+                sum_gradients, self.collective, local, label, self.bucket_bytes
+            )
             if self.aggregator is not None:
                 exchange = functools.partial(
                     self.aggregator.sum_gradients, local, paths, label, *rates()

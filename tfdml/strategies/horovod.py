@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml import topology
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.compression import Compressor
@@ -45,6 +46,8 @@ class HorovodStrategy(ReplicaStrategy):
             and the job ends everywhere. A process that dies is noticed at once.
         check_desync: Steps after which all weights are compared between the processes, again and
             again; 0 for never. It costs one small exchange each time, and reading the weights.
+        bucket_bytes: Bytes of gradients that are sent together, as soon as they are there: more
+            for few and large exchanges, fewer for an earlier start. A gradient is never cut.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -62,11 +65,13 @@ class HorovodStrategy(ReplicaStrategy):
         *,
         silence_limit: float = 60.0,
         check_desync: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
-        compressor = arguments.check(devices, compression, silence_limit, check_desync)
+        rest = (silence_limit, check_desync, bucket_bytes)
+        compressor = arguments.check(devices, compression, *rest)
         collective = _collective()
         own = devices or [_own_device(collective.topology)]
-        super().__init__(collective, own, compressor, silence_limit, check_desync)
+        super().__init__(collective, own, compressor, *rest)
         self.extended.must_join = topology.is_elastic()
 
 

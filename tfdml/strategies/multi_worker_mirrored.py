@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.tensorflow import TensorFlowCollective
 from tfdml.compression import Compressor
@@ -37,6 +38,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         start_limit: Seconds to wait for the other processes to start.
         check_desync: Steps after which all weights are compared between the processes, again and
             again; 0 for never.
+        bucket_bytes: Bytes of gradients that are sent together, as soon as they are there: more
+            for few and large exchanges, fewer for an earlier start. A gradient is never cut.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
@@ -54,8 +57,10 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         silence_limit: float = 60.0,
         start_limit: float = 300.0,
         check_desync: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
-        compressor = arguments.check(devices, compression, silence_limit, check_desync)
+        rest = (silence_limit, check_desync, bucket_bytes)
+        compressor = arguments.check(devices, compression, *rest)
         arguments.check_seconds("start_limit", start_limit)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = (
@@ -69,7 +74,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
         collective = TensorFlowCollective(member.topology, own[0], options)
-        super().__init__(collective, own, compressor, silence_limit, check_desync)
+        super().__init__(collective, own, compressor, *rest)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
 from tfdml.runtime.guard import guard_of
@@ -23,6 +24,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
         compressor: What makes gradients smaller between processes.
         silence_limit: Seconds of silence after which another process is taken for lost.
         check_desync: Steps between two comparisons of all weights; 0 for none.
+        bucket_bytes: Bytes of gradients that go together.
     """
 
     # `MirroredExtended` numbers TensorFlow's own collectives from here.
@@ -35,15 +37,15 @@ class ReplicaStrategy(tf.distribute.Strategy):
         compressor: Compressor | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
         keras_seam.install()
         guard = None
         if collective.size > 1:
             guard = guard_of(collective, silence_limit)
             collective = WatchedCollective(collective, guard.place)
-        super().__init__(
-            ReplicaExtended(self, devices, collective, compressor, guard, check_desync)
-        )
+        rest = (compressor, guard, check_desync, bucket_bytes)
+        super().__init__(ReplicaExtended(self, devices, collective, *rest))
 
     @property
     def rank(self) -> int:
