@@ -339,6 +339,42 @@ def test_parts_of_a_bucket_are_as_if_they_went_alone():
     assert alone == together
 
 
+def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
+    """Returns each rank's second sums, with buckets of another size than for the first ones."""
+
+    def kept(collective):
+        aggregator = CompressedAggregator(collective, compressor, BUCKET)
+        aggregator.sum_gradients(gradients(collective.rank, 0), NAMES, "g")
+        return {name: v.numpy() for name, v in aggregator.state.items()}
+
+    before = run_ranks(2, kept)
+
+    def after(collective):
+        aggregator = CompressedAggregator(collective, compressor, bucket_bytes)
+        aggregator.restore(before)
+        sums = aggregator.sum_gradients(gradients(collective.rank, 1), NAMES, "g")
+        return [s.numpy() for s in sums]
+
+    return run_ranks(2, after)
+
+
+def test_what_owners_keep_goes_on_in_other_buckets_where_the_parts_are_the_same():
+    """Of `OneBit`, each matrix is a part of its own."""
+    same, other = goes_on(OneBit(), BUCKET), goes_on(OneBit(), 1 << 20)
+    for rank in range(2):
+        for expected, actual in zip(same[rank], other[rank], strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_what_owners_keep_of_other_parts_is_refused():
+    goes_on(QSGD(4), BUCKET)
+    with pytest.raises(
+        ValueError,
+        match=r"bucket_bytes`. Received: part/g/layer_4/kernel of \[3300, 512\], kept is",
+    ):
+        goes_on(QSGD(4), 1 << 20)
+
+
 def test_small_and_one_dimensional_tensors_go_as_they_are():
     sums, state = run(QSGD(2), 2, 1)[0]
     for i, total in enumerate(true_sums(2, 1)[0]):

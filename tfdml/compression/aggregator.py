@@ -11,7 +11,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.error_feedback import State
-from tfdml.compression.redistribution import of_ranks, redistributed
+from tfdml.compression.redistribution import PART, SERVER, of_ranks, redistributed
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.sparse import sum_sparse
 from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
@@ -64,7 +64,8 @@ class CompressedAggregator:
                 Names that are not of this aggregator are left alone.
 
         Raises:
-            ValueError: If something has another shape than what is kept here.
+            ValueError: If something has another shape than what is kept here: then, or when it is
+                first used.
         """
         before = of_ranks(before)
         if len(before) != self._collective.size:
@@ -73,7 +74,8 @@ class CompressedAggregator:
         self._before = {name: value for name, value in own.items() if self._is_mine(name)}
         for name, variable in self._state.items():
             if self._is_mine(name):
-                variable.assign(self._start(name, tf.zeros_like(variable)))
+                start = variable if name.startswith(PART) else tf.zeros_like(variable)
+                variable.assign(self._start(name, start))
 
     def _is_mine(self, name: str) -> bool:
         """Whether something that is kept is not of another candidate's exchanges."""
@@ -135,9 +137,7 @@ class CompressedAggregator:
         for number, bucket in enumerate(buckets):
             places = [taken[i] for i in bucket.indices]
             own, paths = [gradients[i] for i in places], [names[i] for i in places]
-            sums, good, new = exchange(
-                own, paths, (scale, kept), step, f"{name}/compressed_{number}"
-            )
+            sums, good, new = exchange(own, paths, (scale, kept), step, name, number)
             finite.append(good)
             commits += new
             for i, total in zip(places, sums, strict=True):
@@ -163,14 +163,16 @@ class CompressedAggregator:
         result, after = self._memory.after_sum(dense, state)
         return tf.cast(result * scale, total.dtype), _pairs([variables], [after])
 
-    def _in_two_phases(self, own, names, rates, step, label) -> tuple[list, tf.Tensor, list]:
+    def _in_two_phases(
+        self, own, names, rates, step, label, number
+    ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
         memories = [
             self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
         ]
         servers = [
-            self._server(codec, sum(own[i].shape.num_elements() for i in places), f"{label}/{part}")
-            for part, (codec, places) in enumerate(self._compressor.parts([g.shape for g in own]))
+            self._server(codec, [own[i] for i in places], f"{label}/{names[places[0]]}")
+            for codec, places in self._compressor.parts([g.shape for g in own])
         ]
         sums, finite, after, servers_after = sum_in_two_phases(
             self._collective,
@@ -180,20 +182,27 @@ class CompressedAggregator:
             [_values(s) for s in servers],
             rates,
             step,
-            label,
+            f"{label}/compressed_{number}",
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
 
-    def _server(self, codec: ChunkCompressor, length: int, name: str) -> dict[str, tf.Variable]:
-        """Returns what the owner of a chunk keeps of a part of a bucket."""
+    def _server(
+        self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
+    ) -> dict[str, tf.Variable]:
+        """Returns what the owner of a chunk keeps of a part of a bucket.
+
+        Its name is that of the part's first variable, so that another part is known by its length.
+        """
         if not codec.biased:
             return {}
-        # What is cut into chunks anew where the number of processes changes.
-        self._made(name, lambda: {"part": tf.constant([length, codec.block])})
+        length = sum(g.shape.num_elements() for g in gradients)
         chunk = chunk_length(length, self._collective.size, codec.block)
-        return {"residual": self._zeros(f"server_residual/{name}", [chunk])}
+        with tf.init_scope():
+            # What is cut into chunks anew where the number of processes changes.
+            self._kept(f"{PART}{name}", tf.constant([length, codec.block]))
+            return {"residual": self._kept(f"{SERVER}{name}", tf.zeros([chunk]))}
 
-    def _in_rounds(self, own, names, rates, step, label) -> tuple[list, tf.Tensor, list]:
+    def _in_rounds(self, own, names, rates, step, label, number) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
         del step
         memories = [
@@ -210,7 +219,7 @@ class CompressedAggregator:
             [_values(m) for m in memories],
             [_values(s) for s in states],
             rates,
-            label,
+            f"{label}/compressed_{number}",
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 
@@ -248,16 +257,23 @@ class CompressedAggregator:
         if name not in self._before:
             return start
         value = self._before[name]
-        if start.shape != value.shape:
+        is_part = name.startswith(PART)
+        if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
             raise ValueError(
-                f"`before` must be of the same model and compressor. Received: {name} of shape "
-                f"{value.shape}, kept is {start.shape}. Begin anew, or go on as before."
+                f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "
+                f"{name} of {_told(value)}, kept is {_told(start)}. Begin anew, or go on as before."
             )
         return tf.constant(value)
 
 
 def _values(variables: dict[str, tf.Variable]) -> State:
     return {key: variable.read_value() for key, variable in variables.items()}
+
+
+def _told(value: tf.Tensor | np.ndarray) -> str:
+    """Returns a part's numbers and block; of anything else the shape."""
+    value = np.asarray(value)
+    return f"{value.tolist()}" if value.dtype.kind == "i" else f"shape {value.shape}"
 
 
 def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State]) -> list[tuple]:

@@ -10,7 +10,8 @@ from tfdml.compression.two_phase import chunk_length
 _DEVICE = re.compile(r"device_(\d+)/")
 # What is each rank's own, and enters the sum over the ranks.
 _OWN = ("residual/", "velocity/")
-_SERVER, _PART = "server_residual/", "part/"
+# What the owners of chunks keep of a part of a bucket, and the part's numbers and block.
+SERVER, PART = "server_residual/", "part/"
 
 
 def of_ranks(
@@ -60,8 +61,8 @@ def redistributed(
         values = [state[name] for state in states]
         if name.startswith(_OWN):
             parts = [np.sum(values, 0, dtype=values[0].dtype) / values[0].dtype.type(size)] * size
-        elif name.startswith(_SERVER):
-            length, block = map(int, states[0][_PART + name.removeprefix(_SERVER)])
+        elif name.startswith(SERVER):
+            length, block = map(int, states[0][PART + name.removeprefix(SERVER)])
             parts = _cut(np.concatenate(values)[:length], block, size)
         else:
             parts = values[:1] * size
