@@ -16,6 +16,7 @@ SIGNATURES = {
     "return_dict kwargs",
     "TensorFlowTrainer.predict": "x batch_size verbose steps callbacks",
     "TFEpochIterator.__init__": "distribute_strategy args kwargs",
+    "TFEpochIterator._get_iterator": "",
     "TFEpochIterator._enumerate_iterator": "",
     "TensorFlowTrainer._get_metrics_result_or_logs": "logs",
     "SGD.update_step": "gradient variable learning_rate",

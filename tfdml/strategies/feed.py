@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.errors import DataError, OtherRankError
+from tfdml.strategies.iteration import opened
 from tfdml.strategies.share import Portion, Splitter, count_rows
 
 # What a process announces of a batch: its size, or one of these.
@@ -127,7 +128,7 @@ class Feed(abc.ABC):
         return self._collective.beside_steps.all_gather(own, name).numpy().T.tolist()
 
     def _open(self) -> Iterator:
-        return iter(self._dataset)
+        return opened(self._dataset)
 
     def _count(self, batch: Any) -> int:
         return int(count_rows(batch))

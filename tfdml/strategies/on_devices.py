@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdml.strategies.iteration import opened
 from tfdml.strategies.share import Portion
 
 # Portions that are copied while a step runs.
@@ -40,7 +41,7 @@ class OnDevices:
         Raises:
             Exception: What the dataset raises, in the place of a portion.
         """
-        return self._ahead(iter(self.dataset))
+        return self._ahead(opened(self.dataset))
 
     def _ahead(self, portions: Iterator[Portion]) -> Iterator[Portion]:
         copier = ThreadPoolExecutor(1, "tfdml-on-devices")

@@ -174,7 +174,7 @@ class DataPosition:
 
     def _begin_passes_again(self) -> None:
         """Makes what counts its passes, as `shuffle` does, count those of before."""
-        data = self._iterator._get_iterator()
+        data = self._iterator._distributed_dataset
         if isinstance(data, OnDevices):
             data = data.dataset
         if isinstance(data, Feed | OneByOne):

@@ -14,6 +14,7 @@ from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.feed import Feed
 from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed, without_optionals
+from tfdml.strategies.iteration import opened
 from tfdml.strategies.on_devices import OnDevices
 from tfdml.strategies.own_parts import own_portions
 from tfdml.strategies.share import Portion
@@ -68,7 +69,7 @@ class OneByOne:
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator:
-        yield from self._dataset
+        yield from opened(self._dataset)
 
 
 def batch_spec(data: tf.data.Dataset | Feed | OneByOne | OnDevices) -> Any:

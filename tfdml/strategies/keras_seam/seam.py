@@ -12,6 +12,7 @@ callback of `fit` resumes it (see `resuming`).
 | `fit`, `evaluate`, `predict` | early checks; progress bar on the chief only; the guard |
 | `CallbackList` | the guard knows which callback runs |
 | `TFEpochIterator` | data come as portions of global batches; see `feed_modes` |
+| `_get_iterator` | an epoch does not wait for `tf.data`'s autotuner; see `iteration` |
 | `_enumerate_iterator` | where a `fit` goes on, steps begin later; see `data_position` |
 | `_get_metrics_result_or_logs` | the same: an epoch may have had its last step before |
 | `_maybe_symbolic_build` | builds from the data's shapes, and reads no batch |

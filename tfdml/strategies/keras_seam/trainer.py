@@ -17,6 +17,7 @@ from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
@@ -102,6 +103,14 @@ def _epoch_iterator(original: Callable) -> Callable:
         self._num_batches = self.data_adapter.num_batches
 
     return __init__
+
+
+def _get_iterator(original: Callable) -> Callable:
+    def get_iterator(self):
+        data = original(self)
+        return data if extended_of(self._distribute_strategy) is None else Passes(data)
+
+    return get_iterator
 
 
 def _get_tf_dataset(original: Callable) -> Callable:
@@ -207,6 +216,7 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "predict", _loop),
     (CallbackList, "__init__", _callback_list),
     (TFEpochIterator, "__init__", _epoch_iterator),
+    (TFEpochIterator, "_get_iterator", _get_iterator),
     (TFEpochIterator, "_enumerate_iterator", _enumerate_iterator),
     (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
     (TensorFlowTrainer, "_get_metrics_result_or_logs", _logs_of_epoch),
