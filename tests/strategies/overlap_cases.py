@@ -128,3 +128,36 @@ def exchanges_of_a_step(options: dict) -> list[str]:
     with noting("all_reduce"), noting("all_to_all"):
         model.train_on_batch(np.ones((4, 32), "float32"), np.ones((4, 32), "float32"))
     return names
+
+
+class TellingSGD(keras.optimizers.SGD):
+    """An optimizer a part of whose update needs no gradient, and sets an event."""
+
+    def __init__(self, event: threading.Event):
+        super().__init__(0.1)
+        self._event = event
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Updates `variable` as `SGD` does."""
+
+        def tell(value: np.ndarray) -> np.ndarray:
+            self._event.set()
+            return value
+
+        value = tf.convert_to_tensor(variable)
+        told = tf.numpy_function(tell, [value], value.dtype, stateful=False)
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(variable, 0.0 * tf.ensure_shape(told, value.shape))
+
+
+def updating_while_the_backward_pass_waits(seconds: float) -> list[bool]:
+    """Holds the backward pass; returns for each step whether any of the update was done then."""
+    event = threading.Event()
+    held = Held(event, seconds)
+    with job.strategy().scope():
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(3), held])
+        model.compile(TellingSGD(event), "mse")
+    model.fit(np.ones((4, 4)), np.ones((4, 3)), batch_size=4, verbose=0)
+    if not event.is_set():
+        raise ValueError("the update has told nothing")
+    return list(held.came)

@@ -17,6 +17,14 @@ def test_an_exchange_that_waits_for_all_gradients_goes_red(ranks):
         assert came == [False, False]
 
 
+@pytest.mark.parametrize(("size", "kind"), [(1, "horovod"), (2, "horovod"), (2, "mirrored")])
+def test_nothing_of_the_update_is_before_the_backward_pass(ranks, size, kind):
+    """It would keep the processor from what the exchange waits for."""
+    for came in ranks(size, kind).run(cases.updating_while_the_backward_pass_waits, 0.5):
+        assert came
+        assert not any(came)
+
+
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 @pytest.mark.parametrize(
     ("compression", "name"), [(None, "bucket_{}"), ("int8", "compressed_{}/to_owner")]

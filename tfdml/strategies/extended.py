@@ -301,6 +301,20 @@ class ReplicaExtended(BatchExtended):
         rows = self._shares[0].global_rows * self._steps_of_update
         self.noise_scale.observe(own, sums, rates()[0], rows)
 
+    def _update(self, var, fn: Callable, args: tuple, kwargs: dict, group: bool):
+        """Updates a variable, and nothing of that before its gradient's sum is there.
+
+        Else what needs none, as the decay of momentum, goes before the forward pass, and the
+        exchange begins later.
+        """
+
+        def update(variable, *values, **options):
+            flat = tf.nest.flatten(values, expand_composites=True)
+            with tf.control_dependencies([v for v in flat if tf.is_tensor(v)]):
+                return fn(variable, *values, **options)
+
+        return super()._update(var, update, args, kwargs, group)
+
     @property
     def _steps_of_update(self) -> int:
         """The steps whose gradients an update is made of."""
