@@ -79,6 +79,7 @@ def test_insides_are_known_in_one_place(file):
         "keras.src": "strategies/keras_seam/",
         "tensorflow.python": (
             "strategies/batch_extended.py",
+            "strategies/tensorflow_seam.py",
             "strategies/extended.py",
             "strategies/parameter_server/extended.py",
             "collectives/own_variable.py",

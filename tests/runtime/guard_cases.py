@@ -1,5 +1,6 @@
 """What the ranks run to show what the guard and the fingerprint see."""
 
+import dataclasses
 import time
 
 import keras
@@ -40,6 +41,28 @@ def different(what: str) -> None:
     if what == "call" and own:
         model.evaluate(x, y, verbose=0)
     model.fit(x, y, batch_size=12, verbose=0, **arguments)
+
+
+def different_options(name: str, own, others) -> None:
+    """Rank 1 makes its strategy with another option; must raise on both."""
+    x, y = data(24)
+    strategy = job.strategy(**{name: own if job.rank() == 1 else others})
+    compiled(strategy).fit(x, y, batch_size=12, verbose=0)
+
+
+class OtherBuckets(keras.callbacks.Callback):
+    """Rank 1's exchanges are others than rank 0's, once the fingerprints have been compared."""
+
+    def on_train_begin(self, logs=None):
+        extended = self.model.distribute_strategy.extended
+        if extended.collective.rank == 1:
+            extended.options = dataclasses.replace(extended.options, bucket_bytes=16)
+
+
+def unequal_exchanges() -> None:
+    """The ranks exchange different things in a step."""
+    x, y = data(24)
+    compiled(job.strategy()).fit(x, y, batch_size=12, verbose=0, callbacks=[OtherBuckets()])
 
 
 def dense(width: int, dtype: str = "float32") -> keras.Model:

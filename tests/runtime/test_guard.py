@@ -1,9 +1,15 @@
 """What ranks do differently is named on all of them; what one rank changes alone is found."""
 
+import inspect
+import time
+
 import pytest
+import tensorflow as tf
 
 from tests.harness.pool import RankFailure
 from tests.runtime import guard_cases as cases
+from tfdml.compression import Float16
+from tfdml.strategies import HorovodStrategy, MultiWorkerMirroredStrategy
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,48 @@ def test_a_difference_is_an_error_on_every_rank(ranks, what, message):
     assert sorted(failure.value.errors) == [0, 1]
     for error in failure.value.errors.values():
         assert message in error
+
+
+# What a rank may choose for itself, and arguments that are not the replicas' options.
+OWN = {"self", "devices", "cluster_resolver", "silence_limit", "start_limit"}
+OPTIONS = {
+    "compression": (Float16(), None),
+    "bucket_bytes": (64, 128),
+    "check_desync": (1, 2),
+    "communication_options": (
+        tf.distribute.experimental.CommunicationOptions(timeout_seconds=50),
+        None,
+    ),
+}
+
+
+def _options(strategy: type) -> set[str]:
+    return inspect.signature(strategy.__init__).parameters.keys() - OWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("horovod", name) for name in sorted(_options(HorovodStrategy))),
+        *(("multi_worker", name) for name in sorted(_options(MultiWorkerMirroredStrategy))),
+    ],
+)
+def test_a_different_option_is_an_error_on_every_rank(ranks, kind, name):
+    """A new option has to be told here how it differs, or that it may."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2, kind).run(cases.different_options, name, *OPTIONS[name])
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert f"for strategy's `{name}`: " in error
+
+
+def test_unequal_exchanges_end_the_job_in_seconds(ranks):
+    began = time.monotonic()
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.unequal_exchanges)
+    # The guard waits for 5 s of them; with its default limit it took two minutes.
+    assert time.monotonic() - began < 45
+    assert "exchanges something else than rank 0 in one step" in str(failure.value)
 
 
 @pytest.mark.parametrize("what", ["width", "dtype"])

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.harness import job
-from tests.strategies.cases import InScope, compiled, data, fitted
+from tests.strategies.cases import InScope, compiled, data, fitted, outcome
 from tfdml.compression import DeepGradientCompression
 
 
@@ -44,17 +44,17 @@ def policy(name: str) -> dict:
     return fitted(model, x, y, rows=12)
 
 
-def distributed_data_are_refused(method: str) -> dict:
-    """Whether a method refuses data that are distributed already."""
+def distributed_data(method: str) -> dict:
+    """A method given data that are distributed already, as TensorFlow's guide does it."""
     strategy = job.strategy()
     model = compiled(strategy)
-    batches = tf.data.Dataset.from_tensor_slices(data(12)).batch(4)
-    try:
-        getattr(model, method)(strategy.experimental_distribute_dataset(batches), verbose=0)
-        refused = False
-    except ValueError as error:
-        refused = "`x` must be a dataset of global batches" in str(error)
-    return {"weights": [], "refused": np.array(refused)}
+    batches = tf.data.Dataset.from_tensor_slices(data(13)).batch(4)
+    distributed = strategy.experimental_distribute_dataset(batches)
+    options = {"validation_data": distributed, "epochs": 2} if method == "fit" else {}
+    result = getattr(model, method)(distributed, verbose=0, **options)
+    if method == "fit":
+        return outcome(model, result)
+    return {**outcome(model), "result": np.array(result)}
 
 
 def stops(kind: str) -> dict:

@@ -32,9 +32,9 @@ def without(part: str, case: Callable, *args):
 
 # For each part, a case that needs it.
 NEEDED_BY = {
-    "TensorFlowTrainer.fit": (fit_cases.distributed_data_are_refused, "fit"),
-    "TensorFlowTrainer.evaluate": (fit_cases.distributed_data_are_refused, "evaluate"),
-    "TensorFlowTrainer.predict": (fit_cases.distributed_data_are_refused, "predict"),
+    "TensorFlowTrainer.fit": (fit_cases.distributed_data, "fit"),
+    "TensorFlowTrainer.evaluate": (fit_cases.distributed_data, "evaluate"),
+    "TensorFlowTrainer.predict": (fit_cases.distributed_data, "predict"),
     "TFEpochIterator.__init__": (cases.fit_dataset, "weighted"),
     "ArrayDataAdapter.get_tf_dataset": (cases.fit_arrays, 33, 16),
     "TensorFlowTrainer._maybe_symbolic_build": (data_cases.python_data, "generator"),

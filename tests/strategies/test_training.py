@@ -104,7 +104,9 @@ def test_a_strategy_says_who_it_is(ranks):
         ("horovod optimizer", "`optimizer` must be a plain Keras optimizer"),
         ("horovod callback", "Received: MetricAverageCallback"),
         ("optimizer made outside", "must be made in the strategy's scope"),
-        ("distributed dataset", "must be a dataset of global batches"),
+        ("distributed from function", "`x` must be arrays, a dataset of global batches, or"),
+        ("distributed by another", "`x` must be arrays, .* DistributedDataset, made by .* another"),
+        ("an iterator", "Received: DistributedIterator"),
     ],
 )
 def test_misuse_is_an_error_on_every_rank(ranks, kind, message):

@@ -186,8 +186,15 @@ def misuse(kind: str) -> str:
         with strategy.scope():
             model.compile(optimizer, "sparse_categorical_crossentropy")
         model.fit(x, y, verbose=0)
-    elif kind == "distributed dataset":
-        model.fit(strategy.experimental_distribute_dataset(dataset.batch(4)), verbose=0)
+    elif kind == "distributed from function":
+        given = strategy.distribute_datasets_from_function(lambda context: dataset.batch(4))
+        model.fit(given, verbose=0)
+    elif kind == "distributed by another":
+        other = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        model.fit(other.experimental_distribute_dataset(dataset.batch(4)), verbose=0)
+    elif kind == "an iterator":
+        distributed = strategy.experimental_distribute_dataset(dataset.batch(4))
+        model.fit(iter(distributed), verbose=0, steps_per_epoch=1)
     elif kind == "multiplied rate":
         rate = 0.001 * strategy.size
         model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, rate))

@@ -23,8 +23,10 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     arrays = {
         "random/python": np.array(numbers, np.uint32),
         "random/numpy": keys.astype(np.uint32),
-        "random/tensorflow": tf.random.get_global_generator().state.numpy(),
     }
+    tensorflow = _tensorflows_generator()
+    if tensorflow is not None:
+        arrays["random/tensorflow"] = tensorflow.state.numpy()
     own = global_seed_generator(make=False)
     if own is not None:
         arrays["random/keras"] = np.array(values_of([components(own.state)])[0])
@@ -40,4 +42,17 @@ def restore(notes: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     random.setstate((version, tuple(arrays["random/python"].tolist()), gauss))
     kind, position, has_gauss, cached = notes["numpy"]
     np.random.set_state((kind, arrays["random/numpy"], position, has_gauss, cached))
-    tf.random.get_global_generator().reset(arrays["random/tensorflow"])
+    tensorflow = _tensorflows_generator()
+    if tensorflow is not None and "random/tensorflow" in arrays:
+        tensorflow.reset(arrays["random/tensorflow"])
+
+
+def _tensorflows_generator() -> tf.random.Generator | None:
+    """Returns TensorFlow's global generator, None if the program has none.
+
+    With `enable_op_determinism` TensorFlow makes none by itself.
+    """
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:
+        return None

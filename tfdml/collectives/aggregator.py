@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.rows import add_up_rows
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -21,7 +22,7 @@ def sum_gradients(
 
     Dense gradients go in buckets, each a group of its own that starts as soon as its gradients
     are there, while the backward pass computes the others. Sparse ones (`tf.IndexedSlices`) are
-    gathered: the sum is the union of the processes' rows.
+    gathered, and each row added up.
 
     Args:
         collective: What moves them.
@@ -53,11 +54,12 @@ def sum_gradients(
             sums[i] = total
     for i, gradient in enumerate(gradients):
         if isinstance(gradient, tf.IndexedSlices):
-            sums[i] = tf.IndexedSlices(
+            gathered = tf.IndexedSlices(
                 collective.all_gather(gradient.values, f"{name}/sparse_{i}_values"),
                 collective.all_gather(gradient.indices, f"{name}/sparse_{i}_indices"),
                 gradient.dense_shape,
             )
+            sums[i] = add_up_rows(gathered)
     return sums
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.rows import add_up_rows
 
 _INDEX_BYTES = 8
 
@@ -24,7 +25,7 @@ def sum_sparse(
         name: What the exchanges are called.
 
     Returns:
-        The sums; rows may occur more than once.
+        The sums, each row once.
     """
     slices = [_as_tensors(s) for s in slices]
     if not slices or collective.size == 1:
@@ -60,10 +61,12 @@ def _sum(
     collective: Collective, own: tf.IndexedSlices, rows: tf.Tensor, name: str
 ) -> tf.IndexedSlices:
     def gathered() -> tuple[tf.Tensor, tf.Tensor]:
-        return (
+        union = tf.IndexedSlices(
             collective.all_gather(own.values, f"{name}_values"),
             collective.all_gather(own.indices, f"{name}_indices"),
         )
+        total = add_up_rows(union)
+        return total.values, total.indices
 
     def summed() -> tuple[tf.Tensor, tf.Tensor]:
         (total,) = collective.all_reduce([tf.convert_to_tensor(own)], f"{name}_whole")

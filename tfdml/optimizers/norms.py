@@ -15,7 +15,7 @@ def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
     whole rows of a fixed length, and then the rows' norms are taken for the numbers.
 
     Args:
-        tensor: A tensor or variable of any float dtype and static shape.
+        tensor: A tensor or variable of any float dtype.
 
     Returns:
         A scalar: float64 for float64, else float32.
@@ -24,8 +24,18 @@ def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype.size < 4:
         tensor = tf.cast(tensor, tf.float32)
     numbers = tf.reshape(tensor, [-1])
-    while (size := numbers.shape[0]) > _FEW:
-        if size % _ROW:
-            numbers = tf.pad(numbers, [[0, -size % _ROW]])
-        numbers = tf.math.reduce_euclidean_norm(tf.reshape(numbers, [-1, _ROW]), -1)
+    if numbers.shape[0] is None:
+        # Enough for more numbers than any machine holds.
+        for _ in range(3):
+            numbers = _norms_of_rows(numbers, tf.size(numbers))
+    while (numbers.shape[0] or 0) > _FEW:
+        numbers = _norms_of_rows(numbers, numbers.shape[0])
     return tf.reduce_sum(tf.square(numbers))
+
+
+def _norms_of_rows(numbers: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+    """Returns the norms of a vector's pieces of `_ROW` numbers."""
+    padding = -size % _ROW
+    if tf.is_tensor(padding) or padding:
+        numbers = tf.pad(numbers, [[0, padding]])
+    return tf.math.reduce_euclidean_norm(tf.reshape(numbers, [-1, _ROW]), -1)

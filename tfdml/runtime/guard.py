@@ -212,6 +212,8 @@ class Guard:
 
     def _own_beat(self) -> dict:
         place = self.place
+        # First: what a graph exchanges is known whole when it is made.
+        tracing = place.tracing
         # Graphs are made by the main thread meanwhile; what is new goes out once.
         known = list(place.collectives.items())
         new, self._sent_collectives = known[self._sent_collectives :], len(known)
@@ -222,6 +224,7 @@ class Guard:
             "calls": place.calls,
             "waits_for": place.waits_for,
             "progress": place.progress,
+            "tracing": tracing,
             "collectives": new,
         }
 

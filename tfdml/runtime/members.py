@@ -10,6 +10,8 @@ LEFT_GRACE = 5.0
 RAISED_GRACE = 1.0
 # Seconds that a rank may still wait for one that has ended its program.
 BYE_GRACE = 10.0
+# Seconds that all ranks wait in one step before what their graphs exchange in it is compared.
+MISMATCH_GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,11 +231,15 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
     """All ranks wait, for different things, for long."""
     waits = [m.waits_for for m in members]
     waiting = min(now - m.moved for m in members)
-    if None in waits or waiting < limit:
+    if None in waits or waiting < min(limit, MISMATCH_GRACE):
         return None
     if len(set(waits)) == 1:
-        # The step may just be long: ranks whose graphs exchange the same things are left alone.
-        return _of_different_collectives(members) if waiting > 2 * limit else None
+        # The step may just be long: ranks whose graphs exchange the same things are left alone,
+        # and so are graphs that are being made.
+        tracing = any(m.beat.get("tracing") for m in members)
+        return None if tracing else _of_different_collectives(members)
+    if waiting < limit:
+        return None
     odd = next(m for m in members if waits.count(m.waits_for) == min(map(waits.count, waits)))
     others = next(m for m in members if m.waits_for != odd.waits_for)
     why = (

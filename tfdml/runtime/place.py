@@ -29,6 +29,7 @@ class Place:
         step: Steps done in this epoch.
         waits_for: What it waits for together with the other processes, None while it does not.
         progress: Grows with everything that is done.
+        tracing: Whether a step's graph is being made.
         failed: Whether an exception has left a call, or the program.
         callback: The callback that runs, and its method; None outside of callbacks.
         collectives: What its graphs exchange: the name of each operation, and of what.
@@ -40,6 +41,7 @@ class Place:
     step: int = 0
     waits_for: str | None = None
     progress: int = 0
+    tracing: bool = False
     failed: bool = False
     callback: tuple[object, str] | None = None
     collectives: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -76,6 +78,15 @@ class Place:
         finally:
             self.waits_for = before
             self.progress += 1
+
+    @contextlib.contextmanager
+    def making_graph(self) -> Iterator[None]:
+        """While this is entered, a step's graph is being made."""
+        self.tracing = True
+        try:
+            yield
+        finally:
+            self.tracing = False
 
     def describe(self) -> str:
         """Returns it in words, such as "fit, epoch 2, step 17, in callback Saver.on_epoch_end"."""

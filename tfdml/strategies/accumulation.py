@@ -66,8 +66,14 @@ class Accumulator:
 
     def keep(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
         """Adds a replica's gradients to what it has gathered."""
-        for gradient, gathered in self._pairs(gradients, variables):
-            gathered.assign_add(tf.cast(gradient, gathered.dtype))
+        for gradient, variable in zip(gradients, variables, strict=True):
+            gathered = self._gathered_of(variable)
+            if gradient is None:
+                continue
+            if _replaces(variable):
+                gathered.assign(tf.maximum(gradient, gathered.read_value()))
+            else:
+                gathered.assign_add(tf.cast(gradient, gathered.dtype))
         if self.optimizer.use_ema:
             self.optimizer._update_model_variables_moving_average(list(variables))
         self.optimizer._iterations.assign_add(1)
@@ -75,21 +81,88 @@ class Accumulator:
     def take(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
         """Returns the mean over the steps of a replica's gradients, and starts anew."""
         means = list(gradients)
-        for gradient, gathered in self._pairs(gradients, variables):
-            place = next(i for i, g in enumerate(gradients) if g is gradient)
-            total = gathered.read_value() + tf.cast(gradient, gathered.dtype)
-            means[place] = total / self.steps
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            gathered = self._gathered_of(variable)
+            own = tf.cast(gradient, gathered.dtype)
+            if _replaces(variable):
+                means[place] = total = tf.maximum(own, gathered.read_value())
+            else:
+                total = gathered.read_value() + own
+                means[place] = total / self.steps
             with tf.control_dependencies([total]):
                 gathered.assign(tf.zeros_like(total))
         return means
 
-    def restart(self, number_before: tf.Tensor) -> None:
-        """Counts a skipped update as none: the next steps gather anew."""
-        number = tf.convert_to_tensor(self.optimizer._iterations)
-        first = number_before - (self.steps - 1)
-        self.optimizer._iterations.assign(tf.where(number == number_before, first, number))
+    def _gathered_of(self, variable: keras.Variable) -> tf.Variable:
+        return self._gathered[self.optimizer._get_variable_index(variable)]
 
-    def _pairs(self, gradients, variables) -> Iterator[tuple]:
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None:
-                yield gradient, self._gathered[self.optimizer._get_variable_index(variable)]
+
+class GatheredAlike:
+    """What an optimizer gathers outside of steps, where all replicas are given the same.
+
+    Keras's own variables hold it; what it does with them it does in a branch inside of a replica.
+
+    Args:
+        optimizer: A built optimizer with `gradient_accumulation_steps`, without loss scaling.
+        variables: What the gradients are of.
+    """
+
+    def __init__(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]):
+        self._optimizer, self._variables = optimizer, variables
+        self._gathered = [
+            optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables
+        ]
+
+    def is_whole(self) -> tf.Tensor:
+        """Returns whether the next gradients are an update's last ones."""
+        number = tf.convert_to_tensor(self._optimizer._iterations) + 1
+        return number % self._optimizer.gradient_accumulation_steps == 0
+
+    def keep(self, gradients: Sequence) -> None:
+        """Adds gradients to what is gathered."""
+        for gathered, total in zip(self._gathered, self._totals(gradients), strict=True):
+            if total is not None:
+                gathered.assign(total)
+        if self._optimizer.use_ema:
+            self._optimizer._update_model_variables_moving_average(self._variables)
+        self._optimizer._iterations.assign_add(1)
+
+    def take(self, gradients: Sequence) -> list:
+        """Returns the mean of what is gathered and of these gradients, and starts anew."""
+        steps = self._optimizer.gradient_accumulation_steps
+        means = []
+        for variable, total in zip(self._variables, self._totals(gradients), strict=True):
+            replaces = total is None or _replaces(variable)
+            means.append(total if replaces else total / steps)
+        for gathered in self._gathered:
+            gathered.assign(tf.zeros_like(gathered))
+        return means
+
+    def _totals(self, gradients: Sequence) -> list:
+        totals = []
+        for gradient, gathered, variable in zip(
+            gradients, self._gathered, self._variables, strict=True
+        ):
+            add = tf.maximum if _replaces(variable) else tf.add
+            dense = None if gradient is None else tf.cast(gradient, gathered.dtype)
+            totals.append(None if dense is None else add(tf.convert_to_tensor(dense), gathered))
+        return totals
+
+
+def restart(optimizer: keras.Optimizer, number_before: tf.Tensor) -> None:
+    """Counts a skipped update as none: the next steps gather anew.
+
+    Args:
+        optimizer: An optimizer with `gradient_accumulation_steps`, without loss scaling.
+        number_before: Its iterations before the update: int, shape `[]`.
+    """
+    number = tf.convert_to_tensor(optimizer._iterations)
+    first = number_before - (optimizer.gradient_accumulation_steps - 1)
+    optimizer._iterations.assign(tf.where(number == number_before, first, number))
+
+
+def _replaces(variable: keras.Variable) -> bool:
+    """Returns whether a variable's gradient becomes its value, as that of float8's scales does."""
+    return getattr(variable, "overwrite_with_gradient", False)

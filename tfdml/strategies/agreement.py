@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.strategies.share import digest_of
 
 # Rows of an array that are compared, spread evenly.
 _SAMPLED_ROWS = 64
@@ -117,6 +118,33 @@ def check_digests(digests: tf.Tensor) -> None:
             tf.where(~common)[:, 0],
             "Seed what draws random numbers in the pipeline, or let each rank read its own part "
             "with AutoShardPolicy.OFF.",
+        ],
+        summarize=64,
+    )
+
+
+def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
+    """Stops an update outside of a step where the processes have other gradients.
+
+    Args:
+        gradients: Dense or sparse ones; None where there is none.
+        collective: What compares them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If they differ; it names the ranks.
+    """
+    if collective.size == 1:
+        return
+    own = digest_of([g for g in gradients if g is not None])
+    digests = collective.all_gather(own[None, :], "apply/digests")
+    tf.debugging.Assert(
+        tf.reduce_all(digests == digests[:1]),
+        [
+            f"Gradients given to `apply` outside of `strategy.run` must be the same on all "
+            f"{collective.size} ranks, because every rank makes the same update. Received, on "
+            f"rank {collective.rank}, others than rank 0's on ranks:",
+            tf.where(tf.reduce_any(digests != digests[:1], 1))[:, 0],
+            "Call `apply` in `strategy.run`, which sums them, or sum them by `strategy.reduce`.",
         ],
         summarize=64,
     )

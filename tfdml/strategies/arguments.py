@@ -1,19 +1,51 @@
-"""What the constructors of all strategies check."""
+"""What the constructors of all strategies are given, checked."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
+
+# Of a field that each process may choose for itself. All others must be alike on all of them.
+_OWN = {"own": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaOptions:
+    """The options of a synchronous strategy, by the names of its constructor's arguments.
+
+    Attributes:
+        compression: What makes gradients smaller where they are exchanged, None for nothing.
+        bucket_bytes: Bytes of gradients that go together.
+        check_desync: Steps between two comparisons of all weights; 0 for none.
+        communication_options: What TensorFlow's collectives are told, in words.
+        silence_limit: Seconds of silence after which another process is taken for lost.
+    """
+
+    compression: Compressor | None = None
+    bucket_bytes: int = BUCKET_BYTES
+    check_desync: int = 0
+    communication_options: str = ""
+    silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
+
+    @property
+    def alike(self) -> dict[str, Any]:
+        """What must be alike on all processes, by name."""
+        fields = [f.name for f in dataclasses.fields(self) if not f.metadata]
+        return {name: getattr(self, name) for name in fields}
 
 
 def check(
     devices: Sequence[str] | None,
     compression: Compressor | str | None,
+    *,
     silence_limit: float = 60.0,
     check_desync: int = 0,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Compressor | None:
-    """Checks the arguments that the strategies share; returns the compressor.
+    communication_options: str = "",
+) -> ReplicaOptions:
+    """Checks the arguments that the strategies share; returns them as options.
 
     Args:
         devices: Names of this process's devices, or None.
@@ -21,6 +53,7 @@ def check(
         silence_limit: Seconds.
         check_desync: Steps.
         bucket_bytes: Bytes of gradients.
+        communication_options: In words.
 
     Raises:
         ValueError: If one is wrong.
@@ -41,7 +74,9 @@ def check(
             f"`bucket_bytes` must be a positive number of bytes. Received: "
             f"bucket_bytes={bucket_bytes!r}. Use for example {BUCKET_BYTES}, the default."
         )
-    return get(compression)
+    return ReplicaOptions(
+        get(compression), bucket_bytes, check_desync, communication_options, silence_limit
+    )
 
 
 def check_seconds(name: str, seconds: float) -> None:

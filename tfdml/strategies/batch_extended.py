@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, input_util
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
@@ -25,12 +26,12 @@ class BatchExtended(MirroredExtended):
 
     Args:
         strategy: The strategy that this extends.
-        devices: This process's devices.
         collective: What exchanges tensors with the other processes.
+        devices: This process's devices.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, devices: Sequence[str], collective: Collective
+        self, strategy: tf.distribute.Strategy, collective: Collective, devices: Sequence[str]
     ):
         self.collective = collective
         self._shares: list[Share] | None = None
@@ -76,7 +77,8 @@ class BatchExtended(MirroredExtended):
         if isinstance(batch, Portion):
             return batch
         with tf.device(self._input_workers_devices[0][0]):
-            return self.splitter.split(batch)
+            # `train_on_batch` is given arrays, which stay what they are in a step run eagerly.
+            return self.splitter.split(tf.nest.map_structure(_as_tensor, batch))
 
     def replica_values(self, parts: Sequence[Any]) -> Any:
         """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
@@ -126,19 +128,30 @@ class BatchExtended(MirroredExtended):
         """Gives each replica its rows of every global batch (or all, see `global_steps`)."""
         if self._global_steps:
             return dataset
+        whole = dataset
         check_pipeline(dataset, self.collective)
         if self.collective.size > 1:
             dataset = dataset.map(
                 lambda *batch: self.splitter.own_rows(unpacked(batch)),
                 num_parallel_calls=tf.data.AUTOTUNE,
             )
-        return input_util.get_distributed_dataset(
+        distributed = input_util.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(options),
             self._container_strategy(),
             num_replicas_in_sync=self.num_local_replicas,
             options=options,
         )
+        distributed._tfdml_whole = whole
+        return distributed
+
+    def whole_of(self, data: Any) -> tf.data.Dataset | None:
+        """Returns the dataset of which this strategy has made a distributed one, else None.
+
+        `fit` is given it, because it splits global batches itself.
+        """
+        ours = getattr(data, "_strategy", None) is self._container_strategy()
+        return getattr(data, "_tfdml_whole", None) if ours else None
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
         def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -161,3 +174,7 @@ class BatchExtended(MirroredExtended):
             for i in range(self.num_local_replicas)
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value

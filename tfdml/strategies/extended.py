@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.distribute import (
     cross_device_ops,
@@ -18,18 +19,21 @@ from tensorflow.python.distribute import (
 )
 
 from tfdml.collectives.aggregator import sum_gradients
-from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
+from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
 from tfdml.strategies.between_devices import BetweenDevices
 from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.step_clock import StepClock
 from tfdml.strategies.stop_vote import StopVote
+
+Aggregator = CompressedAggregator | AutoAggregator | BetweenDevices
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -42,31 +46,27 @@ class ReplicaExtended(BatchExtended):
 
     Args:
         strategy: The strategy that this extends.
-        devices: This process's devices.
         collective: What exchanges tensors with the other processes.
-        compressor: What makes gradients smaller between processes.
+        devices: This process's devices.
+        options: The strategy's.
         guard: What ends the job where a process cannot go on; None for a process alone.
-        check_desync: Steps between two comparisons of all weights; 0 for none.
-        bucket_bytes: Bytes of gradients that go together.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        devices: Sequence[str],
         collective: Collective,
-        compressor: Compressor | None = None,
+        devices: Sequence[str],
+        options: ReplicaOptions,
         guard: Guard | None = None,
-        check_desync: int = 0,
-        bucket_bytes: int = BUCKET_BYTES,
     ):
         self.guard = guard
-        self.check_desync = check_desync
-        self.compressor, self.bucket_bytes = compressor, bucket_bytes
-        # One process alone sends nothing.
-        self.aggregator: CompressedAggregator | AutoAggregator | BetweenDevices | None = None
-        if compressor is not None and collective.size > 1:
-            self.aggregator = aggregator_of(collective, compressor, bucket_bytes)
+        self.options = options
+        self._between_devices = False
+        # What sums an optimizer's gradients in fewer bytes. Each optimizer has its own: what
+        # is kept between steps belongs to the variables that it trains.
+        self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, Aggregator]
+        self._aggregators = weakref.WeakKeyDictionary()
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
         self.noise_scale: NoiseScale | None = None
@@ -79,7 +79,7 @@ class ReplicaExtended(BatchExtended):
         # What gathers gradients between steps: of the model that was set up last.
         self.gathering: Accumulator | None = None
         self._names: dict[str, Iterator[int]] = {}
-        super().__init__(strategy, devices, collective)
+        super().__init__(strategy, collective, devices)
 
     def join(self, collective: Collective) -> None:
         """Goes on with other processes; what was traced before must be traced anew.
@@ -88,28 +88,47 @@ class ReplicaExtended(BatchExtended):
         makes them earlier than the others.
         """
         self.collective, self.must_join, self._comes_and_goes = collective, False, True
-        self.aggregator = self.vote = self.clock = self.noise_scale = None
+        self.vote = self.clock = self.noise_scale = None
+        self._aggregators.clear()
         # Numbers in names of exchanges: one that has just come begins with 0.
         self._names.clear()
-        if self.compressor is not None and collective.size > 1:
-            self.aggregator = aggregator_of(collective, self.compressor, self.bucket_bytes)
 
-    def compress_between_devices(self, compressor: Compressor | None) -> None:
+    def compress_between_devices(self) -> None:
         """Makes gradients smaller between the devices of a process alone."""
-        self.compressor = compressor
-        if compressor is not None and self.num_local_replicas > 1:
-            self.aggregator = BetweenDevices(self._devices, compressor)
+        self._between_devices = True
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """What makes gradients smaller."""
+        return self.options.compression
+
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients are compressed: one process alone, and one device, sends nothing."""
+        several = self.num_local_replicas if self._between_devices else self.collective.size
+        return self.compressor is not None and several > 1
+
+    def aggregator_of(self, optimizer: keras.Optimizer) -> Aggregator | None:
+        """Returns what sums an optimizer's gradients compressed, None where they go as they are."""
+        if not self.compresses:
+            return None
+        if optimizer not in self._aggregators:
+            if self._between_devices:
+                made = BetweenDevices(self._devices, self.compressor)
+            else:
+                made = aggregator_of(self.collective, self.compressor, self.options.bucket_bytes)
+            self._aggregators[optimizer] = made
+        return self._aggregators[optimizer]
 
     # -- What is asked about it ----------------------------------------------------------------
 
     @property
-    def options(self) -> dict[str, Any]:
+    def alike(self) -> dict[str, Any]:
         """What must be alike on all processes."""
         return {
             "strategy": type(self._container_strategy()).__name__,
             "devices": self.num_local_replicas,
-            "check_desync": self.check_desync,
-            "compression": repr(self.compressor),
+            **{name: repr(value) for name, value in self.options.alike.items()},
         }
 
     @property
@@ -156,15 +175,33 @@ class ReplicaExtended(BatchExtended):
             yield
         self.guard.place.step += steps
 
+    def making_graph(self) -> contextlib.AbstractContextManager:
+        """While this is entered, the graph of a step is being made, unless it is run eagerly."""
+        if self.guard is None or tf.executing_eagerly():
+            return contextlib.nullcontext()
+        return self.guard.place.making_graph()
+
     # -- Variables -----------------------------------------------------------------------------
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
-        """Returns a function that makes replica `replica_id`'s value: rank 0's, for the first."""
+        """Returns a function that makes replica `replica_id`'s value: rank 0's, for the first.
+
+        What a metric's replicas have is added up: there the very first replica has all of it.
+        """
+        value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+        summed = kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if summed and on_read:
+            if self._get_replica_id_in_sync_group(replica_id) == 0:
+                return value
+            start = value if replica_id == 0 else primary_var.read_value
+            return lambda: tf.zeros_like(
+                tf.convert_to_tensor(start() if callable(start) else start, dtype=dtype)
+            )
         if replica_id > 0 or self.collective.size == 1 or self._comes_and_goes:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )
-        value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         name = self.unique_name("initial_value")
 
         def initial_value() -> tf.Tensor:
@@ -194,6 +231,16 @@ class ReplicaExtended(BatchExtended):
         collective, and can be done by one process.
         """
         self._in_step.update((id(v), v) for v in variables)
+
+    def assign_whole(self, variable: values.SyncOnReadVariable, value: tf.Tensor) -> None:
+        """Assigns the whole job's value to a variable whose value is its replicas' sum.
+
+        Called outside of replicas, by all processes. TensorFlow divides the value by the number of
+        replicas, which whole numbers do not survive.
+        """
+        here = self._in_step.get(id(variable)) is variable or self.collective.rank == 0
+        for number, component in enumerate(variable.values):
+            component.assign(value if here and number == 0 else tf.zeros_like(value))
 
     # -- Reductions ----------------------------------------------------------------------------
 
@@ -233,9 +280,10 @@ class ReplicaExtended(BatchExtended):
     def _local_sum(self, value):
         """Returns the sum over this process's replicas, on the first device."""
         if isinstance(value, values.DistributedValues):
-            return _TO_FIRST_DEVICE.reduce(
+            total = _TO_FIRST_DEVICE.reduce(
                 tf.distribute.ReduceOp.SUM, value, destinations=self._devices[0]
             )
+            return add_up_rows(total) if self.num_local_replicas > 1 else total
         if isinstance(value, tf.IndexedSlices):
             return value
         # A plain value is the same on each of this process's replicas.
@@ -248,6 +296,7 @@ class ReplicaExtended(BatchExtended):
         gradients: Sequence,
         names: Sequence[str],
         rates: Callable[[], tuple[tf.Tensor | None, tf.Tensor]],
+        aggregator: Aggregator | None,
     ) -> list:
         """Sums gradients over all replicas; called in replica context, by every replica.
 
@@ -257,6 +306,7 @@ class ReplicaExtended(BatchExtended):
                 has none.
             names: Their variables' paths.
             rates: Returns the loss scale (None for 1) and the learning rate.
+            aggregator: What sums them compressed, see `aggregator_of`.
 
         Returns:
             The sums, None where there was none.
@@ -270,18 +320,18 @@ class ReplicaExtended(BatchExtended):
         def between_processes(_, *per_replica):
             local = [self._local_sum(v) for v in per_replica]
             exchange = functools.partial(
-                sum_gradients, self.collective, local, label, self.bucket_bytes
+                sum_gradients, self.collective, local, label, self.options.bucket_bytes
             )
-            if self.aggregator is not None:
+            if aggregator is not None:
                 exchange = functools.partial(
-                    self.aggregator.sum_gradients, local, paths, label, *rates()
+                    aggregator.sum_gradients, local, paths, label, *rates()
                 )
             sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
             self._observe(per_replica, sums, rates)
             return [self._on_all_devices(total) for total in sums]
 
-        if isinstance(self.aggregator, BetweenDevices):
-            sums = self.aggregator.sum_gradients(given, paths, label, *rates())
+        if isinstance(aggregator, BetweenDevices):
+            sums = aggregator.sum_gradients(given, paths, label, *rates())
             replica.merge_call(
                 lambda _, *both: self._observe(both[: len(given)], both[len(given) :], rates),
                 args=(*given, *sums),
@@ -319,6 +369,30 @@ class ReplicaExtended(BatchExtended):
     def _steps_of_update(self) -> int:
         """The steps whose gradients an update is made of."""
         return 1 if self.accumulator is None else self.accumulator.steps
+
+    def largest(self, name: str, own: Sequence[tf.Tensor]) -> list:
+        """Returns the largest of the replicas' values; called in replica context, by all.
+
+        Args:
+            name: What the exchange is called.
+            own: A replica's values, of known shapes and all of one dtype.
+        """
+        if not own:
+            return []
+
+        def merge(_, *per_replica):
+            here = [
+                tf.reshape(tf.reduce_max(tf.stack(self.parts_of(v)), 0), [-1]) for v in per_replica
+            ]
+            here = tf.concat(here, 0)[tf.newaxis]
+            if self.collective.size > 1:
+                here = self.collective.all_gather(here, name)
+            sizes = [v.shape.num_elements() for v in own]
+            largest = tf.split(tf.reduce_max(here, 0), sizes)
+            shaped = [tf.reshape(v, o.shape) for v, o in zip(largest, own, strict=True)]
+            return [self._on_all_devices(v) for v in shaped]
+
+        return list(tf.distribute.get_replica_context().merge_call(merge, args=tuple(own)))
 
     def overwrite_where(self, due, variables: Sequence, values: Sequence) -> None:
         """Assigns `values` to mirrored variables if `due`; called in replica context, by all."""

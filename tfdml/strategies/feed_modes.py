@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.feed import ENDED, Feed
-from tfdml.strategies.share import Portion, take_rows
+from tfdml.strategies.share import Portion, take_rows, without_optionals
 
 
 class ReplicatedFeed(Feed):
@@ -133,12 +133,3 @@ def _unpack(data: bytes, spec: Any) -> Any:
     parts = iter(tf.unstack(tf.io.parse_tensor(data, tf.string)))
     tensors = [None if s is None else tf.io.parse_tensor(next(parts), s.dtype) for s in flat]
     return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
-
-
-def without_optionals(structure: Any) -> Any:
-    """Returns a structure with None for the empty optionals that stand for it in a pipeline."""
-
-    def leaf(value):
-        return None if isinstance(value, tf.experimental.Optional | tf.OptionalSpec) else value
-
-    return tf.nest.map_structure(leaf, structure)

@@ -67,11 +67,16 @@ class HorovodStrategy(ReplicaStrategy):
         check_desync: int = 0,
         bucket_bytes: int = BUCKET_BYTES,
     ):
-        rest = (silence_limit, check_desync, bucket_bytes)
-        compressor = arguments.check(devices, compression, *rest)
+        options = arguments.check(
+            devices,
+            compression,
+            silence_limit=silence_limit,
+            check_desync=check_desync,
+            bucket_bytes=bucket_bytes,
+        )
         collective = _collective()
         own = devices or [_own_device(collective.topology)]
-        super().__init__(collective, own, compressor, *rest)
+        super().__init__(collective, own, options)
         self.extended.must_join = topology.is_elastic()
 
 

@@ -32,10 +32,10 @@ class MirroredStrategy(ReplicaStrategy):
     def __init__(
         self, devices: Sequence[str] | None = None, compression: Compressor | str | None = None
     ):
-        compressor = arguments.check(devices, compression)
-        super().__init__(LocalCollective(), devices or all_devices())
-        if not isinstance(compressor, Auto):
-            self.extended.compress_between_devices(compressor)
+        options = arguments.check(devices, compression)
+        super().__init__(LocalCollective(), devices or all_devices(), options)
+        if not isinstance(options.compression, Auto):
+            self.extended.compress_between_devices()
 
 
 def all_devices() -> list[str]:

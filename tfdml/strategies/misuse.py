@@ -24,12 +24,8 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
         ValueError: If the optimizer or a callback is Horovod's, the optimizer or weights were made
             outside the scope, or the data are distributed already.
     """
-    if isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
-        raise ValueError(
-            "`x` must be a dataset of global batches; Keras and the strategy distribute it. "
-            "Received: the result of `experimental_distribute_dataset` or "
-            "`distribute_datasets_from_function`. Pass the dataset itself."
-        )
+    for name in ("x", "validation_data"):
+        _check_not_distributed(name, arguments.get(name))
     for weight in model.weights:
         if not isinstance(weight.value, tf.distribute.DistributedValues):
             raise ValueError(
@@ -61,6 +57,24 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
             )
     if optimizer is not None and collective.size > 1 and collective.topology.is_chief:
         _warn_of_multiplied_rate(optimizer, collective.size)
+
+
+def _check_not_distributed(name: str, data: Any) -> None:
+    of_tensorflow = (
+        tf.distribute.DistributedDataset,
+        tf.distribute.DistributedIterator,
+        tf.distribute.DistributedValues,
+    )
+    for leaf in tf.nest.flatten(data):
+        # Weights and the like are variables of the strategy, which are values as any other.
+        if isinstance(leaf, of_tensorflow) and not isinstance(leaf, tf.Variable):
+            raise ValueError(
+                f"`{name}` must be arrays, a dataset of global batches, or what "
+                f"`experimental_distribute_dataset` of the model's own strategy has made of one. "
+                f"Received: {type(leaf).__name__}, made by `distribute_datasets_from_function`, by "
+                f"another strategy, or by `iter`. Pass the dataset itself: the strategy "
+                f"distributes it."
+            )
 
 
 def refuse_model_made_outside(model: keras.Model) -> None:

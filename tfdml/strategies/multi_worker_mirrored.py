@@ -59,22 +59,28 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         check_desync: int = 0,
         bucket_bytes: int = BUCKET_BYTES,
     ):
-        rest = (silence_limit, check_desync, bucket_bytes)
-        compressor = arguments.check(devices, compression, *rest)
+        told = communication_options or tf.distribute.experimental.CommunicationOptions()
+        options = arguments.check(
+            devices,
+            compression,
+            silence_limit=silence_limit,
+            check_desync=check_desync,
+            bucket_bytes=bucket_bytes,
+            communication_options=f"{told.implementation.name} {told.timeout_seconds}",
+        )
         arguments.check_seconds("start_limit", start_limit)
-        options = communication_options or tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = (
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         )
-        member = join(cluster_resolver, options, start_limit)
+        member = join(cluster_resolver, told, start_limit)
         if member is None:
-            super().__init__(LocalCollective(), devices or all_devices())
+            super().__init__(LocalCollective(), devices or all_devices(), options)
             return
         # Device names of a cluster say whose they are.
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
-        collective = TensorFlowCollective(member.topology, own[0], options)
-        super().__init__(collective, own, compressor, *rest)
+        collective = TensorFlowCollective(member.topology, own[0], told)
+        super().__init__(collective, own, options)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -118,7 +118,5 @@ class NoiseScale:
 def _squared_norm(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """Returns a gradient's squared norm: float64, shape `[]`."""
     if isinstance(gradient, tf.IndexedSlices):
-        # Rows that several samples have in common are one number of the gradient.
-        unique, places = tf.unique(gradient.indices)
-        gradient = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(unique))
+        gradient = gradient.values  # Each row is there once.
     return tf.cast(tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))), tf.float64)

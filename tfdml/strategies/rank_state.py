@@ -1,7 +1,7 @@
 """What belongs to one rank, seen by a callback that saves it: who it is, and what it keeps."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdml.collectives.collective import LocalCollective
 
 _MESSAGE_BYTES = 8192
+# Goes before the names of what is kept for a model's second optimizer, and those that follow.
+_OPTIMIZER = "optimizer_"
 
 
 class RankState:
@@ -66,9 +68,8 @@ class RankState:
         if self._extended is None:
             return {}
         kept = {}
-        if self._extended.aggregator is not None:
-            state = self._extended.aggregator.state
-            kept = {name: np.asarray(_read(v)) for name, v in state.items()}
+        for prefix, aggregator in self._aggregators():
+            kept |= {f"{prefix}{n}": np.asarray(_read(v)) for n, v in aggregator.state.items()}
         for name, parts in self._gathered().items():
             for number, part in enumerate(parts):
                 kept[f"{name}/{number}"] = np.asarray(_read(part))
@@ -78,8 +79,8 @@ class RankState:
         """Takes up what the ranks of an earlier job have kept, however many they were."""
         if self._extended is None:
             return
-        if self._extended.aggregator is not None:
-            self._extended.aggregator.restore(before)
+        for prefix, aggregator in self._aggregators():
+            aggregator.restore([_of_prefix(kept, prefix) for kept in before])
         for name, parts in self._gathered().items():
             found = [[v for k, v in kept.items() if k.startswith(f"{name}/")] for kept in before]
             if len(found) == self.size and len(found[0]) == len(parts):
@@ -92,12 +93,38 @@ class RankState:
             for part, value in zip(parts, values, strict=True):
                 part.assign(value)
 
+    def _aggregators(self) -> Iterator[tuple[str, Any]]:
+        """Yields what goes before the names that an optimizer's aggregator keeps, and that."""
+        for number, optimizer in enumerate(optimizers_of(self._model)):
+            aggregator = self._extended.aggregator_of(optimizer)
+            if aggregator is not None:
+                yield f"{_OPTIMIZER}{number}/" if number else "", aggregator
+
     def _gathered(self) -> dict[str, list[tf.Variable]]:
         gathering = self._extended.gathering
         if gathering is None:
             return {}
         gathered = enumerate(gathering._gathered)
         return {f"gathered/{i}": list(getattr(v, "values", [v])) for i, v in gathered}
+
+
+def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
+    """Returns a model's optimizers: the compiled one, and those that its attributes hold."""
+    held = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        values = value.values() if isinstance(value, Mapping) else value
+        held += values if isinstance(value, Mapping | list | tuple) else [value]
+    found = {id(o): o for o in held if isinstance(o, keras.Optimizer)}
+    return list(found.values())
+
+
+def _of_prefix(kept: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Returns what is kept under names with a prefix, by the rest of the names.
+
+    Earlier checkpoints have what all optimizers keep under names without one.
+    """
+    found = {n.removeprefix(prefix): v for n, v in kept.items() if prefix and n.startswith(prefix)}
+    return found or {n: v for n, v in kept.items() if not n.startswith(_OPTIMIZER)}
 
 
 def values_of(variables: Sequence[Sequence[tf.Variable]], summed: bool = False) -> list[np.ndarray]:

@@ -5,12 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
-from tfdml.compression import Compressor
 from tfdml.runtime.guard import guard_of
 from tfdml.runtime.watched import WatchedCollective
-from tfdml.strategies import keras_seam
+from tfdml.strategies import keras_seam, tensorflow_seam
+from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.step import GlobalStep
 
@@ -21,10 +20,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
     Args:
         collective: What exchanges tensors between the processes.
         devices: This process's devices.
-        compressor: What makes gradients smaller between processes.
-        silence_limit: Seconds of silence after which another process is taken for lost.
-        check_desync: Steps between two comparisons of all weights; 0 for none.
-        bucket_bytes: Bytes of gradients that go together.
+        options: The constructor's, checked.
     """
 
     # `MirroredExtended` numbers TensorFlow's own collectives from here.
@@ -34,18 +30,15 @@ class ReplicaStrategy(tf.distribute.Strategy):
         self,
         collective: Collective,
         devices: Sequence[str],
-        compressor: Compressor | None = None,
-        silence_limit: float = 60.0,
-        check_desync: int = 0,
-        bucket_bytes: int = BUCKET_BYTES,
+        options: ReplicaOptions,
     ):
         keras_seam.install()
+        tensorflow_seam.install()
         guard = None
         if collective.size > 1:
-            guard = guard_of(collective, silence_limit)
+            guard = guard_of(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.place)
-        rest = (compressor, guard, check_desync, bucket_bytes)
-        super().__init__(ReplicaExtended(self, devices, collective, *rest))
+        super().__init__(ReplicaExtended(self, collective, devices, options, guard))
 
     @property
     def rank(self) -> int:
@@ -65,5 +58,6 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
         if isinstance(fn, GlobalStep):
-            return fn(*args)
+            with self.extended.making_graph():
+                return fn(*args)
         return super().run(fn, args=args, kwargs=kwargs, options=options)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+# What stands for None in the description of a `tf.data` element.
+_NONE_SPEC = type(tf.type_spec_from_value(None))
 # The bytes of a batch's digest.
 DIGEST_SIZE = 8
 
@@ -156,7 +158,11 @@ def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
         if isinstance(tensor, tf.SparseTensor):
             shape = tf.shape(tensor, tf.int64)
             start = tf.concat([[begin], tf.zeros_like(shape[1:])], 0)
-            return tf.sparse.slice(tensor, start, tf.concat([[end - begin], shape[1:]], 0))
+            cut = tf.sparse.slice(tensor, start, tf.concat([[end - begin], shape[1:]], 0))
+            # What a slice's shape is TensorFlow does not know; layers are built by it.
+            known = [shape[i] if n is None else n for i, n in enumerate(tensor.shape)]
+            rows = tf.stack([tf.cast(n, tf.int64) for n in (end - begin, *known[1:])])
+            return tf.SparseTensor(cut.indices, cut.values, rows)
         return tensor[begin:end]
 
     return tf.nest.map_structure(rows, batch)
@@ -200,6 +206,16 @@ def unpacked(element: tuple) -> Any:
     `Dataset.map` passes a tuple's parts as arguments, and anything else as the only one.
     """
     return element if len(element) > 1 else element[0]
+
+
+def without_optionals(structure: Any) -> Any:
+    """Returns a structure, of values or of their specs, with None for what stands for it."""
+
+    def leaf(value):
+        absent = isinstance(value, tf.experimental.Optional | tf.OptionalSpec | _NONE_SPEC)
+        return None if absent else value
+
+    return tf.nest.map_structure(leaf, structure)
 
 
 def _has_rows(tensor: Any) -> bool:

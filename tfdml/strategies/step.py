@@ -10,13 +10,14 @@ from tfdml.collectives.aggregator import sum_packed
 from tfdml.strategies.accumulation import Accumulator, accumulation_steps
 from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.gathering import concat_rows, gather_rows
 from tfdml.strategies.replica_state import (
     LayerState,
     MetricState,
     components,
     moving_variables,
 )
-from tfdml.strategies.share import Portion, Share
+from tfdml.strategies.share import Portion, Share, take_rows, without_optionals
 
 
 class GlobalStep:
@@ -45,11 +46,17 @@ class GlobalStep:
 
     def _run(self, portion: Portion) -> list:
         """Runs the step on each replica's rows; returns the results, one a local replica."""
-        rows = self._extended.replica_values(portion.parts)
+        rows = self._extended.replica_values(without_optionals(portion.parts))
         with self._extended.working_on(portion.shares, self._accumulator):
             outputs = self._strategy.run(self._replica_step, args=(rows,))
-        local = [self._strategy.experimental_local_results(o) for o in tf.nest.flatten(outputs)]
+        local = [self._results_of_replicas(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
+
+    def _results_of_replicas(self, output: Any) -> tuple:
+        """Returns an output of each local replica; what is no tensor all of them have in common."""
+        results = self._strategy.experimental_local_results(output)
+        number = self._extended.num_local_replicas
+        return results if len(results) == number else results * number
 
 
 class MetricStep(GlobalStep):
@@ -120,7 +127,7 @@ class MetricStep(GlobalStep):
         """Returns the mean of the replicas' outputs, weighted by their rows."""
         weighted = [
             [tf.where(s.rows > 0, v * s.fraction(v.dtype), tf.zeros_like(v)) for v in values]
-            for values, s in zip(map(_flat_tensors, outputs), shares, strict=True)
+            for values, s in zip(map(_flat_numbers, outputs), shares, strict=True)
         ]
         means = []
         for number, values in enumerate(zip(*weighted, strict=True)):
@@ -133,29 +140,34 @@ class PredictStep(GlobalStep):
     """A predict step: it returns the outputs for all rows of the batch, on every process."""
 
     def __call__(self, batch: Any) -> Any:
-        """Runs the step on a global batch; returns tensors of shape `[global rows, ...]`."""
+        """Runs the step on a global batch; returns tensors of shape `[global rows, ...]`.
+
+        They are dense, ragged or sparse, as the model's outputs are.
+        """
         collective = self._extended.collective
         portion = self._extended.portion_of(batch)
         slots = digest_slots(portion.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
         outputs = self._run(portion)
-        for output in tf.nest.flatten(outputs):
-            if not tf.is_tensor(output) or isinstance(output, tf.RaggedTensor | tf.SparseTensor):
-                raise ValueError(
-                    "`predict` must return dense tensors, because every process is given all "
-                    f"rows. Received: {output}. Use `to_tensor` or `tf.sparse.to_dense` in the "
-                    "model's last layer."
-                )
         flat = [
-            [share.drop_padding(t) for t in tf.nest.flatten(output)]
+            [_without_padding(t, share) for t in tf.nest.flatten(output)]
             for output, share in zip(outputs, portion.shares, strict=True)
         ]
         gathered = [
-            collective.all_gather(tf.concat(parts, 0), f"{self.name}/output_{i}")
+            gather_rows(collective, concat_rows(parts), f"{self.name}/output_{i}")
             for i, parts in enumerate(zip(*flat, strict=True))
         ]
         return tf.nest.pack_sequence_as(outputs[0], gathered)
 
 
-def _flat_tensors(structure: Any) -> list[tf.Tensor]:
-    return [tf.convert_to_tensor(t) for t in tf.nest.flatten(structure)]
+def _without_padding(output: Any, share: Share) -> Any:
+    """Returns a replica's output without what comes of a padded share's row."""
+    if isinstance(output, tf.SparseTensor):
+        return take_rows(output, tf.zeros_like(share.rows), share.rows)
+    return share.drop_padding(output)
+
+
+def _flat_numbers(structure: Any) -> list[tf.Tensor]:
+    """Returns a structure's numbers as tensors; whole ones too, whose mean need not be one."""
+    tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(structure)]
+    return [t if t.dtype.is_floating else tf.cast(t, tf.float32) for t in tensors]

@@ -110,12 +110,12 @@ class DesyncCheck(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts anew."""
-        self._next = self._extended.check_desync
+        self._next = self._extended.options.check_desync
 
     def on_train_batch_end(self, batch, logs=None):
         """Compares, if it is time."""
         if batch + 1 >= self._next:
-            self._next += self._extended.check_desync
+            self._next += self._extended.options.check_desync
             check_values(self.model.variables, self._extended.collective)
 
 
@@ -164,7 +164,7 @@ def for_this_process(
         return [*kept, CommonStart(extended)]
     own = [CommonStart(extended), AgreedStop(collective)]
     # Keras stops for every batch if one callback asks for it: so none does by default.
-    if extended.check_desync:
+    if extended.options.check_desync:
         own.insert(0, DesyncCheck(extended))
     return [*([Watch(extended.guard)] if extended.guard else []), *kept, *own]
 

@@ -102,6 +102,34 @@ def _without_exchange(function: Callable, data: Any) -> Any:
         ) from error
 
 
+# Whether XLA compiles the whole step that is being traced, its update included.
+_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("_whole", default=False)
+
+
+def is_compiled_whole() -> bool:
+    """Returns whether XLA compiles the whole step that is being traced."""
+    return _whole.get()
+
+
+def compiled_whole(step: Callable) -> Callable:
+    """Returns the step of the only replica, which Keras has XLA compile as a whole.
+
+    Args:
+        step: A model's `train_step` or `test_step`.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(step)
+    def noted(data: Any) -> Any:
+        token = _whole.set(True)
+        try:
+            return step(data)
+        finally:
+            _whole.reset(token)
+
+    return noted
+
+
 @contextlib.contextmanager
 def not_as_a_whole(model: keras.Model) -> Iterator[None]:
     """While this is entered, Keras makes functions that XLA does not compile."""

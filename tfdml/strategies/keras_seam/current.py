@@ -1,10 +1,15 @@
 """Whether a model, or the replica that calls, belongs to one of our strategies."""
 
+import contextlib
+import weakref
+from collections.abc import Iterator
+
 import keras
 import tensorflow as tf
 
 from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.step_scope import current_step
 from tfdml.strategies.share import Share
 
@@ -24,6 +29,50 @@ def replicas_of(model: keras.Model) -> ReplicaExtended | None:
     if extended is None or (extended._num_replicas_in_sync == 1 and not accumulation_steps(model)):
         return None
     return extended
+
+
+def current_strategy() -> tf.distribute.Strategy | None:
+    """Returns the strategy that the caller is a replica of, if it is one of ours."""
+    replica = tf.distribute.get_replica_context()
+    strategy = replica.strategy if replica is not None else None
+    return strategy if is_ours(strategy) else None
+
+
+# The replicas, by strategy, that are in the update of an optimizer: what it hands on to another one
+# inside it is summed already. By replica, because they take turns, and `merge_call` has threads.
+_updating: weakref.WeakKeyDictionary[tf.distribute.Strategy, set[int]]
+_updating = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def updating() -> Iterator[None]:
+    """While this is entered, the calling replica is in the update of an optimizer."""
+    replica = tf.distribute.get_replica_context()
+    replicas, own = _updating.setdefault(replica.strategy, set()), replica._local_replica_id
+    outer = own in replicas
+    replicas.add(own)
+    try:
+        yield
+    finally:
+        if not outer:
+            replicas.discard(own)
+
+
+def is_updating() -> bool:
+    """Returns whether the calling replica is in the update of an optimizer."""
+    replica = tf.distribute.get_replica_context()
+    return replica._local_replica_id in _updating.get(replica.strategy, ())
+
+
+def is_outside_of_replicas() -> bool:
+    """Returns whether the caller is in the scope of one of our strategies, but in no replica."""
+    return tf.distribute.in_cross_replica_context() and is_ours(tf.distribute.get_strategy())
+
+
+def is_ours(strategy: tf.distribute.Strategy | None) -> bool:
+    """Returns whether a strategy is one of ours, parameter servers included."""
+    extended = getattr(strategy, "extended", None)
+    return isinstance(extended, ReplicaExtended | ParameterServerExtended)
 
 
 def current_extended() -> ReplicaExtended | None:

@@ -13,11 +13,11 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.feed import Feed
-from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed, without_optionals
+from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed
 from tfdml.strategies.iteration import opened
 from tfdml.strategies.on_devices import OnDevices
 from tfdml.strategies.own_parts import own_portions
-from tfdml.strategies.share import Portion
+from tfdml.strategies.share import Portion, without_optionals
 
 
 class SharedAdapter(DataAdapter):

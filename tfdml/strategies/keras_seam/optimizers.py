@@ -1,7 +1,7 @@
 """Optimizers: gradients are summed over all replicas before anything else is done with them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,24 +10,44 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
-from tfdml.strategies.keras_seam.compiled import hold_back
-from tfdml.strategies.keras_seam.current import current_extended, current_replicas, extended_of
+from tfdml.collectives.rows import add_up_rows
+from tfdml.strategies.accumulation import GatheredAlike, restart
+from tfdml.strategies.agreement import check_gradients_alike
+from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.keras_seam.compiled import hold_back, is_compiled_whole
+from tfdml.strategies.keras_seam.current import (
+    current_extended,
+    current_replicas,
+    current_strategy,
+    extended_of,
+    is_updating,
+    updating,
+)
 
 
 def _apply(original: Callable) -> Callable:
     """`apply` of the outermost optimizer: gradients are summed before anything else is done."""
 
     def apply(self, grads, trainable_variables=None):
-        extended = current_replicas()
-        inner = getattr(self, "inner_optimizer", self)
-        if extended is None or getattr(self, "_tfdml_gets_sums", False):
+        if current_strategy() is None:
+            if extended_of(self._distribution_strategy) is None:
+                return original(self, grads, trainable_variables)
+            return _apply_alike(original, self, list(grads), trainable_variables)
+        if is_updating():
             return original(self, grads, trainable_variables)
         if hold_back(self, grads, trainable_variables):
             return None
-        grads, variables = list(grads), trainable_variables
+        inner = _inner(self)
+        variables = list(
+            inner._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        grads = [_each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+        extended = current_replicas()
+        if extended is None:
+            with updating():
+                return original(self, grads, trainable_variables)
         accumulator = extended.accumulator
         if inner.gradient_accumulation_steps:
-            variables = list(inner._trainable_variables if variables is None else variables)
             if accumulator is None or accumulator.optimizer is not inner:
                 raise ValueError(
                     "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
@@ -37,33 +57,97 @@ def _apply(original: Callable) -> Callable:
             if not accumulator.updates:
                 return accumulator.keep(grads, variables)
             grads = accumulator.take(grads, variables)
-        summed = inner._trainable_variables if variables is None else variables
-        grads = [_of_known_shape(g, v) for g, v in zip(grads, summed, strict=True)]
-        names = [v.path for v in summed]
-        rates = functools.partial(_rates, self, inner)
-        if extended.compressor is not None:
-            extended.compressor.check_optimizer(inner)
-        grads = extended.sum_gradients(f"gradients/{self.name}", grads, names, rates)
-        if inner is self:
-            return original(self, grads, variables)
+        grads = _summed(extended, self, grads, variables)
         before = tf.convert_to_tensor(inner._iterations)
-        inner._tfdml_gets_sums = True
-        try:
+        with updating():
             original(self, grads, variables)
-        finally:
-            inner._tfdml_gets_sums = False
-        if inner.gradient_accumulation_steps:
-            accumulator.restart(before)
+        if inner is not self and inner.gradient_accumulation_steps:
+            restart(inner, before)
 
     return apply
 
 
-def _of_known_shape(gradient: Any, variable: keras.Variable) -> Any:
-    """Returns a sparse gradient with its shape, which in a graph is not known of an embedding's."""
+def _summed(
+    extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
+) -> list:
+    """Returns a replica's gradients summed over all; of what replaces a variable, the largest."""
+    inner, label = _inner(outer), f"gradients/{outer.name}"
+    if extended.compressor is not None:
+        extended.compressor.check_optimizer(inner)
+    replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+    sums = extended.sum_gradients(
+        label,
+        [None if r else g for g, r in zip(grads, replaces, strict=True)],
+        _distinct_names(inner, variables),
+        functools.partial(_rates, outer, inner),
+        extended.aggregator_of(outer),
+    )
+    places = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
+    largest = extended.largest(f"{label}/replacing", [grads[i] for i in places])
+    for i, value in zip(places, largest, strict=True):
+        sums[i] = value
+    return sums
+
+
+def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Returns the optimizer without the loss scale around it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _apply_alike(
+    original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
+) -> None:
+    """`apply` outside of a step: the gradients are the whole job's, and every replica gets them."""
+    strategy, inner = outer._distribution_strategy, _inner(outer)
+    check_gradients_alike(grads, strategy.extended.collective)
+    with strategy.scope():
+        if not outer.built and given is not None:
+            # Variables are made outside of the replicas.
+            outer.build(list(given))
+        variables = list(inner._trainable_variables if given is None else given)
+        grads = [_each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+
+        def update(values: list) -> None:
+            with updating():
+                original(outer, values, given)
+
+        if not inner.gradient_accumulation_steps:
+            strategy.run(update, args=(grads,))
+            return
+        gathered = GatheredAlike(inner, variables)
+        before = tf.convert_to_tensor(inner._iterations) + 0
+
+        def take() -> None:
+            strategy.run(update, args=(gathered.take(grads),))
+            if inner is not outer:
+                restart(inner, before)
+
+        tf.cond(gathered.is_whole(), take, lambda: gathered.keep(grads))
+
+
+def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
+    """Returns variables' paths, those that several have with a number behind."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for variable in [*getattr(optimizer, "_trainable_variables", ()), *variables]:
+        if id(variable) not in names:
+            number = counts.get(variable.path, 0)
+            counts[variable.path] = number + 1
+            names[id(variable)] = f"{variable.path}#{number}" if number else variable.path
+    return [names[id(variable)] for variable in variables]
+
+
+def _each_row_once(gradient: Any, variable: keras.Variable) -> Any:
+    """Returns a gradient; a sparse one with its shape and each row once.
+
+    In a graph the shape is not known of an embedding's gradient. XLA cannot compile what the number
+    of rows follows from the data in: there it becomes dense.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
-    return tf.IndexedSlices(gradient.values, gradient.indices, shape)
+    gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
+    return tf.convert_to_tensor(gradient) if is_compiled_whole() else add_up_rows(gradient)
 
 
 def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -75,8 +159,7 @@ def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | 
 def _sgd_update_step(original: Callable) -> Callable:
     def update_step(self, gradient, variable, learning_rate):
         extended = extended_of(tf.distribute.get_strategy())
-        aggregator = extended.aggregator if extended is not None else None
-        if aggregator is None or not extended.compressor.replaces_momentum:
+        if extended is None or not extended.compresses or not extended.compressor.replaces_momentum:
             return original(self, gradient, variable, learning_rate)
         # Momentum is in what has been exchanged.
         rate = tf.cast(learning_rate, variable.dtype)
@@ -107,6 +190,23 @@ def _backend_apply_gradients(original: Callable) -> Callable:
     return backend_apply_gradients
 
 
+def _overwrite(original: Callable) -> Callable:
+    """Float8's scales and histories: what is called their gradient becomes their value."""
+
+    def overwrite_variables_directly_with_gradients(self, grads, vars):
+        extended = current_extended()
+        if extended is None:
+            return original(self, grads, vars)
+        replaced = [self._overwrite_variable_with_gradient(v) for v in vars]
+        if any(replaced):
+            pairs = [(v.value, g) for g, v, r in zip(grads, vars, replaced, strict=True) if r]
+            extended.overwrite_where(True, *zip(*pairs, strict=True))
+        kept = [i for i, r in enumerate(replaced) if not r]
+        return [grads[i] for i in kept], [vars[i] for i in kept]
+
+    return overwrite_variables_directly_with_gradients
+
+
 def _all_reduce_sum_gradients(original: Callable) -> Callable:
     def all_reduce_sum_gradients(self, grads_and_vars):
         if current_replicas() is not None:
@@ -119,6 +219,7 @@ def _all_reduce_sum_gradients(original: Callable) -> Callable:
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (BaseOptimizer, "apply", _apply),
     (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
+    (BaseOptimizer, "_overwrite_variables_directly_with_gradients", _overwrite),
     (LossScaleOptimizer, "apply", _apply),
     (keras.optimizers.SGD, "update_step", _sgd_update_step),
     (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),

@@ -52,6 +52,7 @@ from tfdml.strategies.parameter_server.step_scope import (
 )
 from tfdml.strategies.parameter_server.synchronous import SynchronousTraining
 from tfdml.strategies.parameter_server.worker_step import WorkerStep
+from tfdml.strategies.share import without_optionals
 
 
 def _ours(strategy: tf.distribute.Strategy | None) -> bool:
@@ -193,19 +194,12 @@ def _maybe_symbolic_build(original: Callable) -> Callable:
         if not _ours(self._distribute_strategy):
             return original(self, iterator, data_batch)
         if iterator is not None:
-            data_batch = _spec_of(iterator._distributed_dataset)
+            data_batch = without_optionals(iterator._distributed_dataset.element_spec)
         with self._distribute_strategy.scope():
             self._symbolic_build(data_batch=data_batch)
         checks.check_partitions(self)
 
     return maybe_symbolic_build
-
-
-def _spec_of(data: Any) -> Any:
-    def leaf(value):
-        return None if isinstance(value, tf.OptionalSpec) else value
-
-    return tf.nest.map_structure(leaf, data.element_spec)
 
 
 def _make_function(original: Callable) -> Callable:

@@ -11,7 +11,7 @@ from keras.src.random.seed_generator import SeedGenerator
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tfdml.strategies.keras_seam import losses
-from tfdml.strategies.keras_seam.current import current_share
+from tfdml.strategies.keras_seam.current import current_share, is_outside_of_replicas
 
 
 def _reduce_weighted_values(original: Callable) -> Callable:
@@ -53,7 +53,9 @@ def _compile_loss(original: Callable) -> Callable:
 def _scale(original: Callable) -> Callable:
     def scale_loss_for_distribution(value):
         share = current_share()
-        return original(value) if share is None else losses.scale_for_share(value, share)
+        if share is not None:
+            return losses.scale_for_share(value, share)
+        return value if is_outside_of_replicas() else original(value)
 
     return scale_loss_for_distribution
 
@@ -62,7 +64,7 @@ def _unscale(original: Callable) -> Callable:
     def unscale_loss_for_distribution(value):
         share = current_share()
         if share is None:
-            return original(value)
+            return value if is_outside_of_replicas() else original(value)
         return losses.unscale_for_share(value, share, _losses_by_rows.get())
 
     return unscale_loss_for_distribution

@@ -3,9 +3,9 @@
 Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
 trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
 `predict`, whose step has no `__self__`, and it needs no guess about what a function is. The
-functions of `trainer`, `optimizers` and `replica_math` replace Keras's, and go straight on to
-Keras's own unless the model, or the replica that calls, belongs to one of our strategies, or a
-callback of `fit` resumes it (see `resuming`).
+functions of `trainer`, `optimizers`, `replica_math` and `variables` replace Keras's, and go
+straight on to Keras's own unless the model, or the replica that calls, belongs to one of our
+strategies, or a callback of `fit` resumes it (see `resuming`).
 
 | Keras's function | what is different under our strategies |
 |---|---|
@@ -27,6 +27,11 @@ callback of `fit` resumes it (see `resuming`).
 | `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
 | `CompileLoss.call` | the logged loss of each output is the whole data's |
 | `SeedGenerator.next` | replicas draw different random numbers |
+| `Variable._initialize_with_initializer` | made outside of the function that is being traced |
+| `Variable.handle` | a tape outside of a step takes gradients by the first replica's |
+| `Variable.__array__` | takes `copy`, as NumPy 2 asks |
+| `Variable._direct_assign` | outside of a step, a metric's state is set as it is given |
+| `matmul` | outside of a step, a sparse tensor times a variable |
 """
 
 import functools
@@ -39,12 +44,18 @@ from tfdml.strategies.keras_seam import (
     partitions,
     replica_math,
     trainer,
+    variables,
 )
 
 SUPPORTED_KERAS = "3.15"
 
 # What replicas of one job need; what parameter servers need is apart.
-REPLACEMENTS = [*trainer.REPLACEMENTS, *optimizers.REPLACEMENTS, *replica_math.REPLACEMENTS]
+REPLACEMENTS = [
+    *trainer.REPLACEMENTS,
+    *optimizers.REPLACEMENTS,
+    *replica_math.REPLACEMENTS,
+    *variables.REPLACEMENTS,
+]
 
 
 def install() -> None:
@@ -65,6 +76,7 @@ def install() -> None:
             f"'keras=={SUPPORTED_KERAS}.*'`."
         )
     partitions.install()
+    variables.install()
     others = [*partitions.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
     for owner, name, make in [*others, *REPLACEMENTS]:
         original = getattr(owner, name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -17,11 +18,12 @@ from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.gathering import concat_rows
 from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
-from tfdml.strategies.keras_seam.compiled import compiled, not_as_a_whole
+from tfdml.strategies.keras_seam.compiled import compiled, compiled_whole, not_as_a_whole
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.step import MetricStep, PredictStep
@@ -51,13 +53,16 @@ def _loop(original: Callable) -> Callable:
 def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
     """Checks a call, and gives it the callbacks of this process."""
     collective = extended.collective
+    for name in ("x", "validation_data"):
+        if extended.whole_of(arguments.get(name)) is not None:
+            arguments[name] = extended.whole_of(arguments[name])
     misuse.check(model, arguments, collective)
     if not collective.topology.is_chief:
         arguments["verbose"] = 0
     given = arguments.get("callbacks")
     # `fit` passes its own list on to `evaluate`.
     if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
-        own = fingerprint(model, call, arguments, extended.options)
+        own = fingerprint(model, call, arguments, extended.alike)
         check_fingerprint(own, collective)
         arguments["callbacks"] = for_this_process(given, extended, trains=call == "fit")
 
@@ -166,7 +171,8 @@ def _make_function(original: Callable) -> Callable:
             return original(self, step_function)
         extended, name = extended_of(self._distribute_strategy), step_function.__name__
         if replicas_of(self) is None:
-            function = original(self, step_function)
+            step = compiled_whole(step_function) if self.jit_compile else step_function
+            function = original(self, step)
         else:
             replica_step = compiled(self, step_function) if self.jit_compile else step_function
             with not_as_a_whole(self):
@@ -195,19 +201,33 @@ def _make_predict_function(original: Callable) -> Callable:
 
         def predict_function(data: list) -> Any:
             outputs = [self.distribute_strategy.run(step, args=(batch,)) for batch in data]
-            return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+            return tf.nest.map_structure(lambda *parts: concat_rows(parts), *outputs)
 
         if not self.run_eagerly:
             predict_function = tf.function(predict_function, reduce_retracing=True)
         extended = replicas_of(self)
 
         def on_batches(data: list) -> Any:
+            if self.jit_compile:
+                _build(self, extended.portion_of(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 
         self.predict_function = on_batches
 
     return make_predict_function
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Makes a model's variables, which XLA cannot; Keras builds for `fit` and `evaluate` only."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    specs = tf.nest.map_structure(
+        lambda t: None if t is None else keras.KerasTensor(t.shape, t.dtype.name), inputs
+    )
+    with model.distribute_strategy.scope():
+        compute_output_spec(model, specs, training=False)
 
 
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [

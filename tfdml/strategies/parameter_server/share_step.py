@@ -12,8 +12,8 @@ from tfdml.strategies.parameter_server.pushing import decoded, encoded, is_taken
 from tfdml.strategies.parameter_server.step_scope import StepScope
 from tfdml.strategies.parameter_server.worker_step import (
     any_rows,
+    given,
     own_results,
-    without_optionals,
 )
 from tfdml.strategies.replica_state import moving_variables
 from tfdml.strategies.share import Share
@@ -60,7 +60,7 @@ class ShareStep:
         def run(batch, rows, global_rows, working, stream):
             scope = self._scope(Share(rows, global_rows, working), stream, None)
             with scope:
-                self._model.distribute_strategy.run(self._step, args=(without_optionals(batch),))
+                self._model.distribute_strategy.run(self._step, args=(given(batch),))
             return pack(scope.counts)
 
         function = self._function("counts", run, share)
@@ -79,9 +79,7 @@ class ShareStep:
         def run(batch, rows, global_rows, working, stream, totals):
             parts = Share(rows, global_rows, working)
             with self._scope(parts, stream, tf.unstack(totals)) as scope:
-                outputs = self._model.distribute_strategy.run(
-                    self._step, args=(without_optionals(batch),)
-                )
+                outputs = self._model.distribute_strategy.run(self._step, args=(given(batch),))
                 extra = own_results(self._model, outputs)
             self._check_gradients(scope.applied)
             self.own_names = list(extra)

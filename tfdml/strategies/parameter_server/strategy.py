@@ -94,7 +94,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         silence_limit: float = 60.0,
     ):
         checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
-        given = arguments.check(None, compression, silence_limit)
+        given = arguments.check(None, compression, silence_limit=silence_limit).compression
         compressor = check_compressor(given)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml.strategies.parameter_server.packing import pack
 from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
 from tfdml.strategies.parameter_server.step_scope import StepScope
-from tfdml.strategies.share import unpacked
+from tfdml.strategies.share import unpacked, without_optionals
 
 _STREAM = tf.TensorSpec([], tf.int64)
 
@@ -86,19 +86,22 @@ class WorkerStep:
     def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
         """Returns what the model's step returns."""
         with StepScope([], stream):
-            return self._model.distribute_strategy.run(self._step, args=(without_optionals(batch),))
+            return self._model.distribute_strategy.run(self._step, args=(given(batch),))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
         """Takes a step in the graph; returns what it adds to the metrics, and its own results."""
         metrics = self._model.metrics_variables
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
         with StepScope(own, stream, scale_of(self._model)) as scope:
-            outputs = self._model.distribute_strategy.run(
-                self._step, args=(without_optionals(batch),)
-            )
+            outputs = self._model.distribute_strategy.run(self._step, args=(given(batch),))
             extra = own_results(self._model, outputs)
         self.own_names = list(extra)
         return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
+
+
+def given(batch: Any) -> Any:
+    """Returns what a step is given of a batch that came as a function's arguments."""
+    return without_optionals(unpacked(batch) if isinstance(batch, tuple) else batch)
 
 
 def own_results(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
@@ -125,16 +128,6 @@ def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
     scale, steps = optimizer.dynamic_scale, optimizer.step_counter
     counted = tf.minimum(steps.value, tf.cast(optimizer.dynamic_growth_steps - 1, steps.dtype))
     return [(scale, tf.identity(scale.value)), (steps, counted)]
-
-
-def without_optionals(batch: Any) -> Any:
-    """Returns a batch with None for the empty optionals that stand for it in a pipeline."""
-    batch = unpacked(batch) if isinstance(batch, tuple) else batch
-
-    def leaf(value):
-        return None if isinstance(value, tf.experimental.Optional) else value
-
-    return tf.nest.map_structure(leaf, batch)
 
 
 def any_rows(value: Any) -> Any:

@@ -1,0 +1,174 @@
+"""What is done in the scope outside of a step: losses, metrics, updates, numbers, exports."""
+
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tests.harness import job
+from tests.strategies.cases import compiled, data, outcome
+
+
+def losses_and_metrics() -> dict:
+    """Losses are plain values; metrics, of whole numbers too, count what they are given."""
+    strategy = job.strategy()
+    with strategy.scope():
+        mean = keras.losses.MeanSquaredError()(np.ones((2, 2)), np.zeros((2, 2)))
+        overlap = keras.metrics.MeanIoU(num_classes=2)
+        average = keras.metrics.Mean()
+        for _ in range(2):
+            overlap.update_state([0, 1, 1, 0], [0, 1, 0, 0])
+            average.update_state([1.0, 2.0, 6.0])
+        found = {
+            "loss": float(mean),
+            "overlap": np.array(overlap.result()),
+            "counts": overlap.total_cm.numpy(),
+            "average": np.array(average.result()),
+        }
+        replicas = strategy.num_replicas_in_sync
+        scaled = strategy.run(lambda: keras.losses.MeanSquaredError()([[1.0]], [[0.0]]))
+    # In a replica of the user's own, Keras's scaling: the sum over replicas is the mean.
+    local = strategy.experimental_local_results(scaled)
+    found["in a replica"] = float(local[0]) * replicas
+    return {"weights": [], **found}
+
+
+def metric_of_a_model() -> dict:
+    """A metric that a fit has used and that is then given more; its state is the whole job's."""
+    x, y = data(24)
+    model = compiled(job.strategy())
+    model.fit(x, y, batch_size=12, verbose=0)
+    metric = model.metrics[-1]
+    with model.distribute_strategy.scope():
+        metric.reset_state()
+        metric.update_state(np.array([[0], [2]]), np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    return {"weights": [], "state": [np.array(v) for v in metric.variables]}
+
+
+def numbers_of_variables() -> None:
+    """Distributed variables are Python numbers and arrays where these are asked for."""
+    x, y = data(24)
+    model = compiled(job.strategy(), optimizer="adam")
+    model.fit(x, y, batch_size=12, verbose=0)
+    rate, steps = model.optimizer.learning_rate, model.optimizer.iterations
+    assert (float(rate), int(steps)) == (np.float32(0.001), 2)
+    assert (float(rate.value), int(steps.value)) == (np.float32(0.001), 2)
+    kernel = model.weights[0]
+    for variable in (kernel, kernel.value):
+        array = np.asarray(variable, "float64")
+        assert (array.dtype, array.shape) == (np.float64, (6, 8))
+        copied = np.asarray(variable, copy=True)
+        copied[:] = 0.0
+        assert np.any(kernel.numpy())
+
+
+def update_outside() -> dict:
+    """`apply` outside of a step: every replica makes the same update, as often as it is called."""
+    strategy = job.strategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [layers.Input((4,), dtype="int32"), layers.Embedding(5, 2), layers.Dense(1)]
+        )
+        rng = np.random.default_rng(0)
+        model.set_weights([rng.normal(size=v.shape) for v in model.weights])
+        plain = keras.optimizers.Adam(0.1, global_clipnorm=1.0)
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)
+        ids = np.array([[0, 1, 1, 3]])
+
+        def gradients(scale):
+            with tf.GradientTape() as tape:
+                loss = scale * tf.reduce_mean(tf.square(model(ids)))
+            return tape.gradient(loss, model.trainable_variables)
+
+        plain.build(model.trainable_variables)
+        plain.apply(gradients(1.0))
+        scaled.apply_gradients(zip(gradients(4.0), model.trainable_variables, strict=True))
+        tf.function(lambda: plain.apply(gradients(1.0)))()
+    plain.apply([tf.convert_to_tensor(g) for g in gradients(1.0)])
+    copies = [
+        [part.numpy() for part in strategy.experimental_local_results(v.value)]
+        for v in model.weights
+    ]
+    for parts in copies:
+        assert all(part.tobytes() == parts[0].tobytes() for part in parts)
+    return {**outcome(model), "steps": int(plain.iterations)}
+
+
+def other_updates() -> None:
+    """Rank 1 gives `apply` other gradients; must raise on both."""
+    strategy = job.strategy()
+    with strategy.scope():
+        variable = keras.Variable([1.0])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([variable])
+        optimizer.apply([tf.constant([1.0 + job.rank()])])
+
+
+def accumulated_outside(scaled: bool) -> dict:
+    """Updates outside of a step of an optimizer that makes one of two gradients."""
+    with job.strategy().scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        scale = 1.0
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+            scale = 4.0
+        optimizer.build([variable])
+        values = []
+        for first in (1.0, 3.0, 5.0, 5.0):
+            optimizer.apply([scale * tf.constant([first, 0.0])])
+            values.append(variable.numpy())
+        tf.function(lambda: optimizer.apply([scale * tf.constant([1.0, 1.0])]))()
+        tf.function(lambda: optimizer.apply([scale * tf.constant([1.0, 3.0])]))()
+    return {"weights": [variable.numpy()], "values": values}
+
+
+def exported(loads_in_scope: bool) -> dict:
+    """A model that the scope has exported, loaded there or outside, as a model's layer too."""
+    x, _ = data(8)
+    strategy = job.strategy()
+    model = compiled(strategy)
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory, "exported"))
+        with strategy.scope():
+            model.export(path, verbose=False)
+        if not loads_in_scope:
+            loaded = tf.saved_model.load(path)
+            served = loaded.serve(x)
+            return {"weights": [], "served": served.numpy(), "predicted": model(x).numpy()}
+        with strategy.scope():
+            loaded = tf.saved_model.load(path)
+            served = loaded.serve(x)
+            layer = layers.TFSMLayer(path, call_endpoint="serve")
+            above = keras.Sequential([layers.Input((6,)), layer])
+        np.testing.assert_array_equal(above.predict(x, verbose=0), model.predict(x, verbose=0))
+        return {"weights": [], "served": served.numpy(), "predicted": model(x).numpy()}
+
+
+def mapped_layers() -> dict:
+    """Layers with variables, mapped over data in the scope; some are built there."""
+    with job.strategy().scope():
+        rng = np.random.default_rng(0)
+        normalization = layers.Normalization()
+        normalization.adapt(rng.normal(size=(20, 3)))
+        words, lookup = layers.TextVectorization(), layers.StringLookup()
+        words.adapt(["a b", "b c"])
+        lookup.adapt(["a", "b"])
+        sound = layers.STFTSpectrogram(fft_length=64, frame_length=64, frame_step=32)
+        texts = tf.data.Dataset.from_tensor_slices(["a", "b c"]).batch(2)
+        numbers = tf.data.Dataset.from_tensor_slices(rng.normal(size=(4, 3))).batch(2)
+        sounds = rng.normal(size=(2, 200, 1)).astype("float32")
+        waves = tf.data.Dataset.from_tensor_slices(sounds).batch(2)
+        found = [
+            [element.numpy() for element in dataset]
+            for dataset in (
+                numbers.map(normalization),
+                texts.map(words),
+                texts.map(lookup),
+                waves.map(sound),
+            )
+        ]
+    return {"weights": [], "found": found}

@@ -1,0 +1,85 @@
+"""Variables in the scope of a strategy, but outside of its replicas: made, assigned, multiplied."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import numpy as keras_numpy
+from keras.src.backend.tensorflow.core import Variable
+
+from tfdml.strategies.keras_seam.current import extended_of, is_outside_of_replicas
+
+
+def _initialize(original: Callable) -> Callable:
+    """A layer's variables, which may be made while a function is traced, as by `Dataset.map`."""
+
+    def initialize_with_initializer(self, initializer):
+        if tf.executing_eagerly() or not is_outside_of_replicas():
+            return original(self, initializer)
+        # A replica's first value is the first one's, which is no part of that function.
+        with tf.init_scope():
+            return original(self, initializer)
+
+    return initialize_with_initializer
+
+
+def _array(original: Callable) -> Callable:
+    def __array__(self, dtype=None, copy=None):
+        array = original(self, dtype)
+        return np.array(array) if copy else array
+
+    return __array__
+
+
+def _direct_assign(original: Callable) -> Callable:
+    """A metric's state is the sum of what the replicas have: the value that it is given is all."""
+
+    def direct_assign(self, value):
+        extended = extended_of(tf.distribute.get_strategy())
+        summed = self.aggregation == "sum" and self.synchronization == "on_read"
+        if extended is None or not summed or not tf.distribute.in_cross_replica_context():
+            return original(self, value)
+        extended.assign_whole(self._value, tf.cast(value, self._value.dtype))
+
+    return direct_assign
+
+
+def _handle(original: Callable) -> Callable:
+    """What a `GradientTape` knows a variable by: outside of replicas the first one's is read."""
+
+    def handle(self):
+        copies = getattr(self._value, "values", None)
+        outside = isinstance(copies, tuple) and is_outside_of_replicas()
+        return copies[0].handle if outside else original(self)
+
+    return handle
+
+
+def install() -> None:
+    """Puts what is no function in place, once."""
+    getter = Variable.handle.fget
+    if not hasattr(getter, "_tfdml_replaces"):
+        replacement = _handle(getter)
+        replacement._tfdml_replaces = getter
+        Variable.handle = property(replacement, doc=Variable.handle.__doc__)
+
+
+def _matmul(original: Callable) -> Callable:
+    """A sparse tensor times a variable: TensorFlow looks up rows of one replica's variable."""
+
+    def matmul(x1, x2):
+        sparse = isinstance(x1, tf.SparseTensor) and isinstance(x2, Variable)
+        if sparse and is_outside_of_replicas():
+            x2 = tf.convert_to_tensor(x2)
+        return original(x1, x2)
+
+    return matmul
+
+
+REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+    (Variable, "_initialize_with_initializer", _initialize),
+    (Variable, "__array__", _array),
+    (Variable, "_direct_assign", _direct_assign),
+    (keras_numpy, "matmul", _matmul),
+]

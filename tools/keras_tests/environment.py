@@ -1,0 +1,35 @@
+"""The environment that Keras's tests run in: tfdml's own, and what they need besides it."""
+
+import hashlib
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".venv-keras"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+
+def python() -> Path:
+    """Returns the environment's Python; makes the environment if it is not there, or not of now.
+
+    It sees what is installed beside the Python that calls; what it installs goes before that.
+    """
+    own = ENVIRONMENT / "bin" / "python"
+    stamp = ENVIRONMENT / "made_of"
+    parts = [REQUIREMENTS.read_bytes(), (ROOT / "setup.py").read_bytes(), sys.version.encode()]
+    made_of = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    if stamp.exists() and stamp.read_text() == made_of:
+        return own
+    subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
+    packages = sysconfig.get_path("purelib")
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site_packages = ENVIRONMENT / "lib" / version / "site-packages"
+    # Not the folder alone: its own .pth files say where tfdml is.
+    entry = f"import site; site.addsitedir({packages!r})\n"
+    (site_packages / "tfdml_environment.pth").write_text(entry)
+    install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, "-r", REQUIREMENTS], check=True)
+    stamp.write_text(made_of)
+    return own

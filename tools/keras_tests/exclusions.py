@@ -1,0 +1,88 @@
+"""Tests of Keras's that fail in a strategy's scope for a reason: read, and held against a run."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tools.keras_tests.job import Outcome
+
+FILE = Path(__file__).with_name("exclusions.txt")
+CATEGORIES = {
+    "another strategy": "The test makes a strategy of its own inside the scope.",
+    "insides": "The test looks at what Keras does inside, which is done otherwise.",
+    "refused": "What the test does is refused with a message.",
+    "replica": "The test asks for what belongs to one replica.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusion:
+    """A line of the file.
+
+    Attributes:
+        test: The test, as pytest names it from `keras/src`; a `*` at its end stands for more.
+        strategies: The strategies under which it fails.
+        category: One of `CATEGORIES`.
+        reason: Why it fails.
+        link: The page that tells users of it.
+    """
+
+    test: str
+    strategies: tuple[str, ...]
+    category: str
+    reason: str
+    link: str
+
+    def covers(self, test: str, strategy: str) -> bool:
+        """Returns whether a test's failure under a strategy is this one."""
+        if strategy not in self.strategies:
+            return False
+        return test.startswith(self.test[:-1]) if self.test.endswith("*") else test == self.test
+
+
+def read(file: Path = FILE) -> list[Exclusion]:
+    """Returns the file's exclusions.
+
+    Raises:
+        ValueError: If a line is not five fields between bars, or its category is not known.
+    """
+    found = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 5 or fields[2] not in CATEGORIES:
+            raise ValueError(
+                f"A line of {file.name} must be `test | strategies | category | reason | link`, "
+                f"with a category of {', '.join(CATEGORIES)}. Received, in line {number}: {line}"
+            )
+        test, strategies, *rest = fields
+        found.append(Exclusion(test, tuple(strategies.split()), *rest))
+    return found
+
+
+def problems(
+    outcomes: Mapping[str, Outcome],
+    plain: Mapping[str, Outcome],
+    exclusions: Sequence[Exclusion],
+    strategy: str,
+) -> Iterator[str]:
+    """Yields in what a run is not as the exclusions say.
+
+    Args:
+        outcomes: The tests' outcomes in the strategy's scope.
+        plain: The outcomes without a strategy of those that failed.
+        exclusions: The file's.
+        strategy: The strategy.
+    """
+    for test, end in sorted(outcomes.items()):
+        listed = [e for e in exclusions if e.covers(test, strategy)]
+        fails_plain = plain.get(test, end).outcome != "passed" and test in plain
+        if end.outcome == "failed" and not fails_plain and not listed:
+            yield f"{test} fails, and is not listed:\n{end.message}"
+        if end.outcome == "failed" and fails_plain and listed:
+            yield f"{test} is listed, and fails without a strategy, too."
+    for exclusion in exclusions:
+        ends = [o.outcome for t, o in outcomes.items() if exclusion.covers(t, strategy)]
+        if ends and "failed" not in ends:
+            yield f"{exclusion.test} is listed, and passes."

@@ -1,0 +1,212 @@
+"""A run of Keras's tests on the processes of a job, started again where a test has ended it."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdml.runtime.processes import end_processes, tree_of
+
+RANK_PROGRAM = Path(__file__).with_name("rank.py")
+# Seconds in which nothing begins or ends, after which the job is taken to hang.
+SILENCE = 300.0
+# Seconds for the ranks to end a test that one of them has ended otherwise.
+LAG = 20.0
+# Between SIGTERM and SIGKILL.
+TERM_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a test has ended.
+
+    Attributes:
+        outcome: "passed", "failed" or "skipped".
+        message: The traceback's end, or why the job was ended.
+    """
+
+    outcome: str
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Processes that run the same tests.
+
+    Attributes:
+        python: The Python that runs them.
+        strategy: "plain", "mirrored", "horovod" or "multi_worker".
+        replicas: The number of replicas.
+    """
+
+    python: Path
+    strategy: str
+    replicas: int
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return self.replicas if self.strategy in ("horovod", "multi_worker") else 1
+
+    @property
+    def command(self) -> list[str]:
+        """What starts them."""
+        program = [str(self.python), str(RANK_PROGRAM)]
+        size = str(self.replicas)
+        if self.strategy == "horovod":
+            return ["horovodrun", "-np", size, *program]
+        if self.strategy == "multi_worker":
+            launch = [str(self.python), "-m", "tfdml.cli.main", "launch", "--workers", size]
+            return [*launch, str(RANK_PROGRAM)]
+        return program
+
+    def run(self, tests: Sequence[str]) -> dict[str, Outcome]:
+        """Runs tests; returns their outcomes.
+
+        Args:
+            tests: Folders and files in `keras/src`, or tests in them, as pytest names them.
+        """
+        outcomes: dict[str, Outcome] = {}
+        while True:
+            with tempfile.TemporaryDirectory(prefix="keras-suite-") as directory:
+                attempt = _Attempt(self, Path(directory), tests, sorted(outcomes))
+                found, cause = attempt.watch()
+            outcomes.update(found)
+            if cause is None:
+                return outcomes
+            test, message = cause
+            if test is None:
+                raise RuntimeError(f"The job ended before its first test. It printed:\n{message}")
+            outcomes[test] = Outcome("failed", message)
+
+
+class _Attempt:
+    """One start of a job.
+
+    Args:
+        job: The job.
+        directory: Where its ranks write.
+        tests: What they run.
+        done: Tests that they leave out.
+    """
+
+    def __init__(self, job: Job, directory: Path, tests: Sequence[str], done: Sequence[str]):
+        self._job = job
+        self._directory = directory
+        self._sizes: dict[int, int] = {}
+        self._ends: dict[str, dict[int, Outcome]] = {}
+        self._begun: dict[int, str | None] = {}
+        run = {
+            "strategy": job.strategy,
+            "replicas": job.replicas,
+            "tests": list(tests),
+            "done": list(done),
+        }
+        file = directory / "run.json"
+        file.write_text(json.dumps(run))
+        self._environment = {
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            "KERAS_SUITE": str(file),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+
+    def watch(self) -> tuple[dict[str, Outcome], tuple[str | None, str] | None]:
+        """Runs the job; returns the outcomes that all ranks agree on, and what ended it early.
+
+        That is a test, None if it was none, and a message.
+        """
+        output = self._directory / "output"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                self._job.command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            cause = self._wait(process)
+            end_processes(tree_of(process.pid), TERM_SECONDS)
+            process.wait()
+        if cause is not None:
+            tail = output.read_text(errors="replace")[-3000:]
+            cause = (cause[0], f"{cause[1]}\n{tail}")
+        agreed = {
+            test: max(ends.values(), key=lambda end: end.outcome == "failed")
+            for test, ends in self._ends.items()
+            if len(ends) == self._job.processes and (cause is None or test != cause[0])
+        }
+        return agreed, cause
+
+    def _wait(self, process: subprocess.Popen) -> tuple[str | None, str] | None:
+        heard = time.monotonic()
+        while True:
+            ended = process.poll() is not None
+            if self._read():
+                heard = time.monotonic()
+            if ended:
+                return self._cause_of_end(process.returncode)
+            silent = time.monotonic() - heard
+            parted = self._parted(silent > LAG)
+            if parted is not None:
+                return parted, "The ranks parted: the test has not ended alike on all of them."
+            if silent > SILENCE:
+                return self._under_way, f"Nothing happened for {SILENCE:.0f} s."
+            time.sleep(0.2)
+
+    def _cause_of_end(self, exit_code: int) -> tuple[str | None, str] | None:
+        """Returns what has ended a job that is not to its end."""
+        parted = self._parted(waits=True)
+        if parted is not None:
+            return parted, "The ranks parted: the test has not ended alike on all of them."
+        if self._under_way is not None or not self._begun:
+            return self._under_way, f"The job ended, with exit code {exit_code}."
+        return None
+
+    @property
+    def _under_way(self) -> str | None:
+        """A test that a rank has begun and not ended, None without one."""
+        return next((test for test in self._begun.values() if test is not None), None)
+
+    def _parted(self, waits: bool) -> str | None:
+        """Returns a test that has not ended alike on all ranks, None without one.
+
+        Args:
+            waits: Whether the ranks that have not ended it count, too.
+        """
+        for test, ends in self._ends.items():
+            unlike = len({end.outcome for end in ends.values()}) > 1
+            if unlike or (waits and len(ends) < self._job.processes):
+                return test
+        return None
+
+    def _read(self) -> bool:
+        """Reads what the ranks have written; returns whether it is anything new."""
+        news = False
+        for rank in range(self._job.processes):
+            file = self._directory / f"rank_{rank}.jsonl"
+            if not file.exists():
+                continue
+            text = file.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            fresh = whole[self._sizes.get(rank, 0) :]
+            self._sizes[rank] = len(whole)
+            for line in fresh.splitlines():
+                news = True
+                self._take(rank, json.loads(line))
+        return news
+
+    def _take(self, rank: int, said: dict) -> None:
+        if "collected" in said:
+            self._begun.setdefault(rank, None)
+        elif "begins" in said:
+            self._begun[rank] = said["test"]
+        else:
+            self._begun[rank] = None
+            ends = self._ends.setdefault(said["test"], {})
+            ends[rank] = Outcome(said["outcome"], said["message"])

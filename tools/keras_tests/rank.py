@@ -1,0 +1,166 @@
+"""One process of a run of Keras's tests: pytest, with every test in the scope of the strategy.
+
+What it is to do stands in the JSON file that KERAS_SUITE names; what it has done, it writes line by
+line into a file of its own beside that one: a test begins, a test ends. So who watches it knows
+where it is, whatever happens to it.
+"""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Scope:
+    """The strategy's scope, entered for all of Keras's tests.
+
+    Args:
+        kind: "mirrored", "horovod" or "multi_worker".
+        replicas: The number of replicas of the job.
+    """
+
+    def __init__(self, kind: str, replicas: int):
+        import tensorflow as tf
+        from tensorflow.python.framework import ops
+
+        import tfdml
+
+        if kind == "mirrored":
+            (cpu,) = tf.config.list_physical_devices("CPU")
+            logical = [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
+            tf.config.set_logical_device_configuration(cpu, logical)
+            self.strategy = tfdml.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+        elif kind == "horovod":
+            self.strategy = tfdml.HorovodStrategy()
+        else:
+            self.strategy = tfdml.MultiWorkerMirroredStrategy()
+        self._entered: list = []
+        # Keras's tests call `clear_session`, which takes the graph that the scope is noted in.
+        reset = ops.reset_default_graph
+
+        def reset_and_enter() -> None:
+            reset()
+            self.enter()
+
+        # The second is made anew of the first where a test imports `tensorflow.compat.v1`.
+        ops.reset_default_graph = tf.compat.v1.reset_default_graph = reset_and_enter
+        self.enter()
+
+    def is_entered(self) -> bool:
+        """Returns whether variables made now are the strategy's."""
+        import tensorflow as tf
+
+        return getattr(tf.Variable(0.0), "distribute_strategy", None) is self.strategy
+
+    def enter(self) -> None:
+        """Enters the scope, if it is not entered already."""
+        import tensorflow as tf
+
+        if not tf.distribute.has_strategy():
+            scope = self.strategy.scope()
+            scope.__enter__()
+            # Python would leave a scope that nobody has any more.
+            self._entered.append(scope)
+
+
+class Recorder:
+    """A pytest plugin that notes when a test begins and how it ends, and enters the scope.
+
+    Args:
+        file: Where it is noted.
+        scope: What is entered before each test, or None.
+        done: Tests that are left out.
+    """
+
+    def __init__(self, file: Path, scope: Scope | None, done: set[str]):
+        self._lines = file.open("a", buffering=1)
+        self._scope = scope
+        self._done = done
+        self._outcome, self._message = "passed", ""
+
+    def _note(self, **fields: Any) -> None:
+        self._lines.write(json.dumps(fields) + "\n")
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Declares the marks that Keras's tests bear."""
+        for mark in ("requires_trainable_backend", "multi_device"):
+            config.addinivalue_line("markers", f"{mark}: Keras's")
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list) -> None:
+        """Leaves out what is done."""
+        del config
+        items[:] = [item for item in items if item.nodeid not in self._done]
+        self._note(collected=len(items))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Notes files that cannot be imported."""
+        if report.failed:
+            self._note(test=report.nodeid, begins=True)
+            self._note(test=report.nodeid, outcome="failed", message=str(report.longrepr)[-4000:])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Notes that a test begins."""
+        self._outcome, self._message = "passed", ""
+        self._note(test=nodeid, begins=True)
+
+    def pytest_runtest_setup(self) -> None:
+        """Enters the scope."""
+        if self._scope is not None:
+            self._scope.enter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remembers the worst outcome of a test's parts."""
+        if report.failed:
+            self._outcome, self._message = "failed", str(report.longrepr)[-4000:]
+        elif report.skipped and self._outcome == "passed":
+            self._outcome = "skipped"
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Checks that the test ran in the scope to its end."""
+        if self._scope is not None and not self._scope.is_entered():
+            pytest.fail("The test has left the strategy's scope.")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Notes how a test has ended."""
+        self._note(test=nodeid, outcome=self._outcome, message=self._message)
+
+
+def provide_conftest() -> None:
+    """Makes the module that some tests import from, which Keras's wheel leaves out."""
+    import keras
+
+    def skip_if_backend(backend: str, reason: str) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(keras.backend.backend() == backend, reason=reason)
+
+    module = types.ModuleType("conftest")
+    module.skip_if_backend = skip_if_backend
+    sys.modules["conftest"] = module
+
+
+def main() -> int:
+    """Runs the tests; returns pytest's exit code."""
+    run_file = Path(os.environ["KERAS_SUITE"])
+    run = json.loads(run_file.read_text())
+    rank = 0
+    if run["strategy"] == "horovod":
+        rank = int(os.environ["HOROVOD_RANK"])
+    elif run["strategy"] == "multi_worker":
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    scope = Scope(run["strategy"], run["replicas"]) if run["strategy"] != "plain" else None
+    recorder = Recorder(run_file.with_name(f"rank_{rank}.jsonl"), scope, set(run["done"]))
+    provide_conftest()
+    import keras
+
+    root = Path(keras.__file__).parent / "src"
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(root), "-c", os.devnull]
+    options.append("--continue-on-collection-errors")
+    os.chdir(root)
+    return int(pytest.main([*options, *run["tests"]], plugins=[recorder]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
