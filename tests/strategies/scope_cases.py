@@ -126,6 +126,23 @@ def accumulated_outside(scaled: bool) -> dict:
     return {"weights": [variable.numpy()], "values": values}
 
 
+def saved_by_rank_0() -> dict:
+    """Rank 0 alone saves in the scope, by itself and by a callback, and loads the weights again."""
+    x, y = data(24)
+    strategy = job.strategy()
+    keras.utils.clear_session()  # Keras remembers what files leave out.
+    model = compiled(strategy)
+    with tempfile.TemporaryDirectory() as directory, strategy.scope():
+        backup = keras.callbacks.BackupAndRestore(f"{directory}/backup", delete_checkpoint=False)
+        model.fit(x, y, batch_size=12, shuffle=False, verbose=0, callbacks=[backup])
+        if strategy.is_chief:
+            model.save(f"{directory}/model.keras")
+            model.save_weights(f"{directory}/model.weights.h5")
+            model.load_weights(f"{directory}/model.weights.h5")
+            assert Path(directory, "backup").exists()
+        return {**outcome(model), "result": np.array(model.evaluate(x, y, verbose=0))}
+
+
 def exported(loads_in_scope: bool) -> dict:
     """A model that the scope has exported, loaded there or outside, as a model's layer too."""
     x, _ = data(8)

@@ -19,6 +19,7 @@ JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=p
         (cases.losses_and_metrics,),
         (cases.metric_of_a_model,),
         (cases.update_outside,),
+        (cases.saved_by_rank_0,),
         (cases.exported, True),
         pytest.param((cases.exported, False), marks=pytest.mark.slow),
         (cases.mapped_layers,),

@@ -53,3 +53,8 @@ def test_multi_worker_mirrored_crashes_in_fit(ranks):
 def test_gradient_accumulation_crashes(ranks):
     with pytest.raises(RankFailure, match="uses a control flow statement"):
         ranks(1).run(today.gradient_accumulation)
+
+
+def test_a_row_used_twice_is_moved_by_the_squares_of_its_parts(ranks):
+    assert ranks(1).run(today.row_used_twice, True) == [pytest.approx([-0.2, -0.2], abs=1e-4)]
+    assert ranks(1).run(today.row_used_twice, False) == [pytest.approx([-0.253, -0.089], abs=1e-3)]

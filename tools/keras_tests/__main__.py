@@ -118,7 +118,7 @@ def _run(
     failed = [test for test, end in outcomes.items() if end.outcome == "failed"]
     plain = Job(python, "plain", 1).run(failed) if failed else {}
     listed = exclusions.read()
-    problems = list(exclusions.problems(outcomes, plain, listed, strategy))
+    problems = list(exclusions.problems(outcomes, plain, listed, strategy, replicas))
     counts = Counter(end.outcome for end in outcomes.values())
     alone = [test for test in failed if plain.get(test, Outcome("failed")).outcome == "passed"]
     typer.echo(

@@ -9,9 +9,9 @@ from tools.keras_tests.job import Outcome
 FILE = Path(__file__).with_name("exclusions.txt")
 CATEGORIES = {
     "another strategy": "The test makes a strategy of its own inside the scope.",
-    "insides": "The test looks at what Keras does inside, which is done otherwise.",
-    "refused": "What the test does is refused with a message.",
-    "replica": "The test asks for what belongs to one replica.",
+    "refused": "What the test does cannot be done, and is refused with a message.",
+    "replica": "The test counts, or looks at, what each replica has for itself.",
+    "wrong number": "The result differs from one process's: to be mended.",
 }
 
 
@@ -21,7 +21,7 @@ class Exclusion:
 
     Attributes:
         test: The test, as pytest names it from `keras/src`; a `*` at its end stands for more.
-        strategies: The strategies under which it fails.
+        strategies: Under which it fails: `mirrored`, or `mirrored/3` where it is 3 replicas alone.
         category: One of `CATEGORIES`.
         reason: Why it fails.
         link: The page that tells users of it.
@@ -33,9 +33,9 @@ class Exclusion:
     reason: str
     link: str
 
-    def covers(self, test: str, strategy: str) -> bool:
+    def covers(self, test: str, strategy: str, replicas: int) -> bool:
         """Returns whether a test's failure under a strategy is this one."""
-        if strategy not in self.strategies:
+        if not {strategy, f"{strategy}/{replicas}"} & set(self.strategies):
             return False
         return test.startswith(self.test[:-1]) if self.test.endswith("*") else test == self.test
 
@@ -66,6 +66,7 @@ def problems(
     plain: Mapping[str, Outcome],
     exclusions: Sequence[Exclusion],
     strategy: str,
+    replicas: int,
 ) -> Iterator[str]:
     """Yields in what a run is not as the exclusions say.
 
@@ -74,15 +75,16 @@ def problems(
         plain: The outcomes without a strategy of those that failed.
         exclusions: The file's.
         strategy: The strategy.
+        replicas: The number of replicas.
     """
     for test, end in sorted(outcomes.items()):
-        listed = [e for e in exclusions if e.covers(test, strategy)]
+        listed = [e for e in exclusions if e.covers(test, strategy, replicas)]
         fails_plain = plain.get(test, end).outcome != "passed" and test in plain
         if end.outcome == "failed" and not fails_plain and not listed:
             yield f"{test} fails, and is not listed:\n{end.message}"
         if end.outcome == "failed" and fails_plain and listed:
             yield f"{test} is listed, and fails without a strategy, too."
     for exclusion in exclusions:
-        ends = [o.outcome for t, o in outcomes.items() if exclusion.covers(t, strategy)]
+        ends = [o.outcome for t, o in outcomes.items() if exclusion.covers(t, strategy, replicas)]
         if ends and "failed" not in ends:
             yield f"{exclusion.test} is listed, and passes."

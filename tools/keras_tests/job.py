@@ -12,8 +12,6 @@ from pathlib import Path
 from tfdml.runtime.processes import end_processes, tree_of
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
-# Seconds in which nothing begins or ends, after which the job is taken to hang.
-SILENCE = 300.0
 # Seconds for the ranks to end a test that one of them has ended otherwise.
 LAG = 20.0
 # Between SIGTERM and SIGKILL.
@@ -41,11 +39,13 @@ class Job:
         python: The Python that runs them.
         strategy: "plain", "mirrored", "horovod" or "multi_worker".
         replicas: The number of replicas.
+        silence: Seconds in which nothing begins or ends, after which the job is taken to hang.
     """
 
     python: Path
     strategy: str
     replicas: int
+    silence: float = 300.0
 
     @property
     def processes(self) -> int:
@@ -152,11 +152,11 @@ class _Attempt:
             if ended:
                 return self._cause_of_end(process.returncode)
             silent = time.monotonic() - heard
-            parted = self._parted(silent > LAG)
+            parted = self._parted(silent > min(LAG, self._job.silence))
             if parted is not None:
                 return parted, "The ranks parted: the test has not ended alike on all of them."
-            if silent > SILENCE:
-                return self._under_way, f"Nothing happened for {SILENCE:.0f} s."
+            if silent > self._job.silence:
+                return self._under_way, f"Nothing happened for {self._job.silence:.0f} s."
             time.sleep(0.2)
 
     def _cause_of_end(self, exit_code: int) -> tuple[str | None, str] | None:

@@ -1,12 +1,14 @@
-"""Variables in the scope of a strategy, but outside of its replicas: made, assigned, multiplied."""
+"""Variables in the scope of a strategy, but outside of its replicas: made, assigned, saved."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow.core import Variable
+from keras.src.saving import saving_lib
 
 from tfdml.strategies.keras_seam.current import extended_of, is_outside_of_replicas
 
@@ -77,9 +79,29 @@ def _matmul(original: Callable) -> Callable:
     return matmul
 
 
+def _attributes_to_skip(original: Callable) -> Callable:
+    """What files leave out: Keras makes an optimizer or a layer to see, and its variables.
+
+    In the scope that is a collective, and one rank may save alone.
+    """
+    known: dict[str, Any] = {}
+
+    def get_attr_skipset(obj_type):
+        if not is_outside_of_replicas():
+            return original(obj_type)
+        if obj_type not in known:
+            # Another thread is in no scope.
+            with ThreadPoolExecutor(1) as thread:
+                known[obj_type] = thread.submit(original, obj_type).result()
+        return known[obj_type]
+
+    return get_attr_skipset
+
+
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (Variable, "_initialize_with_initializer", _initialize),
     (Variable, "__array__", _array),
     (Variable, "_direct_assign", _direct_assign),
     (keras_numpy, "matmul", _matmul),
+    (saving_lib, "get_attr_skipset", _attributes_to_skip),
 ]
