@@ -130,3 +130,13 @@ def gradient_accumulation() -> None:
     x, y = data(24)
     make = lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)  # noqa: E731
     _fitted(_mirrored(), make, x, y, 12)
+
+
+def row_used_twice(dense: bool) -> list[float]:
+    """Where two steps of Adam, rate 0.1, move a row whose gradient comes in two parts."""
+    row = keras.Variable(np.zeros((1, 2), "float32"))
+    optimizer = keras.optimizers.Adam(0.1)
+    parts = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, -1.0]]), tf.constant([0, 0]), (1, 2))
+    for _ in range(2):
+        optimizer.apply([tf.convert_to_tensor(parts) if dense else parts], [row])
+    return row.numpy()[0].tolist()

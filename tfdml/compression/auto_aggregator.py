@@ -1,5 +1,6 @@
 """Sums gradients by what is the fastest: every candidate is a branch of the step's graph."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ from tfdml.compression.measure import Clock, measure_codec, measure_link
 
 # A choice is made after this many steps, by their median: some may be far out.
 WINDOW = 5
+# The link and what each candidate's codec costs, in seconds: measured once for all optimizers.
+_measured: weakref.WeakKeyDictionary[Collective, tuple[Link, list[float]]]
+_measured = weakref.WeakKeyDictionary()
 
 
 class AutoAggregator:
@@ -49,8 +53,6 @@ class AutoAggregator:
             CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/")
             for number, c in enumerate(auto.candidates, start=1)
         ]
-        self._link: Link | None = None
-        self._codecs: list[float] = []
         # By what the exchanges are called: one for each optimizer.
         self.choices: dict[str, Choice] = {}
         self._chosen: dict[str, tf.Variable] = {}
@@ -90,12 +92,13 @@ class AutoAggregator:
 
     def _begin(self, label: str, gradients: Sequence[Gradient]) -> None:
         """Measures, predicts and makes the first choice."""
-        if self._link is None:
-            self._link = measure_link(self._collective, self._clock)
-            self._codecs = [
+        if self._collective not in _measured:
+            codecs = [
                 0.0 if c is None else measure_codec(self._collective, c, self._clock)
                 for c in self._candidates
             ]
+            _measured[self._collective] = measure_link(self._collective, self._clock), codecs
+        link, codecs = _measured[self._collective]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         dense = [g for g in dense if g.shape.is_fully_defined()]
         shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
@@ -103,17 +106,14 @@ class AutoAggregator:
         sent = [traffic(c, *rest) for c in self._candidates]
         choice = Choice(
             ["no compression", *map(repr, self._candidates[1:])],
-            [
-                exchange_seconds(t, self._link, codec)
-                for t, codec in zip(sent, self._codecs, strict=True)
-            ],
-            [t.sent / self._link.bandwidth for t in sent],
+            [exchange_seconds(t, link, codec) for t, codec in zip(sent, codecs, strict=True)],
+            [t.sent / link.bandwidth for t in sent],
         )
         self.choices[label] = choice
         self._chosen[label] = own_variable(tf.constant(choice.current))
         self._say(
-            f"{self._collective.size} ranks, {self._link.latency * 1e3:.2f} ms, "
-            f"{self._link.bandwidth * 8e-6:.0f} Mbit/s. Predicted for a step's exchange: "
+            f"{self._collective.size} ranks, {link.latency * 1e3:.2f} ms, "
+            f"{link.bandwidth * 8e-6:.0f} Mbit/s. Predicted for a step's exchange: "
             f"{_listed(choice.names, dict(enumerate(choice.predicted)))}. "
             f"Begins with {choice.names[choice.current]}."
         )

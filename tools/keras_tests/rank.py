@@ -8,8 +8,10 @@ where it is, whatever happens to it.
 import json
 import os
 import sys
+import time
 import types
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,19 @@ class Recorder:
     """A pytest plugin that notes when a test begins and how it ends, and enters the scope.
 
     Args:
-        file: Where it is noted.
+        directory: Where it is noted.
+        rank: This rank; each has a file of its own.
+        ranks: The number of ranks.
         scope: What is entered before each test, or None.
         done: Tests that are left out.
     """
 
-    def __init__(self, file: Path, scope: Scope | None, done: set[str]):
-        self._lines = file.open("a", buffering=1)
+    def __init__(self, directory: Path, rank: int, ranks: int, scope: Scope | None, done: set[str]):
+        self._lines = (directory / f"rank_{rank}.jsonl").open("a", buffering=1)
+        self._directory, self._rank, self._ranks = directory, rank, ranks
         self._scope = scope
         self._done = done
+        self._number = 0
         self._outcome, self._message = "passed", ""
 
     def _note(self, **fields: Any) -> None:
@@ -107,6 +113,15 @@ class Recorder:
         """Notes that a test begins."""
         self._outcome, self._message = "passed", ""
         self._note(test=nodeid, begins=True)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Waits for all ranks, so that what one does alone in a test does not meet the next one."""
+        self._number += 1
+        marks = [self._directory / f"{self._number}_{rank}" for rank in range(self._ranks)]
+        marks[self._rank].touch()
+        while not all(mark.exists() for mark in marks):
+            time.sleep(0.01)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Enters the scope; ranks draw the same random numbers, as they make the same data."""
@@ -142,6 +157,40 @@ def provide_conftest() -> None:
     sys.modules["conftest"] = module
 
 
+def share_files(directory: Path, strategy: Any) -> None:
+    """Gives all ranks one place for files and one set of data, as a job's programs have.
+
+    Rank 0 alone writes what callbacks save: the other ranks look for it when it has left `fit`.
+
+    Args:
+        directory: Where all ranks' tests have their folders.
+        strategy: What ranks wait for each other by.
+    """
+    import keras
+    import tensorflow as tf
+    from keras.src.testing import test_case, test_utils
+
+    counts: Counter[str] = Counter()
+
+    def get_temp_dir(self: Any) -> str:
+        counts[self.id()] += 1
+        folder = directory / f"{zlib.crc32(self.id().encode())}_{counts[self.id()]}"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
+
+    test_case.TestCase.get_temp_dir = get_temp_dir
+    # Without a seed it draws one.
+    test_utils.get_test_data.__defaults__ = (0,)
+    fit = keras.Model.fit
+
+    def fit_and_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = fit(self, *args, **kwargs)
+        strategy.extended.collective.all_gather(tf.zeros([1]), "after_fit")
+        return result
+
+    keras.Model.fit = fit_and_wait
+
+
 def main() -> int:
     """Runs the tests; returns pytest's exit code."""
     run_file = Path(os.environ["KERAS_SUITE"])
@@ -152,8 +201,11 @@ def main() -> int:
     elif run["strategy"] == "multi_worker":
         rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     scope = Scope(run["strategy"], run["replicas"]) if run["strategy"] != "plain" else None
-    recorder = Recorder(run_file.with_name(f"rank_{rank}.jsonl"), scope, set(run["done"]))
+    ranks = 1 if run["strategy"] in ("plain", "mirrored") else run["replicas"]
+    recorder = Recorder(run_file.parent, rank, ranks, scope, set(run["done"]))
     provide_conftest()
+    if scope is not None and run["strategy"] != "mirrored":
+        share_files(run_file.parent, scope.strategy)
     import keras
 
     root = Path(keras.__file__).parent / "src"
