@@ -9,18 +9,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-keras"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+ALL_REQUIREMENTS = Path(__file__).with_name("requirements_all.txt")
 
 
-def python() -> Path:
+def python(everything: bool = False) -> Path:
     """Returns the environment's Python; makes the environment if it is not there, or not of now.
 
     It sees what is installed beside the Python that calls; what it installs goes before that.
+
+    Args:
+        everything: Whether what only some of all tests need is installed, too: gigabytes.
     """
     own = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "made_of"
-    parts = [REQUIREMENTS.read_bytes(), (ROOT / "setup.py").read_bytes(), sys.version.encode()]
+    files = (REQUIREMENTS, ALL_REQUIREMENTS)
+    parts = [
+        *(file.read_bytes() for file in files),
+        (ROOT / "setup.py").read_bytes(),
+        sys.version.encode(),
+    ]
     made_of = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    if stamp.exists() and stamp.read_text() == made_of:
+    fits = {f"{made_of} all"} if everything else {made_of, f"{made_of} all"}
+    if stamp.exists() and stamp.read_text() in fits:
         return own
     subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
     packages = sysconfig.get_path("purelib")
@@ -31,5 +41,7 @@ def python() -> Path:
     (site_packages / "tfdml_environment.pth").write_text(entry)
     install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, "-r", REQUIREMENTS], check=True)
-    stamp.write_text(made_of)
+    if everything:
+        subprocess.run([*install, "-r", ALL_REQUIREMENTS], check=True)
+    stamp.write_text(f"{made_of} all" if everything else made_of)
     return own

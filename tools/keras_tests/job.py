@@ -135,7 +135,7 @@ class _Attempt:
             process.wait()
         if cause is not None:
             tail = output.read_text(errors="replace")[-3000:]
-            cause = (cause[0], f"{cause[1]}\n{tail}")
+            cause = (cause[0], f"{cause[1]}\nThe job printed: ...{tail}")
         agreed = {
             test: max(ends.values(), key=lambda end: end.outcome == "failed")
             for test, ends in self._ends.items()
@@ -154,7 +154,7 @@ class _Attempt:
             silent = time.monotonic() - heard
             parted = self._parted(silent > min(LAG, self._job.silence))
             if parted is not None:
-                return parted, "The ranks parted: the test has not ended alike on all of them."
+                return parted, self._how_they_parted(parted)
             if silent > self._job.silence:
                 return self._under_way, f"Nothing happened for {self._job.silence:.0f} s."
             time.sleep(0.2)
@@ -163,10 +163,19 @@ class _Attempt:
         """Returns what has ended a job that is not to its end."""
         parted = self._parted(waits=True)
         if parted is not None:
-            return parted, "The ranks parted: the test has not ended alike on all of them."
+            return parted, self._how_they_parted(parted)
         if self._under_way is not None or not self._begun:
             return self._under_way, f"The job ended, with exit code {exit_code}."
         return None
+
+    def _how_they_parted(self, test: str) -> str:
+        """Returns how each rank has ended a test."""
+        lines = ["The ranks parted."]
+        for rank in range(self._job.processes):
+            end = self._ends[test].get(rank)
+            how = "has not ended it" if end is None else f"{end.outcome} {end.message[-1500:]}"
+            lines.append(f"Rank {rank}: {how}")
+        return "\n".join(lines)
 
     @property
     def _under_way(self) -> str | None:
