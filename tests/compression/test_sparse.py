@@ -55,7 +55,7 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
     for _, total, sent in results:
         assert isinstance(total, tf.IndexedSlices)
         np.testing.assert_allclose(tf.convert_to_tensor(total), wanted, rtol=1e-5, atol=1e-6)
-        everyones = sum(rows // size + r for r in range(size))
+        everyones = np.count_nonzero(np.any(wanted != 0, 1))
         assert len(total.indices) == (everyones if sparse else ROWS)
         most = min(
             (size - 1) / size * (rows + 3) * (4 * WIDTH + 8),
@@ -78,7 +78,7 @@ def test_it_works_in_a_graph_where_the_number_of_rows_changes():
         return tf.convert_to_tensor(total), tf.shape(total.indices)[0]
 
     few, count = step(tf.ones([1, 2]), tf.constant([1], tf.int64))
-    assert count == 2  # Both ranks' rows.
+    assert count == 1  # Both ranks have the same row.
     np.testing.assert_array_equal(few, [[0, 0], [2, 2], [0, 0]])
     many, count = step(tf.ones([9, 2]), tf.constant([1] * 9, tf.int64))
     assert count == 3  # The whole.

@@ -90,14 +90,15 @@ def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
 
 def _with_overflow(strategy, model, x, y, at: int) -> dict:
     """Returns what is kept before and after a step in which the last row overflows."""
+    aggregator = strategy.extended.aggregator_of(model.optimizer)
     for step in range(at + 1):
         weights = np.ones(8, "float32")
-        kept = {n: v.numpy() for n, v in strategy.extended.aggregator.state.items()}
+        kept = {n: v.numpy() for n, v in aggregator.state.items()}
         before = [v.numpy() for v in model.trainable_weights]
         if step == at:
             weights[-1] = 1e6
         model.train_on_batch(x[:8], y[:8], weights)
-    after = {n: v.numpy() for n, v in strategy.extended.aggregator.state.items()}
+    after = {n: v.numpy() for n, v in aggregator.state.items()}
     return {
         "kept": [kept[n].tobytes() == after[n].tobytes() for n in kept],
         "weights_kept": [

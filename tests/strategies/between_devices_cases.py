@@ -1,5 +1,6 @@
 """What is run to see what devices of one process send each other."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -46,7 +47,8 @@ def _is_on(place: str, device: str) -> bool:
 def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | None) -> list[dict]:
     """What a strategy keeps after a step on gradients of zeros, having gone on with `before`."""
     strategy = job.strategy(compression=compressor)
-    aggregator = strategy.extended.aggregator
+    optimizer = keras.optimizers.SGD()
+    aggregator = strategy.extended.aggregator_of(optimizer)
     if before is not None:
         aggregator.restore(before)
     rng = np.random.default_rng(job.rank())

@@ -6,7 +6,15 @@ from unittest import mock
 
 import pytest
 
-from tests.strategies import cases, data_cases, fit_cases, model_cases, training_cases
+from tests.strategies import (
+    cases,
+    data_cases,
+    fit_cases,
+    model_cases,
+    scope_cases,
+    step_cases,
+    training_cases,
+)
 from tests.strategies.compare import assert_invariant
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam import seam
@@ -46,6 +54,10 @@ NEEDED_BY = {
         "SGD",
         {"use_ema": True, "ema_overwrite_frequency": 3},
     ),
+    "BaseOptimizer._overwrite_variables_directly_with_gradients": (step_cases.float8_scales, 2),
+    "Variable.__array__": (scope_cases.numbers_of_variables,),
+    "Variable._direct_assign": (scope_cases.losses_and_metrics,),
+    "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),
     "LossScaleOptimizer.apply": (training_cases.overflow_counts, 11),
     "TFOptimizer._all_reduce_sum_gradients": (cases.fit_arrays, 33, 16),
     "loss.reduce_weighted_values": (cases.masked_loss, "sum_over_batch_size"),
@@ -68,11 +80,13 @@ RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metri
 GUARDING = {"CallbackList.__init__"}
 # Without which the next epoch begins later: tests/strategies/test_iteration.py.
 FREEING = {"TFEpochIterator._get_iterator"}
+# What several devices of a process need: test_scope.py maps layers over data there.
+ON_DEVICES = {"Variable._initialize_with_initializer"}
 
 
 def test_every_part_is_here():
     parts = {_name(o, n) for o, n, _ in seam.REPLACEMENTS}
-    assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING
+    assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from tfdml.runtime.processes import end_processes, tree_of
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 # Seconds for the ranks to end a test that one of them has ended otherwise.
 LAG = 20.0
+# Seconds until the first test begins.
+START_SECONDS = 300.0
 # Between SIGTERM and SIGKILL.
 TERM_SECONDS = 5.0
 
@@ -58,7 +61,9 @@ class Job:
         program = [str(self.python), str(RANK_PROGRAM)]
         size = str(self.replicas)
         if self.strategy == "horovod":
-            return ["horovodrun", "-np", size, *program]
+            # Beside the Python that runs this: the tests' environment has none of its own.
+            horovodrun = Path(sys.executable).with_name("horovodrun")
+            return [str(horovodrun), "-np", size, *program]
         if self.strategy == "multi_worker":
             launch = [str(self.python), "-m", "tfdml.cli.main", "launch", "--workers", size]
             return [*launch, str(RANK_PROGRAM)]
@@ -155,8 +160,9 @@ class _Attempt:
             parted = self._parted(silent > min(LAG, self._job.silence))
             if parted is not None:
                 return parted, self._how_they_parted(parted)
-            if silent > self._job.silence:
-                return self._under_way, f"Nothing happened for {self._job.silence:.0f} s."
+            limit = self._job.silence if self._ends or self._under_way else START_SECONDS
+            if silent > limit:
+                return self._under_way, f"Nothing happened for {limit:.0f} s."
             time.sleep(0.2)
 
     def _cause_of_end(self, exit_code: int) -> tuple[str | None, str] | None:

@@ -32,7 +32,6 @@ strategies, or a callback of `fit` resumes it (see `resuming`).
 | `Variable.__array__` | takes `copy`, as NumPy 2 asks |
 | `Variable._direct_assign` | outside of a step, a metric's state is set as it is given |
 | `get_attr_skipset` | makes no variables in the scope: one rank may save there alone |
-| `matmul` | outside of a step, a sparse tensor times a variable |
 """
 
 import functools

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.saving import saving_lib
 
@@ -67,18 +66,6 @@ def install() -> None:
         Variable.handle = property(replacement, doc=Variable.handle.__doc__)
 
 
-def _matmul(original: Callable) -> Callable:
-    """A sparse tensor times a variable: TensorFlow looks up rows of one replica's variable."""
-
-    def matmul(x1, x2):
-        sparse = isinstance(x1, tf.SparseTensor) and isinstance(x2, Variable)
-        if sparse and is_outside_of_replicas():
-            x2 = tf.convert_to_tensor(x2)
-        return original(x1, x2)
-
-    return matmul
-
-
 def _attributes_to_skip(original: Callable) -> Callable:
     """What files leave out: Keras makes an optimizer or a layer to see, and its variables.
 
@@ -102,6 +89,5 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (Variable, "_initialize_with_initializer", _initialize),
     (Variable, "__array__", _array),
     (Variable, "_direct_assign", _direct_assign),
-    (keras_numpy, "matmul", _matmul),
     (saving_lib, "get_attr_skipset", _attributes_to_skip),
 ]
