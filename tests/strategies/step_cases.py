@@ -27,11 +27,6 @@ def float8(accumulate: int | None = None) -> dict:
     return {"weights": [v.numpy() for v in weights], "scales": scales}
 
 
-def float8_scales(accumulate: int) -> dict:
-    """The scales alone, without what bfloat16's rounding makes of them."""
-    return {"weights": [], "scales": [np.round(s, 2) for s in float8(accumulate)["scales"]]}
-
-
 class OwnNumbers(keras.Model):
     """A model whose steps return Python numbers, too."""
 

@@ -12,7 +12,6 @@ from tests.strategies import (
     fit_cases,
     model_cases,
     scope_cases,
-    step_cases,
     training_cases,
 )
 from tests.strategies.compare import assert_invariant
@@ -54,7 +53,6 @@ NEEDED_BY = {
         "SGD",
         {"use_ema": True, "ema_overwrite_frequency": 3},
     ),
-    "BaseOptimizer._overwrite_variables_directly_with_gradients": (step_cases.float8_scales, 2),
     "Variable.__array__": (scope_cases.numbers_of_variables,),
     "Variable._direct_assign": (scope_cases.losses_and_metrics,),
     "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),

@@ -26,7 +26,6 @@ SIGNATURES = {
     "TensorFlowTrainer.make_predict_function": "force",
     "BaseOptimizer.apply": "grads trainable_variables",
     "BaseOptimizer._backend_apply_gradients": "grads trainable_variables",
-    "BaseOptimizer._overwrite_variables_directly_with_gradients": "grads vars",
     "Variable._initialize_with_initializer": "initializer",
     "Variable.__array__": "dtype",
     "Variable._direct_assign": "value",

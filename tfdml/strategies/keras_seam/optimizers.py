@@ -190,23 +190,6 @@ def _backend_apply_gradients(original: Callable) -> Callable:
     return backend_apply_gradients
 
 
-def _overwrite(original: Callable) -> Callable:
-    """Float8's scales and histories: what is called their gradient becomes their value."""
-
-    def overwrite_variables_directly_with_gradients(self, grads, vars):
-        extended = current_extended()
-        if extended is None:
-            return original(self, grads, vars)
-        replaced = [self._overwrite_variable_with_gradient(v) for v in vars]
-        if any(replaced):
-            pairs = [(v.value, g) for g, v, r in zip(grads, vars, replaced, strict=True) if r]
-            extended.overwrite_where(True, *zip(*pairs, strict=True))
-        kept = [i for i, r in enumerate(replaced) if not r]
-        return [grads[i] for i in kept], [vars[i] for i in kept]
-
-    return overwrite_variables_directly_with_gradients
-
-
 def _all_reduce_sum_gradients(original: Callable) -> Callable:
     def all_reduce_sum_gradients(self, grads_and_vars):
         if current_replicas() is not None:
@@ -219,7 +202,6 @@ def _all_reduce_sum_gradients(original: Callable) -> Callable:
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (BaseOptimizer, "apply", _apply),
     (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
-    (BaseOptimizer, "_overwrite_variables_directly_with_gradients", _overwrite),
     (LossScaleOptimizer, "apply", _apply),
     (keras.optimizers.SGD, "update_step", _sgd_update_step),
     (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
