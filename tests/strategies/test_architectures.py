@@ -109,8 +109,7 @@ def test_optimizers_with_tables(ranks, optimizer, options):
     assert_invariant(ranks.run_sizes((1, 2), *case, kind="mirrored"), **EXACT)
 
 
-# Plain Keras squares each part of a repeated row's gradient by itself, for a norm too. Without a norm
-# SGD does not.
+# Plain Keras squares each part of a repeated row's gradient alone, for norms too: SGD has none.
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
 
