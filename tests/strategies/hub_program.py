@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tests.strategies.architecture_cases import (
-    ADAMW,
+from tests.strategies.architecture_cases import ADAMW, in_float64, trained
+from tests.strategies.architectures import (
     BLOCKS,
     CLASSES,
     LENGTH,
@@ -26,9 +26,7 @@ from tests.strategies.architecture_cases import (
     Task,
     classification,
     images,
-    in_float64,
     sentences,
-    trained,
 )
 
 DEVICES = (1, 2, 3)

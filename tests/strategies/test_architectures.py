@@ -23,13 +23,14 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# Three devices share 8 rows as 3, 3 and 2. Two processes trace at the same time, and cost less. The
-# encoder is half of the encoder-decoder, and the U-Net has the ResNet's `BatchNormalization`.
+# Three devices share 8 rows as 3, 3 and 2. Two processes trace at the same time, and cost less.
 DEFAULT = {
     "decoder": ("mirrored", 3),
+    "encoder": ("horovod", 2),
     "encoder_decoder": ("horovod", 2),
     "vit": ("horovod", 2),
     "convnext": ("horovod", 2),
+    "resnet": ("horovod", 2),
     "unet": ("mirrored", 3),
     "time_series": ("mirrored", 3),
     "recommender": ("mirrored", 3),
