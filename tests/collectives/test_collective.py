@@ -72,14 +72,14 @@ def horovod_in_a_graph() -> list:
     return [loop(tf.constant(float(collective.rank))).numpy().item() for _ in range(3)]
 
 
-def written_while_nothing_is_exchanged() -> float:
-    """Returns the bytes that this process writes in a second in which it has nothing to send."""
+def writes_while_nothing_is_exchanged() -> float:
+    """Returns how often this process writes in a second in which it has nothing to send."""
     collective = HorovodCollective()
     collective.all_reduce([tf.ones([])], "before")
     process, seconds = psutil.Process(), 2.0
-    before = process.io_counters().write_chars
+    before = process.io_counters().write_count
     time.sleep(seconds)
-    written = (process.io_counters().write_chars - before) / seconds
+    written = (process.io_counters().write_count - before) / seconds
     collective.all_reduce([tf.ones([])], "after")
     return written
 
@@ -110,8 +110,9 @@ def test_horovod_in_a_graph(ranks):
 
 
 def test_horovod_is_quiet_while_nothing_is_exchanged(ranks):
-    # It asks 50 times a second what is ready, instead of 1,000 times, which is 100 KB and more.
-    assert max(ranks(2).run(written_while_nothing_is_exchanged)) < 20_000
+    # It asks 50 times a second what is ready, instead of 1,000 times: some 130 writes, not 2,700.
+    # (How much it writes grows with the names that it has seen.)
+    assert max(ranks(2).run(writes_while_nothing_is_exchanged)) < 500
 
 
 def test_a_simulated_rank_that_calls_something_else_is_noticed():
