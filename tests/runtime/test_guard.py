@@ -63,10 +63,11 @@ def test_a_different_option_is_an_error_on_every_rank(ranks, kind, name):
         assert f"for strategy's `{name}`: " in error
 
 
-def test_unequal_exchanges_end_the_job_in_seconds(ranks):
+@pytest.mark.parametrize("again", [False, True])
+def test_unequal_exchanges_end_the_job_in_seconds(ranks, again):
     began = time.monotonic()
     with pytest.raises(RankFailure) as failure:
-        ranks(2).run(cases.unequal_exchanges)
+        ranks(2).run(cases.unequal_exchanges, again)
     # The guard waits for 5 s of them; with its default limit it took two minutes.
     assert time.monotonic() - began < 45
     assert "exchanges something else than rank 0 in one step" in str(failure.value)

@@ -174,17 +174,28 @@ def test_ranks_that_wait_for_different_things():
     ],
 )
 def test_steps_that_exchange_different_things(own, said):
-    found = members(collectives=[("all_reduce of a", "float32 (3,)")])
-    found[1].collectives = own
+    found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
+    found[1].collectives = {"train_step": own}
     for time, tracing in ((MISMATCH_GRACE - 1, False), (LIMIT, True), (LIMIT, False)):
         for member in found:
-            member.hear({**member.beat, "collectives": []}, time)
+            member.hear({**member.beat, "collectives": None}, time)
         # Of a graph that is being made, not all is known.
         found[2].beat["tracing"] = tracing
         result = verdict(found, LIMIT, time)
         assert (result is None) == (tracing or time < LIMIT)
     assert result.rank == 1
     assert said in result.why
+
+
+def test_a_graph_that_is_made_again_takes_the_place_of_the_last_one():
+    """What a rank exchanged before, and shapes that one does not know, tell nothing."""
+    found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
+    for member, shape in zip(found, ("(None, 4)", "(2, 4)", "(2, 4)"), strict=True):
+        later = {"train_step": {"all_gather of b": f"float32 {shape}"}}
+        member.hear({**member.beat, "collectives": later}, LIMIT)
+    assert verdict(found, LIMIT, 2 * LIMIT) is None
+    found[2].hear({**found[2].beat, "collectives": {"train_step": {}}}, LIMIT)
+    assert "all_gather of b is missing there" in verdict(found, LIMIT, 2 * LIMIT).why
 
 
 @pytest.mark.parametrize("waits_for", [None, "the exchange"])

@@ -212,11 +212,13 @@ class Guard:
 
     def _own_beat(self) -> dict:
         place = self.place
-        # First: what a graph exchanges is known whole when it is made.
-        tracing = place.tracing
-        # Graphs are made by the main thread meanwhile; what is new goes out once.
-        known = list(place.collectives.items())
-        new, self._sent_collectives = known[self._sent_collectives :], len(known)
+        # In this order: of a graph that is made, all is known; what is noted while it is copied
+        # goes out with the next beat.
+        tracing, noted = place.tracing, place.collectives_noted
+        collectives = None
+        if noted != self._sent_collectives:
+            collectives = {step: dict(found) for step, found in list(place.collectives.items())}
+            self._sent_collectives = noted
         return {
             "kind": "beat",
             "place": place.describe(),
@@ -225,7 +227,7 @@ class Guard:
             "waits_for": place.waits_for,
             "progress": place.progress,
             "tracing": tracing,
-            "collectives": new,
+            "collectives": collectives,
         }
 
     def _run_hub(self) -> None:

@@ -47,7 +47,7 @@ class Member:
         bye: When it ended its program, None while it runs.
         lost: Whether its connection has broken.
         failure: Its last exception.
-        collectives: What its graphs exchange.
+        collectives: What the last graph of each of its steps exchanges; see `Place`.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Member:
     bye: float | None = None
     lost: bool = False
     failure: Failure | None = None
-    collectives: dict[str, str] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     def hear(self, message: dict, now: float) -> None:
         """Takes in a message of this rank."""
@@ -69,7 +69,8 @@ class Member:
             if message.get("progress") != self.beat.get("progress"):
                 self.moved = now
             self.beat = message
-            self.collectives.update(message.get("collectives", ()))
+            if message.get("collectives") is not None:  # Else they are as they were.
+                self.collectives = message["collectives"]
             failed = self.failure.call if self.failure else None
             if failed is not None and message.get("calls", 0) > failed:
                 self.failure = None  # The program has caught it, and goes on.
@@ -251,14 +252,26 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
 
 def _of_different_collectives(members: Sequence[Member]) -> Verdict | None:
     """The ranks' graphs exchange different things."""
-    first = members[0]
-    for member in members[1:]:
-        for name in [*member.collectives, *first.collectives]:
-            own, other = member.collectives.get(name), first.collectives.get(name)
-            if own != other:
+    first, others = _collectives(members[0]), members[1:]
+    for member in others:
+        own = _collectives(member)
+        for place in dict.fromkeys([*own, *first]):
+            if _differ(own.get(place), first.get(place)):
                 why = (
-                    f"exchanges something else than rank {first.rank} in one step: {name} is "
-                    f"{own or 'missing'} there, {other or 'missing'} on rank {first.rank}"
+                    f"exchanges something else than rank {members[0].rank} in one step: "
+                    f"{place[1]} is {own.get(place, 'missing')} there, "
+                    f"{first.get(place, 'missing')} on rank {members[0].rank}"
                 )
                 return Verdict(member.rank, why, "", _LIKELY_MISMATCH)
     return None
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    """Returns whether operations exchange different things; an unknown shape may be any."""
+    known = one is None or other is None or "None" not in one + other
+    return one != other and known
+
+
+def _collectives(member: Member) -> dict[tuple[str, str], str]:
+    """Returns what a rank's graphs exchange, by step and operation."""
+    return {(s, name): of for s, found in member.collectives.items() for name, of in found.items()}

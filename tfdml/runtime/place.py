@@ -29,10 +29,12 @@ class Place:
         step: Steps done in this epoch.
         waits_for: What it waits for together with the other processes, None while it does not.
         progress: Grows with everything that is done.
-        tracing: Whether a step's graph is being made.
+        tracing: The step whose graph is being made, None while none is.
         failed: Whether an exception has left a call, or the program.
         callback: The callback that runs, and its method; None outside of callbacks.
-        collectives: What its graphs exchange: the name of each operation, and of what.
+        collectives: What the last graph of each step exchanges: the name of each operation, and of
+            what. What other graphs exchange is under "".
+        collectives_noted: Grows with everything that is noted in `collectives`.
     """
 
     call: str | None = None
@@ -41,10 +43,11 @@ class Place:
     step: int = 0
     waits_for: str | None = None
     progress: int = 0
-    tracing: bool = False
+    tracing: str | None = None
     failed: bool = False
     callback: tuple[object, str] | None = None
-    collectives: dict[str, str] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    collectives_noted: int = 0
 
     def begin(self, call: str) -> None:
         """Enters a call."""
@@ -80,13 +83,20 @@ class Place:
             self.progress += 1
 
     @contextlib.contextmanager
-    def making_graph(self) -> Iterator[None]:
-        """While this is entered, a step's graph is being made."""
-        self.tracing = True
+    def making_graph(self, step: str) -> Iterator[None]:
+        """While this is entered, a step's graph is being made, in the place of its last one."""
+        self.tracing = step
+        self.collectives[step] = {}
+        self.collectives_noted += 1
         try:
             yield
         finally:
-            self.tracing = False
+            self.tracing = None
+
+    def note_collective(self, operation: str, tensors: str) -> None:
+        """Notes what a graph exchanges."""
+        self.collectives.setdefault(self.tracing or "", {})[operation] = tensors
+        self.collectives_noted += 1
 
     def describe(self) -> str:
         """Returns it in words, such as "fit, epoch 2, step 17, in callback Saver.on_epoch_end"."""

@@ -56,7 +56,7 @@ class WatchedCollective(Collective):
     ) -> contextlib.AbstractContextManager:
         if tf.executing_eagerly():
             return self._place.waiting(f"{kind} of {name}")
-        self._place.collectives[f"{kind} of {name}"] = ", ".join(tensors)
+        self._place.note_collective(f"{kind} of {name}", ", ".join(tensors))
         return contextlib.nullcontext()
 
 

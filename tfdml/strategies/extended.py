@@ -3,9 +3,9 @@
 With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.21).
 """
 
+import collections
 import contextlib
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +17,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
     values,
 )
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfdml.collectives.aggregator import sum_gradients
 from tfdml.collectives.collective import Collective
@@ -78,7 +79,9 @@ class ReplicaExtended(BatchExtended):
         self._in_step = weakref.WeakValueDictionary()
         # What gathers gradients between steps: of the model that was set up last.
         self.gathering: Accumulator | None = None
-        self._names: dict[str, Iterator[int]] = {}
+        # How often an exchange of a kind has been named, by the graph that is being made.
+        self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
+        self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, devices)
 
     def join(self, collective: Collective) -> None:
@@ -90,8 +93,6 @@ class ReplicaExtended(BatchExtended):
         self.collective, self.must_join, self._comes_and_goes = collective, False, True
         self.vote = self.clock = self.noise_scale = None
         self._aggregators.clear()
-        # Numbers in names of exchanges: one that has just come begins with 0.
-        self._names.clear()
 
     def compress_between_devices(self) -> None:
         """Makes gradients smaller between the devices of a process alone."""
@@ -175,11 +176,11 @@ class ReplicaExtended(BatchExtended):
             yield
         self.guard.place.step += steps
 
-    def making_graph(self) -> contextlib.AbstractContextManager:
+    def making_graph(self, step: str) -> contextlib.AbstractContextManager:
         """While this is entered, the graph of a step is being made, unless it is run eagerly."""
         if self.guard is None or tf.executing_eagerly():
             return contextlib.nullcontext()
-        return self.guard.place.making_graph()
+        return self.guard.place.making_graph(step)
 
     # -- Variables -----------------------------------------------------------------------------
 
@@ -245,13 +246,17 @@ class ReplicaExtended(BatchExtended):
     # -- Reductions ----------------------------------------------------------------------------
 
     def unique_name(self, kind: str) -> str:
-        """Returns `kind_K`, with K counting the calls of a graph's making: alike on all processes.
+        """Returns `kind_K`, with K counting the calls in a graph: alike on all processes.
 
-        Executed eagerly, operations follow one another, and one name serves them all.
+        Each graph counts for itself, because a process may make a step's graph again where another
+        one, whose share has the same size as before, does not. Executed eagerly, operations follow
+        one another, and one name serves them all.
         """
         if tf.executing_eagerly():
             return kind
-        return f"{kind}_{next(self._names.setdefault(kind, itertools.count()))}"
+        counts = self._named.setdefault(_outermost_graph(), collections.Counter())
+        counts[kind] += 1
+        return f"{kind}_{counts[kind] - 1}"
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         if self._in_step.get(id(value)) is value:
@@ -423,6 +428,14 @@ class ReplicaExtended(BatchExtended):
         )
         inverse = [order.index(i) for i in range(len(order))]
         return self._broadcast_to(tf.transpose(gathered, inverse), destinations)
+
+
+def _outermost_graph() -> tf.Graph:
+    """Returns the graph of the function that is called eagerly, of those that are being made."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+        graph = graph.outer_graph
+    return graph
 
 
 def _divide(total, count: int):

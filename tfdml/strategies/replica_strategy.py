@@ -58,6 +58,6 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
         if isinstance(fn, GlobalStep):
-            with self.extended.making_graph():
+            with self.extended.making_graph(fn.name):
                 return fn(*args)
         return super().run(fn, args=args, kwargs=kwargs, options=options)
