@@ -91,6 +91,62 @@ def several_inner_optimizers() -> dict:
     return outcome(model, history)
 
 
+def synchronized(rows: str) -> dict:
+    """Synchronized `BatchNormalization`, in float64, where replicas have unlike rows.
+
+    Args:
+        rows: "masked": some rows' numbers count, others do not. "few": fewer rows than replicas.
+            "unequal": batches of unknown shapes, one replica's share of which has one size. "lost":
+            a mask in the loss, whose entries are counted, with the same batches.
+    """
+    keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    rng = np.random.default_rng(0)
+    tokens, y = rng.integers(0, 5, (15, 4)), rng.normal(size=(15, 4, 2))
+    with job.strategy().scope():
+        model = keras.Sequential([layers.Input((4,)), layers.Embedding(5, 3, mask_zero=True)])
+        model.add(layers.Dense(3))
+        if rows != "masked":
+            model.add(NoMask())
+        if rows != "lost":
+            model.add(layers.BatchNormalization(synchronized=True))
+        model.add(layers.Dense(2))
+        if rows == "lost":
+            model.add(OddRows())
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.set_weights([rng.normal(size=v.shape) ** 2 for v in model.weights])
+    if rows in ("masked", "few"):
+        sizes = (8, 7) if rows == "masked" else (2, 1, 8, 4)
+        for size, end in zip(sizes, np.cumsum(sizes), strict=True):
+            model.train_on_batch(tokens[end - size : end], y[end - size : end])
+        return outcome(model)
+    batches = tf.data.Dataset.from_tensor_slices((tokens, y)).batch(8)
+    # One by one, so that each shape has a graph of its own.
+    unknown = batches.filter(lambda *batch: True)
+    return outcome(model, model.fit(unknown, epochs=2, verbose=0))
+
+
+class NoMask(layers.Layer):
+    """Takes the mask away."""
+
+    supports_masking = True
+
+    def call(self, inputs):
+        """Returns the inputs."""
+        return keras.ops.copy(inputs)
+
+    def compute_mask(self, inputs, mask=None):
+        """Returns no mask."""
+
+
+class OddRows(NoMask):
+    """Masks what is small, so that each replica counts other numbers."""
+
+    def compute_mask(self, inputs, mask=None):
+        """Returns which rows count in the loss."""
+        return keras.ops.max(inputs, -1) > 0.0
+
+
 class EitherOrBoth(keras.Model):
     """A model the second of whose inputs may be missing."""
 
@@ -134,8 +190,8 @@ def sparse_input(source: str) -> dict:
     x[np.abs(x) < 0.5] = 0.0
     with job.strategy().scope():
         seed_ranks_apart()
-        inputs = layers.Input((6,), sparse=True)
-        model = keras.Model(inputs, layers.Dense(3)(inputs))
+        # Built from the data: from a sparse tensor's shape, too, its width has to be known.
+        model = keras.Sequential([layers.Dense(3)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tensor = tf.sparse.from_dense(x)
     if source == "scipy":

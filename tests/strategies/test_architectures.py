@@ -50,26 +50,19 @@ def test_replicas_are_one(ranks, architecture, kind, size):
     assert_invariant(ranks.run_sizes((1, size), cases.train, architecture, kind=kind), **EXACT)
 
 
-EXCHANGES_LESS = pytest.mark.xfail(
-    reason="the gradient of a count is exchanged where the rows are not known ahead", strict=True
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mirrored", "horovod", "multi_worker"])
 @pytest.mark.parametrize(
     "data",
     [
         "arrays",
-        pytest.param("of-unknown-length", marks=EXCHANGES_LESS),
+        "of-unknown-length",
         "sent-by-rank-0",
-        pytest.param("of-two-calls", marks=EXCHANGES_LESS),
+        "of-two-calls",
         "of-two-calls-on-batches",
     ],
 )
-def test_unequal_shares(ranks, request, data, kind):
-    if data == "sent-by-rank-0" and kind != "mirrored":
-        request.applymarker(EXCHANGES_LESS)
+def test_unequal_shares(ranks, data, kind):
     case = (cases.train_on_unequal_shares, data)
     assert_invariant(ranks.run_sizes((1, 2), *case, kind=kind, timeout=60), **EXACT)
 

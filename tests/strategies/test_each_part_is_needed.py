@@ -12,6 +12,7 @@ from tests.strategies import (
     fit_cases,
     model_cases,
     scope_cases,
+    step_cases,
     training_cases,
 )
 from tests.strategies.compare import assert_invariant
@@ -53,6 +54,8 @@ NEEDED_BY = {
         "SGD",
         {"use_ema": True, "ema_overwrite_frequency": 3},
     ),
+    "nn._compute_moments_sync": (step_cases.synchronized, "unequal"),
+    "BatchNormalization._moments": (step_cases.synchronized, "masked"),
     "Variable.__array__": (scope_cases.numbers_of_variables,),
     "Variable._direct_assign": (scope_cases.losses_and_metrics,),
     "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),

@@ -7,7 +7,10 @@ from tests.strategies import fit_cases, step_cases
 from tests.strategies.compare import assert_invariant
 
 # Keras rounds these layers' biases, and so their gradients, to bfloat16.
-TOLERANCE = {step_cases.float8: {"rtol": 1e-2, "atol": 1e-3}}
+TOLERANCE = {
+    step_cases.float8: {"rtol": 1e-2, "atol": 1e-3},
+    step_cases.synchronized: {"rtol": 1e-9, "atol": 1e-9},
+}
 QUICK = [
     (step_cases.own_numbers,),
     (step_cases.on_batches, True),
@@ -18,6 +21,10 @@ QUICK = [
     (step_cases.sparse_input, "dataset"),
     (step_cases.predicted_rows, "ragged"),
     (fit_cases.distributed_data, "fit"),
+    (step_cases.synchronized, "masked"),
+    (step_cases.synchronized, "few"),
+    (step_cases.synchronized, "unequal"),
+    (step_cases.synchronized, "lost"),
 ]
 SLOW = [
     (step_cases.float8, 2),

@@ -27,6 +27,8 @@ SIGNATURES = {
     "BaseOptimizer.apply": "grads trainable_variables",
     "BaseOptimizer._backend_apply_gradients": "grads trainable_variables",
     "Variable._initialize_with_initializer": "initializer",
+    "keras.src.backend.tensorflow.nn._compute_moments_sync": "x axes keepdims",
+    "BatchNormalization._moments": "inputs mask",
     "Variable.__array__": "dtype",
     "Variable._direct_assign": "value",
     "keras.src.saving.saving_lib.get_attr_skipset": "obj_type",

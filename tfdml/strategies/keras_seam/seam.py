@@ -3,9 +3,9 @@
 Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
 trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
 `predict`, whose step has no `__self__`, and it needs no guess about what a function is. The
-functions of `trainer`, `optimizers`, `replica_math` and `variables` replace Keras's, and go
-straight on to Keras's own unless the model, or the replica that calls, belongs to one of our
-strategies, or a callback of `fit` resumes it (see `resuming`).
+functions of the modules beside this one replace Keras's, and go straight on to Keras's own unless
+the model, or the replica that calls, belongs to one of our strategies, or a callback of `fit`
+resumes it (see `resuming`).
 
 | Keras's function | what is different under our strategies |
 |---|---|
@@ -27,6 +27,8 @@ strategies, or a callback of `fit` resumes it (see `resuming`).
 | `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
 | `CompileLoss.call` | the logged loss of each output is the whole data's |
 | `SeedGenerator.next` | replicas draw different random numbers |
+| `_compute_moments_sync` | one exchange, the same on all replicas, without padded rows |
+| `BatchNormalization._moments` | under a mask as well |
 | `Variable._initialize_with_initializer` | made outside of the function that is being traced |
 | `Variable.handle` | a tape outside of a step takes gradients by the first replica's |
 | `Variable.__array__` | takes `copy`, as NumPy 2 asks |
@@ -39,6 +41,7 @@ import functools
 import keras
 
 from tfdml.strategies.keras_seam import (
+    normalization,
     optimizers,
     parameter_servers,
     partitions,
@@ -54,6 +57,7 @@ REPLACEMENTS = [
     *trainer.REPLACEMENTS,
     *optimizers.REPLACEMENTS,
     *replica_math.REPLACEMENTS,
+    *normalization.REPLACEMENTS,
     *variables.REPLACEMENTS,
 ]
 

@@ -204,7 +204,8 @@ def _make_predict_function(original: Callable) -> Callable:
             return tf.nest.map_structure(lambda *parts: concat_rows(parts), *outputs)
 
         if not self.run_eagerly:
-            predict_function = tf.function(predict_function, reduce_retracing=True)
+            own = tf.autograph.experimental.do_not_convert(predict_function)
+            predict_function = tf.function(own, reduce_retracing=True)
         extended = replicas_of(self)
 
         def on_batches(data: list) -> Any:
