@@ -51,7 +51,7 @@ def where() -> dict:
     number = [extended.collective.rank * 2 + i for i in range(2)]
     return {
         "portions": len(portions),
-        "rows": {t.device for p in portions for t in (p.rows, p.global_rows, p.working_replicas)},
+        "rows": {t.device for p in portions for t in (p.rows, p.global_rows)},
         "parts": [{p.parts[i][k].device for p in portions for k in "xy"} for i in range(2)],
         "text": {p.parts[1]["text"].device for p in portions},
         "devices": list(extended.local_devices),

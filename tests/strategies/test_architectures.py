@@ -144,38 +144,11 @@ def test_quantized(ranks, architecture):
     assert_invariant(results, **EXACT)
 
 
-# What Keras's `Distiller` logs besides the loss.
-TRACKERS = ("student_loss", "distillation_loss", "total_loss")
-
-
-def test_distillation(ranks):
-    """With losses of `keras.losses`, whose means over a share count by its rows."""
-    results = ranks.run_sizes((1, 2), cases.distill, "objects", kind="mirrored")
-    assert_invariant(_without_trackers(results), **EXACT)
-
-
-def _without_trackers(results: dict[int, list[dict]]) -> dict[int, list[dict]]:
-    def cut(name: str, value):
-        logs = name in ("history", "evaluate")
-        return {k: v for k, v in value.items() if k not in TRACKERS} if logs else value
-
-    return {
-        size: [{name: cut(name, value) for name, value in one.items()} for one in ranks]
-        for size, ranks in results.items()
-    }
-
-
-@pytest.mark.xfail(reason="a replica's part of a mean is logged as if it were it", strict=True)
-def test_what_distillation_logs(ranks):
-    results = ranks.run_sizes((1, 2), cases.distill, "objects", kind="mirrored")
+@pytest.mark.parametrize("losses", ["objects", "default"])
+def test_distillation(ranks, losses):
+    """With losses of `keras.losses`, and with functions, whose means `Distiller` takes itself."""
+    results = ranks.run_sizes((1, 2), cases.distill, losses, kind="mirrored")
     assert_invariant(results, **EXACT)
-
-
-@pytest.mark.xfail(reason="the functions' means in a `compute_loss` are not scaled", strict=True)
-def test_distillation_with_its_default_losses(ranks):
-    """Functions, whose means over a share `Distiller` takes itself."""
-    results = ranks.run_sizes((1, 2), cases.distill, "default", kind="mirrored")
-    assert_invariant(_without_trackers(results), **EXACT)
 
 
 # KerasHub's models, by the name of what computes in float32 whatever the policy.

@@ -8,9 +8,9 @@ import pytest
 
 from tests.strategies import (
     cases,
+    custom_step_cases,
     data_cases,
     fit_cases,
-    model_cases,
     scope_cases,
     step_cases,
     training_cases,
@@ -64,7 +64,13 @@ NEEDED_BY = {
     "loss.reduce_weighted_values": (cases.masked_loss, "sum_over_batch_size"),
     "loss.scale_loss_for_distribution": (cases.fit_arrays, 33, 16),
     "loss.unscale_loss_for_distribution": (cases.fit_arrays, 33, 16),
-    "CompileLoss.call": (model_cases.several_outputs,),
+    "TensorFlowTrainer._aggregate_additional_loss": (custom_step_cases.train, "added_losses"),
+    "nn.compute_average_loss": (custom_step_cases.train, "tensorflow_means"),
+    "nn.scale_regularization_loss": (custom_step_cases.train, "tensorflow_means"),
+    "Mean.update_state": (custom_step_cases.train, "dcgan"),
+    "GradientTape.gradient": (custom_step_cases.train, "vae"),
+    "GradientTape.jacobian": (custom_step_cases.train, "private"),
+    "ReplicaContext.all_gather": (custom_step_cases.train, "simclr", 9),
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
 }

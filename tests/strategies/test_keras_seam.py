@@ -38,7 +38,17 @@ SIGNATURES = {
     "keras.src.losses.loss.scale_loss_for_distribution": "value",
     "keras.src.losses.loss.unscale_loss_for_distribution": "value",
     "CallbackList.__init__": "callbacks add_history add_progbar model params",
-    "CompileLoss.call": "y_true y_pred sample_weight",
+    "TensorFlowTrainer._aggregate_additional_loss": "loss",
+    "tensorflow._api.v2.nn.compute_average_loss": (
+        "per_example_loss sample_weight global_batch_size"
+    ),
+    "tensorflow._api.v2.nn.scale_regularization_loss": "regularization_loss",
+    "Mean.update_state": "values sample_weight",
+    "GradientTape.gradient": "target sources output_gradients unconnected_gradients",
+    "GradientTape.jacobian": (
+        "target sources unconnected_gradients parallel_iterations experimental_use_pfor"
+    ),
+    "ReplicaContext.all_gather": "value axis options",
     "SeedGenerator.next": "ordered",
 }
 

@@ -80,11 +80,7 @@ class ShardedFeed(Feed):
         elif self._padding is None:
             parts = tuple(take_rows(part, 0, 1) for part in own.parts)
             self._padding = own._replace(parts=parts, rows=tf.zeros_like(own.rows))
-        working = sum(min(r, self._splitter.local_replicas) for r in rows)
-        return own._replace(
-            global_rows=tf.constant(sum(rows), tf.int64),
-            working_replicas=tf.constant(working, tf.int64),
-        )
+        return own._replace(global_rows=tf.constant(sum(rows), tf.int64))
 
 
 class ScatterFeed(Feed):

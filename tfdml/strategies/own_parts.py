@@ -158,8 +158,7 @@ def _counted(
     """
 
     def of_all(rows: Sequence[int]) -> tf.Tensor:
-        working = sum(min(r, local_replicas) for r in rows)
-        return tf.constant([rows[rank], sum(rows), working], tf.int64)
+        return tf.constant([rows[rank], sum(rows)], tf.int64)
 
     def portion(index: tf.Tensor, *element) -> Portion:
         counts = of_all(full)
@@ -177,7 +176,7 @@ def _counted(
                 counts[0],
             ],
         )
-        return shares._replace(global_rows=counts[1], working_replicas=counts[2])
+        return shares._replace(global_rows=counts[1])
 
     return portion
 

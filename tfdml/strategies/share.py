@@ -24,17 +24,10 @@ class Share:
     Attributes:
         rows: The share's number of rows, 0 for a padded share: int64, shape `[]`.
         global_rows: The global batch's number of rows: int64, shape `[]`.
-        working_replicas: The number of shares with rows: int64, shape `[]`.
     """
 
     rows: tf.Tensor
     global_rows: tf.Tensor
-    working_replicas: tf.Tensor
-
-    @property
-    def computed_rows(self) -> tf.Tensor:
-        """The rows that the replica computes on: `rows`, or 1 for a padded share."""
-        return tf.maximum(self.rows, 1)
 
     def fraction(self, dtype: Any) -> tf.Tensor:
         """Returns the share's part of the global batch, from 0 to 1; over all replicas, 1."""
@@ -45,7 +38,7 @@ class Share:
         return tf.cast(self.rows > 0, dtype)
 
     def drop_padding(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns `tensor` (`[computed_rows, ...]`) without the row of a padded share."""
+        """Returns what a replica computed, `[rows, ...]`, without the row of a padded share."""
         return tensor[: self.rows]
 
 
@@ -56,7 +49,6 @@ class Portion(NamedTuple):
         parts: For each of this process's replicas, the rows that it computes on.
         rows: Each replica's own rows, 0 for a padded one: int64, shape `[local replicas]`.
         global_rows: The global batch's number of rows: int64, shape `[]`.
-        working_replicas: The number of replicas, of all processes, that have rows: int64, `[]`.
         digest: What all processes must find alike where each has read the whole batch, see
             `digest_of`; zeros where there is nothing to compare: float32, shape
             `[DIGEST_SIZE]`.
@@ -65,16 +57,12 @@ class Portion(NamedTuple):
     parts: tuple
     rows: tf.Tensor
     global_rows: tf.Tensor
-    working_replicas: tf.Tensor
     digest: tf.Tensor
 
     @property
     def shares(self) -> list[Share]:
         """The shares of this process's replicas."""
-        return [
-            Share(self.rows[i], self.global_rows, self.working_replicas)
-            for i in range(len(self.parts))
-        ]
+        return [Share(self.rows[i], self.global_rows) for i in range(len(self.parts))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +115,6 @@ class Splitter:
             tuple(parts),
             rows=tf.convert_to_tensor(edges[1:] - edges[:-1]),
             global_rows=tf.convert_to_tensor(global_rows, tf.int64),
-            working_replicas=tf.convert_to_tensor(least(global_rows, self.num_replicas), tf.int64),
             digest=tf.zeros([DIGEST_SIZE]),
         )
 

@@ -17,6 +17,7 @@ from tfdml.strategies.replica_state import (
     components,
     moving_variables,
 )
+from tfdml.strategies.replica_step import ReplicaStep, metric_variables
 from tfdml.strategies.share import Portion, Share, take_rows, without_optionals
 
 
@@ -25,13 +26,14 @@ class GlobalStep:
 
     Args:
         model: The Keras model.
-        replica_step: What each replica does with its rows; the step's exchanges have its name.
+        step: What each replica does with its rows; the exchanges have its name.
+        around: Is given the step, and returns what replicas run instead.
     """
 
-    def __init__(self, model: keras.Model, replica_step: Callable):
+    def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
         self.model = model
-        self.name = replica_step.__name__
-        self._replica_step = replica_step
+        self.name = step.__name__
+        self._replica_step = ReplicaStep(model, step, around)
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -48,7 +50,7 @@ class GlobalStep:
         """Runs the step on each replica's rows; returns the results, one a local replica."""
         rows = self._extended.replica_values(without_optionals(portion.parts))
         with self._extended.working_on(portion.shares, self._accumulator):
-            outputs = self._strategy.run(self._replica_step, args=(rows,))
+            outputs = self._replica_step(rows)
         local = [self._results_of_replicas(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
 
@@ -64,11 +66,12 @@ class MetricStep(GlobalStep):
 
     Args:
         model: The Keras model.
-        replica_step: The model's `train_step` or `test_step`.
+        step: The model's `train_step` or `test_step`.
+        around: As in `GlobalStep`.
     """
 
-    def __init__(self, model: keras.Model, replica_step: Callable):
-        super().__init__(model, replica_step)
+    def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
+        super().__init__(model, step, around)
         self._metric_variables()
         if self.name == "train_step" and accumulation_steps(model):
             inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -76,7 +79,7 @@ class MetricStep(GlobalStep):
             self._extended.gathering = self._accumulator
 
     def _metric_variables(self) -> list[keras.Variable]:
-        variables = self.model.metrics_variables
+        variables = metric_variables(self.model)
         for variable in variables:
             if len(components(variable)) != self._extended.num_local_replicas:
                 raise ValueError(
@@ -115,16 +118,23 @@ class MetricStep(GlobalStep):
         own = len(metrics.variables)
         layers.assign(sums[own : len(parts)])
         with metrics.assign(sums[:own]):
-            results = self.model.get_metrics_result()
-        if not isinstance(outputs[0], dict):
+            results = {k: r.now() for k, r in self._replica_step.results.items()}
+            outputs = [self._derived_anew(output) for output in outputs]
+        if not results:
             return self._mean(outputs, shares)
-        # What a step of the user's own returns besides the metrics is taken for a mean over rows.
         own = [{k: v for k, v in o.items() if k not in results} for o in outputs]
         means = self._mean(own, shares) if own[0] else {}
         return {k: results[k] if k in results else means[k] for k in outputs[0]}
 
+    def _derived_anew(self, output: Any) -> Any:
+        """Returns a replica's outputs; what is derived from metrics from what these are now."""
+        step = self._replica_step
+        if not step.derived:
+            return output
+        return {k: step.with_results_now(v) if k in step.derived else v for k, v in output.items()}
+
     def _mean(self, outputs: list, shares: list[Share]) -> Any:
-        """Returns the mean of the replicas' outputs, weighted by their rows."""
+        """Returns the mean of the replicas' estimates, weighted by their rows."""
         weighted = [
             [tf.where(s.rows > 0, v * s.fraction(v.dtype), tf.zeros_like(v)) for v in values]
             for values, s in zip(map(_flat_numbers, outputs), shares, strict=True)

@@ -12,7 +12,6 @@ CATEGORIES = {
     "refused": "What the test does cannot be done, and is refused with a message.",
     "rank 0": "The test looks on every rank for what rank 0 alone does.",
     "replica": "The test counts, or looks at, what each replica has for itself.",
-    "wrong number": "The result differs from one process's: to be mended.",
 }
 
 

@@ -1,20 +1,19 @@
-"""Exact means: each loss term's numerator over the denominator of the global batch.
+"""Loss values: what a replica computes of a loss is its estimate of the whole batch's.
 
-Keras divides a replica's loss by the replica's own count and then by the number of replicas; the
-sum over the replicas is a mean of means, wrong when the shares differ. Here the factor that Keras
-takes from the number of replicas is taken from the share instead, inside the gradient tape.
+One rule for `compile`'s losses and for a `train_step` of the user's own: within a replica, a scalar
+is the replica's estimate of what one process would compute from the global batch, and the mean of
+the estimates, weighted by the replicas' rows, is that value. So what a replica logs or tracks is a
+loss, not a part of one. The weight enters where the gradient is taken (see `gradients`).
 
-A term counts as follows, with its sum over the replicas being what one replica would compute:
-
-| term | factor on the replica's value |
+| value | the replica's estimate |
 |---|---|
-| mean over the batch (`sum_over_batch_size`, `mean`) | rows / global rows |
-| mean over a mask, or over sample weights (`mean_with_sample_weight`) | own count / global count |
-| `sum`, `None` | 1 |
-| a scalar from the loss function | rows / global rows: it is taken for a mean over its rows |
-| `add_loss`, regularisers, activity losses | rows / global rows: the factors add up to 1 |
+| mean over the batch, by Keras or the user's own | the mean over the replica's rows |
+| mean over a mask, or by sample weights | own sum / global count / fraction of the rows |
+| sum by a Keras loss, or of an added loss with axes | own sum / fraction of the rows |
+| any other scalar: `add_loss`, regularisers, a loss function's | as it is |
 
-and with 0 for a padded share.
+Values with axes, such as a loss of each row, are no estimates: those of all replicas are the whole
+batch's together.
 """
 
 from collections.abc import Callable
@@ -29,32 +28,18 @@ from tfdml.strategies.share import Share
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def scale_for_share(value: tf.Tensor, share: Share) -> tf.Tensor:
-    """Returns a replica's mean as its part of the global mean."""
-    return value * share.fraction(value.dtype)
+def estimate_from_sum(own: tf.Tensor, share: Share) -> tf.Tensor:
+    """Returns a replica's estimate of a global sum from the sum over its own rows."""
+    return tf.math.divide_no_nan(own, share.fraction(own.dtype))
 
 
-def unscale_for_share(value: tf.Tensor, share: Share, by_rows: bool) -> tf.Tensor:
-    """Returns a replica's part of a global mean so that a tracker's mean restores the mean.
-
-    Args:
-        value: The replica's part; the parts of all replicas add up to the mean.
-        share: The replica's share.
-        by_rows: Whether the tracker multiplies by the rows that the replica computed; the sums
-            over all replicas are then `mean * global_rows` and `global_rows`. Else it counts 1
-            for each replica, and the sums are `mean * working` and `working`.
-    """
-    parts = share.global_rows / share.computed_rows if by_rows else share.working_replicas
-    return value * tf.cast(parts, value.dtype)
-
-
-def reduce_for_share(
+def reduce_to_estimate(
     keras_reduce: Callable, share: Share, values, sample_weight, mask, reduction, dtype
 ) -> tf.Tensor:
-    """Reduces a replica's loss values to its part of the global loss.
+    """Reduces a replica's loss values to its estimate of the global loss.
 
     Args:
-        keras_reduce: Keras's `reduce_weighted_values`, which scales means with `scale_for_share`.
+        keras_reduce: Keras's `reduce_weighted_values`.
         share: The replica's share.
         values: Loss values, shape `[rows, ...]`, or a scalar.
         sample_weight: Weights that broadcast to `values`, or None.
@@ -63,7 +48,7 @@ def reduce_for_share(
         dtype: The dtype of the computation.
 
     Returns:
-        The replica's part; the parts of all replicas add up to the global loss.
+        The estimate; the values themselves where nothing is reduced.
     """
     reduction = keras_loss.standardize_reduction(reduction)
     values = ops.convert_to_tensor(values, dtype=dtype)
@@ -71,10 +56,9 @@ def reduce_for_share(
     if reduction in _MEANS and (mask is not None or own_count):
         return _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, dtype)
     loss = keras_reduce(values, sample_weight, mask, reduction, dtype)
-    if reduction not in _MEANS:
-        return loss * share.present(loss.dtype)
-    scalar = values.shape.rank == 0 and (sample_weight is None or not ops.ndim(sample_weight))
-    return scale_for_share(loss, share) if scalar else loss
+    if reduction == "sum" and values.shape.rank != 0:
+        return estimate_from_sum(loss, share)
+    return loss
 
 
 def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, dtype):
@@ -99,4 +83,4 @@ def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, 
     else:
         replica = tf.distribute.get_replica_context()
         global_count = replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
-    return tf.math.divide_no_nan(numerator * share.present(numerator.dtype), global_count)
+    return estimate_from_sum(tf.math.divide_no_nan(numerator, global_count), share)

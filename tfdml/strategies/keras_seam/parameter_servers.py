@@ -36,6 +36,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.keras_seam.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -195,8 +196,11 @@ def _maybe_symbolic_build(original: Callable) -> Callable:
             return original(self, iterator, data_batch)
         if iterator is not None:
             data_batch = without_optionals(iterator._distributed_dataset.element_spec)
-        with self._distribute_strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
+        if is_called_by_own_steps(self):
+            build_optimizer(self)
+        else:
+            with self._distribute_strategy.scope():
+                self._symbolic_build(data_batch=data_batch)
         checks.check_partitions(self)
 
     return maybe_symbolic_build

@@ -1,14 +1,14 @@
-"""What a replica computes otherwise than one alone: parts of means, and other random numbers."""
+"""What a replica computes otherwise than one alone: estimates of losses, other random numbers."""
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
-from keras import tree
+from keras import ops
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as keras_loss
 from keras.src.random.seed_generator import SeedGenerator
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tfdml.strategies.keras_seam import losses
 from tfdml.strategies.keras_seam.current import current_share, is_outside_of_replicas
@@ -21,53 +21,68 @@ def _reduce_weighted_values(original: Callable) -> Callable:
         share = current_share()
         if share is None:
             return original(values, sample_weight, mask, reduction, dtype)
-        return losses.reduce_for_share(
+        return losses.reduce_to_estimate(
             original, share, values, sample_weight, mask, reduction, dtype
         )
 
     return reduce_weighted_values
 
 
-# Whether the tracker that a loss is meant for weighs it by rows. Each replica has a thread of its
-# own, and they take turns in the middle of a loss.
-_losses_by_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "_losses_by_rows", default=True
-)
-
-
-def _compile_loss(original: Callable) -> Callable:
-    def call(self, y_true, y_pred, sample_weight=None):
-        if current_share() is None:
-            return original(self, y_true, y_pred, sample_weight)
-        # Keras's trackers of each output's loss weigh a step by its rows only if they are static.
-        counted = tree.flatten(y_pred)[0].shape[0] is not None
-        token = _losses_by_rows.set(counted)
-        try:
-            return original(self, y_true, y_pred, sample_weight)
-        finally:
-            _losses_by_rows.reset(token)
-
-    return call
-
-
 def _scale(original: Callable) -> Callable:
-    def scale_loss_for_distribution(value):
-        share = current_share()
-        if share is not None:
-            return losses.scale_for_share(value, share)
-        return value if is_outside_of_replicas() else original(value)
+    """`scale_loss_for_distribution` and its reverse: replicas' losses are estimates as they are."""
 
-    return scale_loss_for_distribution
+    def scale(value):
+        if current_share() is not None or is_outside_of_replicas():
+            return value
+        return original(value)
+
+    return scale
 
 
-def _unscale(original: Callable) -> Callable:
-    def unscale_loss_for_distribution(value):
+def _aggregate_additional_loss(original: Callable) -> Callable:
+    def aggregate_additional_loss(self, loss):
+        total, share = original(self, loss), current_share()
+        if share is None or len(loss.shape) == 0:
+            return total
+        return losses.estimate_from_sum(total, share)
+
+    return aggregate_additional_loss
+
+
+def _average_loss(original: Callable) -> Callable:
+    """TensorFlow's mean over the whole batch: a replica's part of it, as in `strategy.run`."""
+
+    def compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
         share = current_share()
         if share is None:
-            return value if is_outside_of_replicas() else original(value)
-        return losses.unscale_for_share(value, share, _losses_by_rows.get())
+            return original(per_example_loss, sample_weight, global_batch_size)
+        size = share.global_rows if global_batch_size is None else global_batch_size
+        return losses.estimate_from_sum(original(per_example_loss, sample_weight, size), share)
 
-    return unscale_loss_for_distribution
+    return compute_average_loss
+
+
+def _regularization_loss(original: Callable) -> Callable:
+    """TensorFlow's part of a loss that does not depend on rows."""
+
+    def scale_regularization_loss(regularization_loss):
+        if current_share() is None:
+            return original(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
+
+    return scale_regularization_loss
+
+
+def _mean_update_state(original: Callable) -> Callable:
+    """A scalar that a replica has computed counts by its rows, so that all count as one."""
+
+    def update_state(self, values, sample_weight=None):
+        share = current_share()
+        if share is not None and sample_weight is None and ops.ndim(values) == 0:
+            sample_weight = share.fraction(self.dtype)
+        return original(self, values, sample_weight)
+
+    return update_state
 
 
 def _next_seed(original: Callable) -> Callable:
@@ -85,7 +100,10 @@ def _next_seed(original: Callable) -> Callable:
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (keras_loss, "reduce_weighted_values", _reduce_weighted_values),
     (keras_loss, "scale_loss_for_distribution", _scale),
-    (keras_loss, "unscale_loss_for_distribution", _unscale),
-    (CompileLoss, "call", _compile_loss),
+    (keras_loss, "unscale_loss_for_distribution", _scale),
+    (TensorFlowTrainer, "_aggregate_additional_loss", _aggregate_additional_loss),
+    (tf.nn, "compute_average_loss", _average_loss),
+    (tf.nn, "scale_regularization_loss", _regularization_loss),
+    (keras.metrics.Mean, "update_state", _mean_update_state),
     (SeedGenerator, "next", _next_seed),
 ]

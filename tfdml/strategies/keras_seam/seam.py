@@ -24,8 +24,12 @@ resumes it (see `resuming`).
 | `SGD.update_step` | no momentum, where a compressor has done it |
 | `_all_reduce_sum_gradients` | nothing is left to sum |
 | `_backend_apply_gradients` | no branches in a replica: accumulation is done by then |
-| `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution` | exact means |
-| `CompileLoss.call` | the logged loss of each output is the whole data's |
+| `losses.reduce_weighted_values`, `(un)scale_loss_for_distribution`, | a replica's losses are |
+| `_aggregate_additional_loss`, `tf.nn.compute_average_loss`, | estimates of the whole batch's; |
+| `tf.nn.scale_regularization_loss` | see `losses` |
+| `Mean.update_state` | a replica's scalar counts by its rows |
+| `GradientTape.gradient`, `.jacobian` | the same, where a gradient is taken |
+| `ReplicaContext.all_gather` | in a step, without padded rows |
 | `SeedGenerator.next` | replicas draw different random numbers |
 | `_compute_moments_sync` | one exchange, the same on all replicas, without padded rows |
 | `BatchNormalization._moments` | under a mask as well |
@@ -41,6 +45,8 @@ import functools
 import keras
 
 from tfdml.strategies.keras_seam import (
+    gathered,
+    gradients,
     normalization,
     optimizers,
     parameter_servers,
@@ -57,6 +63,8 @@ REPLACEMENTS = [
     *trainer.REPLACEMENTS,
     *optimizers.REPLACEMENTS,
     *replica_math.REPLACEMENTS,
+    *gradients.REPLACEMENTS,
+    *gathered.REPLACEMENTS,
     *normalization.REPLACEMENTS,
     *variables.REPLACEMENTS,
 ]

@@ -1,6 +1,7 @@
 """`fit`, `evaluate` and `predict`: their checks, their data, and steps on global batches."""
 
 import contextvars
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Generator
@@ -8,7 +9,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -22,6 +22,11 @@ from tfdml.strategies.gathering import concat_rows
 from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.keras_seam.building import (
+    build_for_predict,
+    build_optimizer,
+    is_called_by_own_steps,
+)
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
 from tfdml.strategies.keras_seam.compiled import compiled, compiled_whole, not_as_a_whole
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
@@ -157,7 +162,11 @@ def _logs_of_epoch(original: Callable) -> Callable:
 
 def _maybe_symbolic_build(original: Callable) -> Callable:
     def maybe_symbolic_build(self, iterator=None, data_batch=None):
-        if extended_of(self._distribute_strategy) is None or iterator is None:
+        if extended_of(self._distribute_strategy) is None:
+            return original(self, iterator, data_batch)
+        if is_called_by_own_steps(self):
+            return build_optimizer(self)
+        if iterator is None:
             return original(self, iterator, data_batch)
         # From what the data declare: Keras would take a batch, which a generator cannot give back.
         return original(self, data_batch=batch_spec(iterator._distributed_dataset))
@@ -174,10 +183,10 @@ def _make_function(original: Callable) -> Callable:
             step = compiled_whole(step_function) if self.jit_compile else step_function
             function = original(self, step)
         else:
-            replica_step = compiled(self, step_function) if self.jit_compile else step_function
+            around = functools.partial(compiled, self) if self.jit_compile else None
             with not_as_a_whole(self):
                 # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
-                function = original(self, MetricStep(self, replica_step))
+                function = original(self, MetricStep(self, step_function, around))
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
@@ -196,8 +205,8 @@ def _make_predict_function(original: Callable) -> Callable:
     def make_predict_function(self, force=False):
         if replicas_of(self) is None or (self.predict_function is not None and not force):
             return original(self, force)
-        own_step = self.predict_step
-        step = PredictStep(self, compiled(self, own_step) if self.jit_compile else own_step)
+        around = functools.partial(compiled, self) if self.jit_compile else None
+        step = PredictStep(self, self.predict_step, around)
 
         def predict_function(data: list) -> Any:
             outputs = [self.distribute_strategy.run(step, args=(batch,)) for batch in data]
@@ -210,25 +219,13 @@ def _make_predict_function(original: Callable) -> Callable:
 
         def on_batches(data: list) -> Any:
             if self.jit_compile:
-                _build(self, extended.portion_of(data[0]).parts[0])
+                build_for_predict(self, extended.portion_of(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 
         self.predict_function = on_batches
 
     return make_predict_function
-
-
-def _build(model: keras.Model, batch: Any) -> None:
-    """Makes a model's variables, which XLA cannot; Keras builds for `fit` and `evaluate` only."""
-    if all(layer.built for layer in model._flatten_layers()):
-        return
-    inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    specs = tf.nest.map_structure(
-        lambda t: None if t is None else keras.KerasTensor(t.shape, t.dtype.name), inputs
-    )
-    with model.distribute_strategy.scope():
-        compute_output_spec(model, specs, training=False)
 
 
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [

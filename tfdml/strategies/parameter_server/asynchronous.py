@@ -41,7 +41,6 @@ class AsynchronousTraining(LoggingFunction):
             return self.join()
         if self._function is None:
             self._function = self._step.on_iterator(iterators.values, self._table)
-            self._logs.own_names = self._step.own_names
         self._wait_for_turn()
         logs = self._collect()
         if self._table.is_full:

@@ -13,6 +13,8 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 )
 from tensorflow.python.eager.context import context
 
+from tfdml.strategies.parameter_server.step_scope import current_step
+
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
@@ -79,12 +81,29 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
     ) -> list:
         """Returns the values: a worker is one replica, with nobody to reduce with."""
         del reduce_op, options
+        _refuse_in_share("all_reduce")
+        return [value for value, _ in value_destination_pairs]
+
+    def _batch_gather_to(self, value_destination_pairs, axis, options=None) -> list:
+        del axis, options
+        _refuse_in_share("all_gather")
         return [value for value, _ in value_destination_pairs]
 
     def _call_for_each_replica(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
         """Runs `fn` where it is: a worker is one replica, which updates may branch in."""
         with tf.distribute.ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
+
+
+def _refuse_in_share(operation: str) -> None:
+    """Raises where workers share a batch: they cannot exchange anything in the middle of a step."""
+    step = current_step()
+    if step is not None and step.share is not None:
+        raise ValueError(
+            f"A step of synchronous parameter servers must not exchange anything between its "
+            f"workers, because each takes a share when it is free. Received: `{operation}` in "
+            f"replica context. Use another strategy, or `synchronous=False`."
+        )
 
 
 class Task(Closure):

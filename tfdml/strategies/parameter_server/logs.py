@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
 from tfdml.strategies.parameter_server.packing import unpack
+from tfdml.strategies.parameter_server.share_step import ShareStep
+from tfdml.strategies.parameter_server.worker_step import WorkerStep
+from tfdml.strategies.replica_step import metric_variables
 
 # Metrics are computed so often that one sees them change, not at every step: it costs the chief
 # more than all else that it does for a step.
@@ -22,22 +25,26 @@ class Logs:
 
     Args:
         model: The model.
+        step: The step, which says what it returns.
         bring: Returns the results that have not been added yet: a step's metrics' parts, then
             numbers of its own.
     """
 
-    def __init__(self, model: keras.Model, bring: Callable[[], Sequence[np.ndarray]]):
-        self._model = model
+    def __init__(
+        self,
+        model: keras.Model,
+        step: WorkerStep | ShareStep,
+        bring: Callable[[], Sequence[np.ndarray]],
+    ):
+        self._step = step
         self._bring = bring
-        self._variables = model.metrics_variables
+        self._variables = metric_variables(model)
         self._size = sum(int(np.prod(v.shape)) for v in self._variables)
         self._pending = np.zeros(self._size)
         self._own: np.ndarray = np.zeros(0)
         # Keras keeps what a step has returned for the epoch's end: it must be up to date then.
         self._shown: dict = {}
         self._due = 0.0
-        # What a step of the user's own returns besides the metrics.
-        self.own_names: list[str] = []
         self._add_to_metrics = tf.function(self._add)
 
     def add(self, vector: np.ndarray) -> None:
@@ -58,7 +65,7 @@ class Logs:
             self.add(vector)
         pending, self._pending = self._pending, np.zeros(self._size)
         results = self._add_to_metrics(tf.constant(pending))
-        own = dict(zip(self.own_names, self._own.tolist(), strict=False))
+        own = dict(zip(self._step.own_names, self._own.tolist(), strict=False))
         self._shown.update(tf.nest.map_structure(lambda t: t.numpy(), results), **own)
         self._due = time.monotonic() + _REFRESH_SECONDS
         return self._shown
@@ -73,4 +80,4 @@ class Logs:
                 self._variables, unpack(vector, self._variables), strict=True
             ):
                 variable.value.assign_add(value)
-            return self._model.get_metrics_result()
+            return {key: result.now() for key, result in self._step.metric_results.items()}

@@ -49,13 +49,12 @@ class LoggingFunction(RemoteFunction):
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
         super().__init__(model, strategy, step)
         self._ended: list[Task] = []
-        self._logs = Logs(model, self._results)
+        self._logs = Logs(model, step, self._results)
         self.workers_seen: set[int] = set()
 
     def _begin_on(self, batch: Any) -> None:
         """Begins a step on a batch that the chief sends."""
         self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
-        self._logs.own_names = self._step.own_names
 
     def _collect(self) -> dict[str, float]:
         """Notes which tasks are done; returns the logs of a moment ago."""

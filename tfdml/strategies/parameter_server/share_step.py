@@ -13,9 +13,10 @@ from tfdml.strategies.parameter_server.step_scope import StepScope
 from tfdml.strategies.parameter_server.worker_step import (
     any_rows,
     given,
-    own_results,
+    own_numbers,
 )
 from tfdml.strategies.replica_state import moving_variables
+from tfdml.strategies.replica_step import ReplicaStep, Result, metric_variables
 from tfdml.strategies.share import Share
 
 
@@ -27,17 +28,17 @@ class ShareStep:
         step: Its `train_step`.
 
     Attributes:
-        own_names: What the step returns besides the metrics; known once a function was made.
+        own_names: What the step returns besides metrics' results; known once a function was made.
         has_gradient: For each trainable variable, whether it has one; known likewise.
     """
 
     def __init__(self, model: keras.Model, step: Callable):
         self._model = model
-        self._step = step
+        self._step = ReplicaStep(model, step)
         self._functions: dict[Any, Callable | None] = {}
         self.own_names: list[str] = []
         self.has_gradient: list[bool] = []
-        self._metrics = model.metrics_variables
+        self._metrics = metric_variables(model)
         # Averaged over the rows, as the other strategies do.
         self._moving = moving_variables(model)
         averaged = {id(v) for v in [*self._metrics, *self._moving]}
@@ -46,6 +47,11 @@ class ShareStep:
         # Shape and dtype of each gradient that comes as bytes.
         self._encoded: list[tuple[tf.TensorShape, tf.DType] | None] = []
 
+    @property
+    def metric_results(self) -> dict[str, Result]:
+        """What the step returns of metrics, by key; known once a function was made."""
+        return self._step.results
+
     def counts(self, *share: Any) -> Callable | None:
         """Returns a function that counts what a loss divides by; None where that is the rows.
 
@@ -53,14 +59,14 @@ class ShareStep:
         whole batch's has to be known before gradients can be taken.
 
         Args:
-            *share: A batch of the share's rows, its rows, all rows, the working shares, and a
-                stream of random numbers.
+            *share: A batch of the share's rows, its rows, all rows, and a stream of random
+                numbers.
         """
 
-        def run(batch, rows, global_rows, working, stream):
-            scope = self._scope(Share(rows, global_rows, working), stream, None)
+        def run(batch, rows, global_rows, stream):
+            scope = self._scope(Share(rows, global_rows), stream, None)
             with scope:
-                self._model.distribute_strategy.run(self._step, args=(given(batch),))
+                self._step(given(batch))
             return pack(scope.counts)
 
         function = self._function("counts", run, share)
@@ -76,11 +82,10 @@ class ShareStep:
             A concrete function that returns a vector, and the gradients that there are.
         """
 
-        def run(batch, rows, global_rows, working, stream, totals):
-            parts = Share(rows, global_rows, working)
+        def run(batch, rows, global_rows, stream, totals):
+            parts = Share(rows, global_rows)
             with self._scope(parts, stream, tf.unstack(totals)) as scope:
-                outputs = self._model.distribute_strategy.run(self._step, args=(given(batch),))
-                extra = own_results(self._model, outputs)
+                extra = own_numbers(self._step, self._step(given(batch)))
             self._check_gradients(scope.applied)
             self.own_names = list(extra)
             self.has_gradient = [g is not None for g in scope.gradients]

@@ -63,8 +63,7 @@ class SynchronousTraining(LoggingFunction):
             batch = tf.nest.map_structure(_as_tensor, batch)
             portion = self._splitter.split(batch)
             shares = [
-                (part, portion.rows[i], portion.global_rows, portion.working_replicas)
-                for i, part in enumerate(portion.parts)
+                (part, portion.rows[i], portion.global_rows) for i, part in enumerate(portion.parts)
             ]
             streams = [tf.constant(i, tf.int64) for i in range(len(shares))]
         totals = tf.zeros([0], tf.float64)
@@ -77,7 +76,6 @@ class SynchronousTraining(LoggingFunction):
         results = self._run(function, arguments, self._needed)
         if self._update is None:
             self._update = tf.function(self._apply)
-            self._logs.own_names = self._step.own_names
         vectors, gradients = zip(*results, strict=True)
         with self._strategy.scope():
             self._logs.add(self._update(list(vectors), list(gradients)).numpy())

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdml.strategies.parameter_server.packing import pack
 from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
 from tfdml.strategies.parameter_server.step_scope import StepScope
+from tfdml.strategies.replica_step import ReplicaStep, Result, metric_variables
 from tfdml.strategies.share import unpacked, without_optionals
 
 _STREAM = tf.TensorSpec([], tf.int64)
@@ -22,14 +23,19 @@ class WorkerStep:
         step: Its method.
 
     Attributes:
-        own_names: What the step returns besides the metrics; known once a function was made.
+        own_names: What the step returns besides metrics' results; known once a function was made.
     """
 
     def __init__(self, model: keras.Model, step: Callable):
         self._model = model
-        self._step = step
+        self._step = ReplicaStep(model, step)
         self._functions: dict[Any, Callable] = {}
         self.own_names: list[str] = []
+
+    @property
+    def metric_results(self) -> dict[str, Result]:
+        """What the step returns of metrics, by key; known once a function was made."""
+        return self._step.results
 
     def on_iterator(self, iterators: Any, table: ResultTable) -> Callable:
         """Returns a function that takes `steps_per_execution` steps on a worker's own data.
@@ -86,15 +92,14 @@ class WorkerStep:
     def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
         """Returns what the model's step returns."""
         with StepScope([], stream):
-            return self._model.distribute_strategy.run(self._step, args=(given(batch),))
+            return self._step(given(batch))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
         """Takes a step in the graph; returns what it adds to the metrics, and its own results."""
-        metrics = self._model.metrics_variables
+        metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
         with StepScope(own, stream, scale_of(self._model)) as scope:
-            outputs = self._model.distribute_strategy.run(self._step, args=(given(batch),))
-            extra = own_results(self._model, outputs)
+            extra = own_numbers(self._step, self._step(given(batch)))
         self.own_names = list(extra)
         return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
 
@@ -104,15 +109,19 @@ def given(batch: Any) -> Any:
     return without_optionals(unpacked(batch) if isinstance(batch, tuple) else batch)
 
 
-def own_results(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns the scalars that a step returns besides the metrics."""
+def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
+    """Returns the numbers that a step returned besides metrics' results.
+
+    Raises:
+        ValueError: If one was computed from a metric's result.
+    """
     if not isinstance(outputs, dict):
         return {"loss": tf.reduce_mean(outputs)} if tf.is_tensor(outputs) else {}
-    known = model.get_metrics_result()
+    step.refuse_derived()
     return {
         name: tf.convert_to_tensor(value)
         for name, value in outputs.items()
-        if name not in known and not isinstance(value, dict)
+        if name not in step.results and not isinstance(value, dict)
     }
 
 

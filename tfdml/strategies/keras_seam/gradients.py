@@ -1,0 +1,92 @@
+"""Gradients of a replica: each estimate of a loss counts by the replica's rows.
+
+The weight is what the backward pass begins with, so that it goes through what replicas exchange
+there: with synchronized `BatchNormalization`, gradients that are weighted afterwards are wrong.
+"""
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
+
+from tfdml.strategies.keras_seam.current import current_share
+from tfdml.strategies.share import Share
+
+# Whether the caller is in the middle of a gradient's computation: it may take others on the way,
+# as `tf.recompute_grad` does. Each replica has a thread of its own.
+_taking: contextvars.ContextVar[bool] = contextvars.ContextVar("_taking", default=False)
+
+
+def _gradient(original: Callable) -> Callable:
+    """`GradientTape.gradient` by weights, on the outermost tape of a replica.
+
+    What an inner tape gives (a gradient penalty, the step of a meta-learner) is a value that the
+    loss is made of, and so is a gradient by data.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(self, target, sources, output_gradients=None, *args, **kwargs):
+        share = None if _taking.get() or not _has_variable(sources) else current_share()
+        if share is not None and not _is_inner(self):
+            output_gradients = _weighted(target, output_gradients, share)
+        return _taken(original, self, target, sources, output_gradients, *args, **kwargs)
+
+    return gradient
+
+
+def _jacobian(original: Callable) -> Callable:
+    """`GradientTape.jacobian`, which takes a gradient of each value by `gradient`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def jacobian(self, *args, **kwargs):
+        return _taken(original, self, *args, **kwargs)
+
+    return jacobian
+
+
+def _taken(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    token = _taking.set(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _taking.reset(token)
+
+
+def _has_variable(sources: Any) -> bool:
+    return any(
+        isinstance(source, tf.Variable | tf.distribute.DistributedValues | keras.Variable)
+        for source in tf.nest.flatten(sources)
+    )
+
+
+def _is_inner(tape: tf.GradientTape) -> bool:
+    """Returns whether another tape than this one records the caller."""
+    if not tape._recording:
+        return could_possibly_record()
+    with tape.stop_recording():
+        return could_possibly_record()
+
+
+def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:
+    """Returns what the gradient of each target is multiplied by."""
+
+    def weight(value: Any, given: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        # Of values with axes each row counts once, but for the row of a padded share.
+        part = share.fraction if value.shape.rank == 0 else share.present
+        given = tf.ones_like(value) if given is None else tf.cast(given, value.dtype)
+        return given * part(value.dtype)
+
+    if output_gradients is None:
+        return tf.nest.map_structure(lambda value: weight(value, None), target)
+    flat = zip(tf.nest.flatten(target), tf.nest.flatten(output_gradients), strict=True)
+    return tf.nest.pack_sequence_as(output_gradients, [weight(*pair) for pair in flat])
+
+
+REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+    (tf.GradientTape, "gradient", _gradient),
+    (tf.GradientTape, "jacobian", _jacobian),
+]

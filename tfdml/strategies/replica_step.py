@@ -1,0 +1,184 @@
+"""A model's step as a replica runs it, and which of its outputs are results of metrics.
+
+In the middle of a step a metric holds what the replica itself has added. What a step returns of
+it, under any key, has to be the result of the whole data, which is known behind the step.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class Result(NamedTuple):
+    """What `result()` of a metric returned on a replica.
+
+    Attributes:
+        metric: The metric.
+        key: Which of its results, where it returned a dictionary.
+        value: The replica's own value: a tensor.
+    """
+
+    metric: keras.metrics.Metric
+    key: str | None
+    value: Any
+
+    def now(self) -> Any:
+        """Returns the metric's result as it is now."""
+        found = self.metric.result()
+        return found if self.key is None else found[self.key]
+
+
+# What metrics have returned on the replica that calls. Each replica has a thread of its own.
+_noted: contextvars.ContextVar[list[Result] | None] = contextvars.ContextVar("_noted", default=None)
+
+
+class ReplicaStep:
+    """A model's step as a replica runs it.
+
+    Args:
+        model: The Keras model.
+        step: Its `train_step`, `test_step` or the like.
+        around: Is given the step, and returns what replicas run instead.
+
+    Attributes:
+        results: The outputs that are results of metrics, by key; known once the step was traced.
+        derived: The outputs that were computed from such results in a graph: by key, from which.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
+        self.__name__ = step.__name__
+        self.results: dict[str, Result] = {}
+        self.derived: dict[str, list[Result]] = {}
+        self._model = model
+        self._all: list[Result] = []
+        noting = functools.wraps(step)(functools.partial(self._note, step))
+        self._step = noting if around is None else around(noting)
+
+    def __call__(self, data: Any) -> Any:
+        """Runs the step on each replica; called in cross-replica context."""
+        self._all = []
+        with _noting(all_metrics(self._model)):
+            return self._model.distribute_strategy.run(self._step, args=(data,))
+
+    def _note(self, step: Callable, data: Any) -> Any:
+        token = _noted.set([])
+        try:
+            outputs = step(data)
+            results = _noted.get()
+        finally:
+            _noted.reset(token)
+        if isinstance(outputs, dict):
+            found = {id(result.value): result for result in results}
+            own = {k: v for k, v in outputs.items() if id(v) not in found}
+            self.results = {k: found[id(v)] for k, v in outputs.items() if k not in own}
+            self.derived = {k: used for k, v in own.items() if (used := _used(v, found))}
+            self._all += results
+        return outputs
+
+    def refuse_derived(self) -> None:
+        """Raises where an output was computed from metrics' results.
+
+        Raises:
+            ValueError: If there is such an output.
+        """
+        for key, used in self.derived.items():
+            raise ValueError(
+                f"`{self.__name__}` must return metrics' results as they are, because a result of "
+                f"the whole data is not known in the middle of a step of this kind. Received: "
+                f"{key!r}, computed from {used[0].metric.name!r}. Make it a metric of its own, or "
+                f"compute it in a callback."
+            )
+
+    def with_results_now(self, output: Any) -> Any:
+        """Returns an output of the step, computed from what metrics' results are now.
+
+        Args:
+            output: A replica's, of those in `derived`.
+
+        Raises:
+            ValueError: If the step was traced in another graph than the caller's.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        if any(result.value.graph is not graph for result in self._all):
+            self.refuse_derived()
+        now = {id(result.value): tf.convert_to_tensor(result.now()) for result in self._all}
+        return tf.nest.map_structure(lambda tensor: _recomputed(tensor, now), output)
+
+
+def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns a model's metrics, those too that a `metrics` property of its own leaves out."""
+    known = {id(metric): metric for metric in [*model.metrics, *model._metrics]}
+    return list(known.values())
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of all of a model's metrics."""
+    return [variable for metric in all_metrics(model) for variable in metric.variables]
+
+
+@contextlib.contextmanager
+def _noting(metrics: list[keras.metrics.Metric]) -> Iterator[None]:
+    """While this is entered, metrics note what their `result` returns."""
+    for metric in metrics:
+        metric.result = functools.partial(_noted_result, metric, metric.result)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.result
+
+
+def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Any:
+    found, noted = result(), _noted.get()
+    if noted is not None:
+        parts = found if isinstance(found, dict) else {None: found}
+        noted += [Result(metric, key, value) for key, value in parts.items()]
+    return found
+
+
+def _used(output: Any, results: dict[int, Result]) -> list[Result]:
+    """Returns which results an output was computed from, in the graph that is being made."""
+    if tf.executing_eagerly():
+        return []
+    used: list[Result] = []
+    for tensor in tf.nest.flatten(output):
+        if tf.is_tensor(tensor):
+            reached = [t for op in _operations(tensor, results) for t in op.inputs]
+            used += [results[id(t)] for t in reached if id(t) in results]
+    return used
+
+
+def _recomputed(tensor: tf.Tensor, now: dict[int, tf.Tensor]) -> tf.Tensor:
+    """Returns a tensor of the graph that is being made, computed from other values.
+
+    Args:
+        tensor: What was computed from the former values.
+        now: By the identity of each former value, the other one.
+    """
+    replaced = dict(now)
+    for op in sorted(_operations(tensor, now), key=lambda op: op._id):
+        inputs = [replaced.get(id(t), t) for t in op.inputs]
+        if all(new is old for new, old in zip(inputs, op.inputs, strict=True)):
+            continue
+        attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
+        types = [t.dtype for t in op.outputs]
+        copy = op.graph.create_op(op.type, inputs, types, attrs=attributes, op_def=op.op_def)
+        replaced.update(zip(map(id, op.outputs), copy.outputs, strict=True))
+    return replaced.get(id(tensor), tensor)
+
+
+def _operations(tensor: tf.Tensor, ends: Collection[int]) -> set[tf.Operation]:
+    """Returns the operations that a tensor comes of, up to tensors of the given identities."""
+    found: set[tf.Operation] = set()
+    waiting = [tensor]
+    while waiting:
+        reached = waiting.pop()
+        if id(reached) not in ends and reached.op not in found:
+            found.add(reached.op)
+            waiting += reached.op.inputs
+    return found
