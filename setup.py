@@ -32,6 +32,7 @@ TEST = [
     "hypothesis>=6",
     "kubernetes",
     "optax",
+    "pandas",
     "pytest>=8",
     "pytest-xdist>=3.5",
     "ruff>=0.12",

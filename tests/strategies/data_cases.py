@@ -2,10 +2,11 @@
 
 import keras
 import numpy as np
+import pandas
 import tensorflow as tf
 
 from tests.harness import job
-from tests.strategies.cases import compiled, data, outcome, seed_ranks_apart
+from tests.strategies.cases import compiled, data, dense_model, outcome, seed_ranks_apart
 
 
 class Noted(keras.utils.PyDataset):
@@ -39,6 +40,28 @@ def python_data(kind: str) -> dict:
         source, options = batches, {"steps_per_epoch": 4}
     history = model.fit(source, epochs=3, verbose=0, **options)
     return outcome(model, history)
+
+
+def tables(labels: str = "column") -> dict:
+    """Rows of pandas's; labels as a "column" or a "table"."""
+    x, y = data(37)
+    table = pandas.DataFrame(x, columns=list("abcdef"))
+    with job.strategy().scope():
+        seed_ranks_apart()
+        model = dense_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    y = pandas.Series(y, name="y")
+    if labels == "table":
+        y = y.to_frame()
+    history = model.fit(
+        table, y, batch_size=8, epochs=2, verbose=0, validation_data=(table[:9], y[:9])
+    )
+    model.train_on_batch(table[:5], y[:5])
+    result = {**outcome(model, history), "predicted": model.predict(table, verbose=0)}
+    result["evaluated"] = model.evaluate(table, y, verbose=0)
+    model.fit(table, y, batch_size=8, validation_split=0.2, shuffle=False, verbose=0)
+    return {**result, **outcome(model)}
 
 
 def own_parts(epochs: int = 2) -> dict:

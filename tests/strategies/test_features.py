@@ -90,6 +90,11 @@ def test_python_data_is_read_by_rank_0(ranks, feature_kind, source):
     _compare(ranks, feature_kind, data_cases.python_data, source)
 
 
+@pytest.mark.parametrize("labels", ["column", pytest.param("table", marks=pytest.mark.slow)])
+def test_tables_of_pandas(ranks, feature_kind, labels):
+    _compare(ranks, feature_kind, data_cases.tables, labels)
+
+
 @pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
 def test_ranks_read_parts_of_their_own(ranks, strategy):
     assert_invariant(ranks.run_sizes((1, 2), data_cases.own_parts, kind=strategy))

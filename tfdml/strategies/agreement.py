@@ -78,12 +78,20 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
     for array in tf.nest.flatten(arrays):
         if array is None:
             continue
+        if hasattr(array, "iloc"):  # A column of pandas's, or several.
+            parts.append(str(getattr(array, "dtypes", None)))
+            array = array.to_numpy()
         parts.append(f"{array.shape} {array.dtype}")
         if isinstance(array, (np.ndarray, tf.Tensor)) and len(array.shape) and array.shape[0]:
             rows = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLED_ROWS, dtype=np.int64))
             sample = array[rows] if isinstance(array, np.ndarray) else tf.gather(array, rows)
-            parts.append(hashlib.sha256(np.asarray(sample).tobytes()).hexdigest())
+            parts.append(hashlib.sha256(_bytes(np.asarray(sample))).hexdigest())
     _check_alike("\n".join(parts), "The arrays given as data", collective)
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    # An array of objects holds addresses, which are a process's own.
+    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
 
 
 def digest_slots(digest: tf.Tensor, collective: Collective) -> tf.Tensor:

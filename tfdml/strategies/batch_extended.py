@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, input_util
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
@@ -16,7 +15,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.on_devices import has_accelerators
-from tfdml.strategies.share import Portion, Share, Splitter, unpacked
+from tfdml.strategies.share import Portion, Share, Splitter, as_tensors, unpacked
 
 
 class BatchExtended(MirroredExtended):
@@ -78,7 +77,7 @@ class BatchExtended(MirroredExtended):
             return batch
         with tf.device(self._input_workers_devices[0][0]):
             # `train_on_batch` is given arrays, which stay what they are in a step run eagerly.
-            return self.splitter.split(tf.nest.map_structure(_as_tensor, batch))
+            return self.splitter.split(as_tensors(batch))
 
     def replica_values(self, parts: Sequence[Any]) -> Any:
         """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
@@ -174,7 +173,3 @@ class BatchExtended(MirroredExtended):
             for i in range(self.num_local_replicas)
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
-
-
-def _as_tensor(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value

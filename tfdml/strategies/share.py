@@ -171,6 +171,16 @@ def count_rows(batch: Any) -> tf.Tensor | int:
     )
 
 
+def as_tensors(batch: Any) -> Any:
+    """Returns a batch with tensors in the place of NumPy's arrays and pandas's tables."""
+
+    def as_tensor(value: Any) -> Any:
+        is_array = isinstance(value, np.ndarray) or hasattr(value, "iloc")
+        return tf.convert_to_tensor(value) if is_array else value
+
+    return tf.nest.map_structure(as_tensor, batch)
+
+
 def digest_of(batch: Any) -> tf.Tensor:
     """Returns 64 bits that follow from all bytes of a batch: float32, shape `[DIGEST_SIZE]`.
 

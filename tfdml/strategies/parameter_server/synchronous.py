@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
 from tfdml.strategies.parameter_server.remote_function import LoggingFunction
 from tfdml.strategies.parameter_server.share_step import ShareStep
-from tfdml.strategies.share import Splitter
+from tfdml.strategies.share import Splitter, as_tensors
 
 
 class SynchronousTraining(LoggingFunction):
@@ -60,8 +59,7 @@ class SynchronousTraining(LoggingFunction):
     def _take(self, batch: Any) -> None:
         with tf.device(CHIEF_DEVICE):
             # `train_on_batch` is given arrays.
-            batch = tf.nest.map_structure(_as_tensor, batch)
-            portion = self._splitter.split(batch)
+            portion = self._splitter.split(as_tensors(batch))
             shares = [
                 (part, portion.rows[i], portion.global_rows) for i, part in enumerate(portion.parts)
             ]
@@ -102,10 +100,6 @@ class SynchronousTraining(LoggingFunction):
         summed = [next(present) if has else None for has in self._step.has_gradient]
         self._strategy.run(lambda: optimizer.apply(summed, variables))
         return rest
-
-
-def _as_tensor(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _sum(parts: tuple) -> Any:
