@@ -34,7 +34,7 @@ _STRATEGIES = (
     "ParameterServerStrategy",
 )
 
-__all__ = [*_MODULES, *_STRATEGIES, "__version__"]
+__all__ = [*_MODULES, *_STRATEGIES, "alone", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -55,6 +55,8 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"{__name__}.{name}")
     elif name in _STRATEGIES:
         value = getattr(importlib.import_module(f"{__name__}.strategies"), name)
+    elif name == "alone":
+        value = importlib.import_module(f"{__name__}.strategies.alone").alone
     else:
         raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
     globals()[name] = value

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.harness import job
-from tests.strategies.cases import compiled, data, outcome
+from tests.strategies.cases import compiled, data, dense_model, outcome
 
 
 def losses_and_metrics() -> dict:
@@ -193,3 +193,104 @@ def mapped_layers() -> dict:
             )
         ]
     return {"weights": [], "found": found}
+
+
+class Halves(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that nobody has registered."""
+
+    def __call__(self, step):
+        """Returns the rate."""
+        return 0.1 / (1.0 + tf.cast(step, "float32"))
+
+
+class OwnOptimizers(keras.Model):
+    """A model that `compile` gives two optimizers and that makes a tracker there."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = layers.Dense(3), layers.Dense(3)
+        self.one.build((None, 6))
+        self.other.build((None, 3))
+
+    def compile(self, first, second):
+        """Takes both."""
+        super().compile()
+        self.optimizers = {"one": first, "other": second}
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def train_step(self, batch):
+        """Trains both layers, each by its optimizer."""
+        x, y = batch
+        with tf.GradientTape(persistent=True) as tape:
+            told = self.other(self.one(x))
+            told = keras.losses.sparse_categorical_crossentropy(y, told, from_logits=True)
+            loss = keras.ops.mean(told)
+        for name, layer in (("one", self.one), ("other", self.other)):
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            self.optimizers[name].apply(gradients, layer.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def made_outside(what: str) -> dict:
+    """`compile`, or what it is given, outside of the scope that the model was made in."""
+    x, y = data(37)
+    if what == "float16":
+        keras.config.set_dtype_policy("mixed_float16")
+    with job.strategy().scope():
+        keras.utils.set_random_seed(3)
+        model = OwnOptimizers() if what == "optimizers" else dense_model()
+    optimizer = keras.optimizers.Adam(Halves() if what == "schedule" else 0.01, global_clipnorm=0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    given = {"metrics": ["accuracy", keras.metrics.SparseCategoricalAccuracy(name="own")]}
+    if what == "optimizers":
+        model.compile(optimizer, keras.optimizers.SGD(0.1))
+    elif what == "scope":  # The metrics are used by the first step only.
+        with model.distribute_strategy.scope():
+            model.compile(optimizer, loss, **given)
+    else:
+        model.compile(optimizer, loss, **given)
+    if what == "batches":
+        for begin in range(0, 37, 8):
+            model.train_on_batch(x[begin : begin + 8], y[begin : begin + 8])
+        return outcome(model)
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    if what == "schedule":
+        # The one that the program holds is the one that trained.
+        assert int(optimizer.iterations) == 10
+        model.compile(optimizer, loss)
+        model.fit(x, y, batch_size=8, verbose=0)
+        assert int(optimizer.iterations) == 15
+    return outcome(model, history)
+
+
+def cleared() -> dict:
+    """`clear_session` in the scope, as in a search; the scope is left afterwards."""
+    x, y = data(37)
+    strategy = job.strategy()
+    losses = []
+    for _ in range(2):
+        with strategy.scope():
+            dense_model()
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(3)
+            model = dense_model()
+            model.compile("adam", "sparse_categorical_crossentropy")
+        assert not tf.distribute.has_strategy()
+        losses += model.fit(x, y, batch_size=8, verbose=0).history["loss"]
+    assert losses[0] == losses[1]
+    return outcome(model)
+
+
+def cloned(functional: bool) -> dict:
+    """A clone made outside of the scope, compiled and trained there."""
+    x, y = data(37)
+    with job.strategy().scope():
+        keras.utils.set_random_seed(3)
+        model = dense_model()
+        if functional:
+            model = keras.Model(model.inputs, model.outputs)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    clone.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return outcome(clone, clone.fit(x, y, batch_size=8, epochs=2, verbose=0))

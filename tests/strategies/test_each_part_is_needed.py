@@ -70,6 +70,8 @@ NEEDED_BY = {
     "Mean.update_state": (custom_step_cases.train, "dcgan"),
     "GradientTape.gradient": (custom_step_cases.train, "vae"),
     "GradientTape.jacobian": (custom_step_cases.train, "private"),
+    "cloning._clone_functional_model": (scope_cases.cloned, True),
+    "cloning._clone_sequential_model": (scope_cases.cloned, False),
     "ReplicaContext.all_gather": (custom_step_cases.train, "simclr", 9),
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),

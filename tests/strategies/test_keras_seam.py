@@ -48,6 +48,10 @@ SIGNATURES = {
     "GradientTape.jacobian": (
         "target sources unconnected_gradients parallel_iterations experimental_use_pfor"
     ),
+    "keras.src.models.cloning._clone_functional_model": (
+        "model clone_function input_tensors call_function"
+    ),
+    "keras.src.models.cloning._clone_sequential_model": "model clone_function input_tensors",
     "ReplicaContext.all_gather": "value axis options",
     "SeedGenerator.next": "ordered",
 }

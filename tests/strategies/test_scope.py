@@ -23,11 +23,25 @@ JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=p
         (cases.exported, True),
         pytest.param((cases.exported, False), marks=pytest.mark.slow),
         (cases.mapped_layers,),
+        (cases.made_outside, "scope"),
+        (cases.made_outside, "optimizers"),
+        (cases.made_outside, "schedule"),
+        pytest.param((cases.made_outside, "compile"), marks=pytest.mark.slow),
+        pytest.param((cases.made_outside, "batches"), marks=pytest.mark.slow),
+        (cases.cleared,),
+        (cases.cloned, True),
+        pytest.param((cases.cloned, False), marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
 def test_what_one_process_gives(ranks, kind, size, case):
     assert_invariant(ranks.run_sizes((1, size), *case, kind=kind), **EXACT)
+
+
+@pytest.mark.parametrize(("kind", "size"), JOBS)
+def test_a_loss_scale_made_outside(ranks, kind, size):
+    results = ranks.run_sizes((1, size), cases.made_outside, "float16", kind=kind)
+    assert_invariant(results, rtol=2e-2, atol=2e-3)
 
 
 def test_values(ranks):

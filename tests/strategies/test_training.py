@@ -1,5 +1,7 @@
 """Data order, clipping, overflow, logs: what one rank does must be what all ranks do."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,8 @@ def test_a_strategy_says_who_it_is(ranks):
         ("sharded dataset", r"`Dataset.shard` must be left out.*\.shard\(2, 0\)"),
         ("loop shuffles without a seed", "`Dataset.shuffle` must have a seed"),
         ("model made outside", "model must be made in the strategy's scope"),
+        ("compiled inside", "model must be made in the strategy's scope"),
+        ("forgotten scope", "model must be made in the strategy's scope.* on rank [01]"),
         ("model built outside", "Weights must be made in the strategy's scope"),
         ("metric made outside", "`metrics` must be made in the strategy's scope"),
         ("other seeds", "must be the same on all 2 ranks.* other data on rank 1"),
@@ -115,8 +119,6 @@ def test_misuse_is_an_error_on_every_rank(ranks, kind, message):
     assert sorted(failure.value.errors) == [0, 1]
     for error in failure.value.errors.values():
         line = " ".join(error.split())
-        import re
-
         assert re.search(message.replace("0\\)", "[01]\\)"), line), line
 
 

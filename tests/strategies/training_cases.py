@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+import tfdml
 from tests.harness import job
 from tests.strategies.cases import InScope, compiled, data, dense_model, seed_ranks_apart
 
@@ -153,6 +154,18 @@ def misuse(kind: str) -> str:
         model.compile("sgd", "sparse_categorical_crossentropy")
         with strategy.scope():
             model.fit(x, y, verbose=0)
+    elif kind == "compiled inside":
+        model = dense_model()
+        with strategy.scope():
+            model.compile("sgd", "sparse_categorical_crossentropy")
+        model.fit(x, y, verbose=0)
+    elif kind == "forgotten scope":
+        model = dense_model()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        with tfdml.alone():
+            model.fit(x, y, verbose=0)
+        model.predict(x, verbose=0)
+        model.fit(x, y, verbose=0)
     elif kind == "model built outside":
         with strategy.scope():
             model = keras.Sequential([keras.layers.Dense(3)])
@@ -163,6 +176,7 @@ def misuse(kind: str) -> str:
         strategy = job.strategy(devices=2)
         model = compiled(strategy)
         metric = keras.metrics.SparseCategoricalAccuracy()
+        metric.update_state([1], [[0.0, 1.0, 0.0]])
         with strategy.scope():
             model.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
         model.fit(x, y, verbose=0)
@@ -183,6 +197,7 @@ def misuse(kind: str) -> str:
         model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
     elif kind == "optimizer made outside":
         optimizer = keras.optimizers.SGD()
+        optimizer.apply([np.ones(1)], [keras.Variable([1.0])])
         with strategy.scope():
             model.compile(optimizer, "sparse_categorical_crossentropy")
         model.fit(x, y, verbose=0)

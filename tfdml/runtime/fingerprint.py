@@ -1,5 +1,6 @@
 """Do all processes make the same call, of the same model? What can differ is compared in words."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from tfdml.collectives.collective import Collective
 
@@ -42,12 +44,25 @@ def fingerprint(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         found["optimizer"] = type(optimizer).__name__
-        for name, value in optimizer.get_config().items():
+        for name, value in optimizer_config(optimizer).items():
             if name != "name":
                 found[f"optimizer's `{name}`"] = _in_words(value)
     for name in ("loss", "steps_per_execution", "run_eagerly", "jit_compile"):
         found[f"compile's `{name}`"] = _in_words(getattr(model, name, None))
     return found
+
+
+def optimizer_config(optimizer: keras.Optimizer) -> dict[str, Any]:
+    """Returns an optimizer's configuration, with its schedule itself where it has one.
+
+    A schedule need have no configuration, nor be registered, unless it is saved.
+    """
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(schedule, Schedule):
+        return optimizer.get_config()
+    without = object.__new__(type(optimizer))
+    vars(without).update(vars(optimizer), _learning_rate=0.0)
+    return {**without.get_config(), "learning_rate": schedule}
 
 
 def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
@@ -93,6 +108,9 @@ def _in_words(value: Any) -> str:
         return "{" + ", ".join(f"{k}: {_in_words(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_in_words, value)) + "]"
+    if isinstance(value, Schedule):
+        with contextlib.suppress(NotImplementedError):
+            return f"{type(value).__name__} {_in_words(value.get_config())}"
     if isinstance(value, np.generic):
         return repr(value.item())
     return getattr(value, "__name__", type(value).__name__)

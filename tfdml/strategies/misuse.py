@@ -77,18 +77,6 @@ def _check_not_distributed(name: str, data: Any) -> None:
             )
 
 
-def refuse_model_made_outside(model: keras.Model) -> None:
-    """Raises for a model that is trained in a strategy's scope, but was not made in one.
-
-    Raises:
-        ValueError: Always.
-    """
-    raise ValueError(
-        f"The model must be made in the strategy's scope, or each process trains alone. Received: "
-        f"{model.name!r}, made outside. Build and compile it under `with strategy.scope():`."
-    )
-
-
 def _is_horovods(thing: object) -> bool:
     return any(cls.__module__.split(".")[0] == "horovod" for cls in type(thing).__mro__)
 

@@ -9,6 +9,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard import guard_of
 from tfdml.runtime.watched import WatchedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
+from tfdml.strategies.alone import note_strategy
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.step import GlobalStep
@@ -39,6 +40,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             guard = guard_of(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.place)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
+        note_strategy(self)
 
     @property
     def rank(self) -> int:

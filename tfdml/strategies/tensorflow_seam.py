@@ -1,8 +1,9 @@
-"""Where tfdml enters TensorFlow 2.21: distributed variables outside of replicas.
+"""Where tfdml enters TensorFlow 2.21: distributed variables outside of replicas, and tapes.
 
 | TensorFlow's function | what is different |
 |---|---|
 | `DistributedVariable` | is a Python number or a NumPy array where one is asked for |
+| `reset_default_graph` | the scope stays entered: `clear_session` may be called in it |
 | a loaded SavedModel's functions | called in the scope they take the first replica's values |
 """
 
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.eager.record import could_possibly_record
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import variable_scope
 from tensorflow.python.saved_model.load import _WrapperFunction
 
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 
 
 def _as_array(self: DistributedVariable, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -49,6 +54,32 @@ def _call_flat(original: Callable) -> Callable:
     return call_flat
 
 
+def _reset_default_graph(original: Callable) -> Callable:
+    """What `keras.utils.clear_session` calls: it takes the graph that the scope is noted in."""
+
+    @functools.wraps(original)
+    def reset_default_graph():
+        extended = getattr(tf.distribute.get_strategy(), "extended", None)
+        before = ops.get_default_graph()
+        original()
+        if isinstance(extended, ReplicaExtended | ParameterServerExtended):
+            after = ops.get_default_graph()
+            # Both, because the scope goes back to what it found by the graph it found it in.
+            after._thread_local = before._thread_local
+            for key in (variable_scope._VARSTORE_KEY, variable_scope._VARSCOPESTORE_KEY):
+                after._collections[key] = before._collections.get(key, [])
+
+    return reset_default_graph
+
+
+def is_inner(tape: tf.GradientTape) -> bool:
+    """Returns whether another tape than this one records the caller."""
+    if not tape._recording:
+        return could_possibly_record()
+    with tape.stop_recording():
+        return could_possibly_record()
+
+
 def install() -> None:
     """Puts the seam in place, once."""
     for name, convert in _CONVERSIONS.items():
@@ -56,3 +87,7 @@ def install() -> None:
             setattr(DistributedVariable, name, convert)
     if not hasattr(_WrapperFunction._call_flat, "__wrapped__"):
         _WrapperFunction._call_flat = _call_flat(_WrapperFunction._call_flat)
+    if not hasattr(ops.reset_default_graph, "__wrapped__"):
+        # The second is made of the first when `tensorflow.compat.v1` is imported.
+        reset = _reset_default_graph(ops.reset_default_graph)
+        ops.reset_default_graph = tf.compat.v1.reset_default_graph = reset

@@ -28,7 +28,6 @@ class Scope:
 
     def __init__(self, kind: str, replicas: int):
         import tensorflow as tf
-        from tensorflow.python.framework import ops
 
         import tfdml
 
@@ -42,15 +41,6 @@ class Scope:
         else:
             self.strategy = tfdml.MultiWorkerMirroredStrategy()
         self._entered: list = []
-        # Keras's tests call `clear_session`, which takes the graph that the scope is noted in.
-        reset = ops.reset_default_graph
-
-        def reset_and_enter() -> None:
-            reset()
-            self.enter()
-
-        # The second is made anew of the first where a test imports `tensorflow.compat.v1`.
-        ops.reset_default_graph = tf.compat.v1.reset_default_graph = reset_and_enter
         self.enter()
 
     def is_entered(self) -> bool:

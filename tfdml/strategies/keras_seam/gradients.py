@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.record import could_possibly_record
 
 from tfdml.strategies.keras_seam.current import current_share
 from tfdml.strategies.share import Share
+from tfdml.strategies.tensorflow_seam import is_inner
 
 # Whether the caller is in the middle of a gradient's computation: it may take others on the way,
 # as `tf.recompute_grad` does. Each replica has a thread of its own.
@@ -30,7 +30,7 @@ def _gradient(original: Callable) -> Callable:
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target, sources, output_gradients=None, *args, **kwargs):
         share = None if _taking.get() or not _has_variable(sources) else current_share()
-        if share is not None and not _is_inner(self):
+        if share is not None and not is_inner(self):
             output_gradients = _weighted(target, output_gradients, share)
         return _taken(original, self, target, sources, output_gradients, *args, **kwargs)
 
@@ -60,14 +60,6 @@ def _has_variable(sources: Any) -> bool:
         isinstance(source, tf.Variable | tf.distribute.DistributedValues | keras.Variable)
         for source in tf.nest.flatten(sources)
     )
-
-
-def _is_inner(tape: tf.GradientTape) -> bool:
-    """Returns whether another tape than this one records the caller."""
-    if not tape._recording:
-        return could_possibly_record()
-    with tape.stop_recording():
-        return could_possibly_record()
 
 
 def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:

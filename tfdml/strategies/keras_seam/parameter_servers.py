@@ -35,6 +35,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.keras_seam import resuming
+from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.parameter_server import checks
@@ -76,6 +77,7 @@ def _loop(original: Callable) -> Callable:
     def loop(self, *args, **kwargs):
         if not _ours(self._distribute_strategy):
             return original(self, *args, **kwargs)
+        adopt(self)
         checks.check_call(self, name, signature.bind(self, *args, **kwargs).arguments)
         token = _call.set((self, name))
         try:

@@ -30,6 +30,7 @@ resumes it (see `resuming`).
 | `Mean.update_state` | a replica's scalar counts by its rows |
 | `GradientTape.gradient`, `.jacobian` | the same, where a gradient is taken |
 | `ReplicaContext.all_gather` | in a step, without padded rows |
+| `cloning._clone_…_model` | a clone made outside of the scope belongs to the model's strategy |
 | `SeedGenerator.next` | replicas draw different random numbers |
 | `_compute_moments_sync` | one exchange, the same on all replicas, without padded rows |
 | `BatchNormalization._moments` | under a mask as well |
@@ -45,6 +46,7 @@ import functools
 import keras
 
 from tfdml.strategies.keras_seam import (
+    adopting,
     gathered,
     gradients,
     normalization,
@@ -64,6 +66,7 @@ REPLACEMENTS = [
     *optimizers.REPLACEMENTS,
     *replica_math.REPLACEMENTS,
     *gradients.REPLACEMENTS,
+    *adopting.REPLACEMENTS,
     *gathered.REPLACEMENTS,
     *normalization.REPLACEMENTS,
     *variables.REPLACEMENTS,

@@ -17,10 +17,12 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
+from tfdml.strategies.alone import check_not_alone, model_made_outside
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gathering import concat_rows
 from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
+from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.building import (
     build_for_predict,
@@ -29,7 +31,7 @@ from tfdml.strategies.keras_seam.building import (
 )
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
 from tfdml.strategies.keras_seam.compiled import compiled, compiled_whole, not_as_a_whole
-from tfdml.strategies.keras_seam.current import extended_of, replicas_of
+from tfdml.strategies.keras_seam.current import extended_of, is_ours, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
 from tfdml.strategies.step import MetricStep, PredictStep
 
@@ -41,8 +43,7 @@ def _loop(original: Callable) -> Callable:
     def loop(self, *args, **kwargs):
         extended = extended_of(self._distribute_strategy)
         if extended is None:
-            if extended_of(tf.distribute.get_strategy()) is not None:
-                misuse.refuse_model_made_outside(self)
+            _check_made_inside(self, original.__name__)
             bound = signature.bind(self, *args, **kwargs)
             with resuming.resumed(self, original.__name__, bound.arguments):
                 return original(*bound.args, **bound.kwargs)
@@ -55,12 +56,29 @@ def _loop(original: Callable) -> Callable:
     return loop
 
 
+def _check_made_inside(model: keras.Model, call: str) -> None:
+    """Refuses a model that was made outside of the scope, and shows that it should not have been.
+
+    It is used in the scope, its optimizer was made there, or there is a job that it should share.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    for strategy in (
+        tf.distribute.get_strategy(),
+        getattr(optimizer, "_distribution_strategy", None),
+    ):
+        if model._distribute_strategy is None and extended_of(strategy) is not None:
+            raise model_made_outside(model, strategy.rank)
+    if call == "fit" and not is_ours(model._distribute_strategy):
+        check_not_alone(model)
+
+
 def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
     """Checks a call, and gives it the callbacks of this process."""
     collective = extended.collective
     for name in ("x", "validation_data"):
         if extended.whole_of(arguments.get(name)) is not None:
             arguments[name] = extended.whole_of(arguments[name])
+    adopt(model)
     misuse.check(model, arguments, collective)
     if not collective.topology.is_chief:
         arguments["verbose"] = 0
@@ -167,6 +185,7 @@ def _maybe_symbolic_build(original: Callable) -> Callable:
         if is_called_by_own_steps(self):
             return build_optimizer(self)
         if iterator is None:
+            adopt(self)
             return original(self, iterator, data_batch)
         # From what the data declare: Keras would take a batch, which a generator cannot give back.
         return original(self, data_batch=batch_spec(iterator._distributed_dataset))

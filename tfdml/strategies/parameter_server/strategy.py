@@ -7,7 +7,8 @@ import tensorflow as tf
 from tfdml.compression import Compressor
 from tfdml.runtime.meeting import bounded
 from tfdml.runtime.server_task import SERVER, WORKER
-from tfdml.strategies import arguments, keras_seam
+from tfdml.strategies import arguments, keras_seam, tensorflow_seam
+from tfdml.strategies.alone import note_strategy
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.connection import chief_task, connect
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -98,6 +99,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         compressor = check_compressor(given)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()
+        tensorflow_seam.install()
         self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)
         self.synchronous = synchronous
         self.backup_workers = backup_workers
@@ -107,6 +109,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         # TensorFlow's constructor makes an extension of its own, and has no argument for another.
         extended = ParameterServerExtended(self, self.connection.resolver, variable_partitioner)
         tf.distribute.Strategy.__init__(self, extended)
+        note_strategy(self)
         if backup_workers >= self.size:
             raise ValueError(
                 f"`backup_workers` must be fewer than there are workers. Received: "

@@ -1,0 +1,64 @@
+"""Training outside of a strategy's scope in a process that belongs to a job of several."""
+
+import contextlib
+import contextvars
+import gc
+import weakref
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+# The strategies of this process. How many processes one has may change: they come and go.
+_strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
+_is_meant: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_meant", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets this process train a model by itself, in a job of several processes.
+
+    A model that was made outside of the strategy's scope trains on one process only: each has its
+    own weights, and sees all data. Without this, `fit` refuses that, because as a rule the scope
+    was forgotten.
+    """
+    token = _is_meant.set(True)
+    try:
+        yield
+    finally:
+        _is_meant.reset(token)
+
+
+def note_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Notes a strategy, by which this process may belong to a job of several."""
+    _strategies.add(strategy)
+
+
+def check_not_alone(model: keras.Model) -> None:
+    """Refuses to train a model outside of the scope, where it is not meant.
+
+    Args:
+        model: A model that belongs to none of our strategies.
+
+    Raises:
+        ValueError: If this process belongs to a job of several, and `alone` is not entered.
+    """
+    if _is_meant.get() or not _jobs():
+        return
+    gc.collect()  # A strategy that nobody holds any more may still be there, in cycles.
+    for strategy in _jobs():
+        raise model_made_outside(model, getattr(strategy, "rank", 0))
+
+
+def _jobs() -> list[tf.distribute.Strategy]:
+    return [strategy for strategy in _strategies if strategy.size > 1]
+
+
+def model_made_outside(model: keras.Model, rank: int) -> ValueError:
+    """Returns the error for a model that trains without the strategy it should have."""
+    return ValueError(
+        f"The model must be made in the strategy's scope, or each process trains alone. Received "
+        f"on rank {rank}: {model.name!r}, made outside. Build (or load, or clone) and compile it "
+        f"under `with strategy.scope():`. If each process is to train by itself, call `fit` under "
+        f"`with tfdml.alone():`."
+    )
