@@ -46,7 +46,7 @@ def broken(part: str, case: Callable, *args):
     ("part", "case"),
     [
         ("exchange", (cases.fit_arrays, 33, 16)),
-        ("weighting", (cases.fit_arrays, 33, 16)),
+        ("weighting", (cases.fit_arrays, 35, 16)),
         ("shuffle_agreement", (cases.fit_arrays, 33, 16)),
         ("initial_broadcast", (custom_cases.custom_loop,)),
     ],

@@ -43,5 +43,7 @@ def python(everything: bool = False) -> Path:
     subprocess.run([*install, "-r", REQUIREMENTS], check=True)
     if everything:
         subprocess.run([*install, "-r", ALL_REQUIREMENTS], check=True)
+        # Loaded into a process that has TensorFlow it crashes, and torch does without it.
+        subprocess.run([own, "-m", "pip", "uninstall", "--yes", "--quiet", "triton"], check=True)
     stamp.write_text(f"{made_of} all" if everything else made_of)
     return own

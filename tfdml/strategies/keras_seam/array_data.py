@@ -93,10 +93,15 @@ def array_batches(
 
     # What is alike for all batches of a size is a constant here: no step has to compute it.
     alike = None if splitter is None else _portions(adapter, splitter)
+    # A replica whose share has one size in all batches must not know it where others do not:
+    # Keras's trackers of each output's loss count rows that are known ahead, and else batches.
+    known = len(_sizes(adapter)) == 1
 
     @tf.autograph.experimental.do_not_convert
     def portion(size: tf.Tensor, *indices: tf.Tensor) -> Portion:
         rest = (tf.gather(constants, size) for constants in alike)
+        if not known:
+            indices = [tf.raw_ops.PlaceholderWithDefault(input=i, shape=[None]) for i in indices]
         return Portion(tuple(rows(part) for part in indices), *rest)
 
     # TensorFlow's optimizations write the whole pipeline down for each pass, arrays included.
