@@ -4,6 +4,7 @@ import pytest
 
 from tfdml.runtime.members import (
     BYE_GRACE,
+    DIFFERENT_GRACE,
     LEFT_GRACE,
     MISMATCH_GRACE,
     RAISED_GRACE,
@@ -138,6 +139,16 @@ def test_a_rank_of_its_own_error_is_named_though_others_fail_first():
     assert verdict(found, LIMIT, 2.5).error == "OSError: full"
 
 
+def test_an_error_because_another_rank_has_ended():
+    """Its exchange breaks where the other one leaves: that one is named."""
+    found = members()
+    found[1].hear({"kind": "bye"}, 1.0)
+    found[0].hear(failure(call=None, consequence=True, error="UnknownError: shut down"), 1.5)
+    result = verdict(found, LIMIT, 2.0 + LEFT_GRACE)
+    assert (result.rank, result.error) == (1, "")
+    assert "has ended its program, while rank 0 was in" in result.why
+
+
 def test_waiting_for_a_rank_that_has_ended():
     found = members()
     found[1].hear({"kind": "bye"}, 1.0)
@@ -158,9 +169,11 @@ def test_a_rank_that_still_moves_is_not_waiting_for_one_that_has_ended():
 def test_ranks_that_wait_for_different_things():
     found = members()
     found[2].hear({**found[2].beat, "waits_for": "all_gather of stop"}, 0.0)
-    for member in found:
-        member.hear(member.beat, LIMIT + 1)
-    result = verdict(found, LIMIT, LIMIT + 1)
+    for time, tracing in ((DIFFERENT_GRACE - 1, None), (LIMIT, "train_step")):
+        found[0].beat["tracing"] = tracing
+        assert verdict(found, LIMIT, time) is None
+    found[0].beat["tracing"] = None
+    result = verdict(found, LIMIT, DIFFERENT_GRACE + 1)
     assert result.rank == 2
     assert "waits in all_gather of stop, while rank 0 waits in the exchange" in result.why
 

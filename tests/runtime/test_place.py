@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdml.runtime.place import describe_error
+from tfdml.runtime.descriptions import describe_error
 
 
 def broken():

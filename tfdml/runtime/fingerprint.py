@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.texts import gather_texts
 
 # What a rank may choose for itself: what it shows, and what it writes.
 _OWN_AFFAIRS = frozenset({"self", "callbacks", "verbose"})
@@ -75,19 +76,12 @@ def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
     Raises:
         ValueError: On every process, if they differ; it names the first difference.
     """
-    text = json.dumps(own).encode()
-    digest = np.frombuffer(hashlib.sha256(text).digest()[:8], np.int64)
+    text = json.dumps(own)
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64)
     digests = collective.all_gather(tf.constant(digest), "fingerprint").numpy().tolist()
     if len(set(digests)) == 1:
         return
-    lengths = collective.all_gather(tf.constant([len(text)], tf.int64), "fingerprint/lengths")
-    texts = collective.all_gather(tf.constant(list(text), tf.uint8), "fingerprint/texts")
-    ends = np.cumsum(lengths.numpy())
-    joined = bytes(texts.numpy().tolist())
-    by_rank = [
-        json.loads(joined[end - length : end])
-        for length, end in zip(lengths.numpy(), ends, strict=True)
-    ]
+    by_rank = [json.loads(said) for said in gather_texts(collective, text, "fingerprint")]
     common = max(digests, key=digests.count)
     odd = next(rank for rank, digest in enumerate(digests) if digest != common)
     other = digests.index(common)

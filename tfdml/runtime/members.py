@@ -10,6 +10,8 @@ LEFT_GRACE = 5.0
 RAISED_GRACE = 1.0
 # Seconds that a rank may still wait for one that has ended its program.
 BYE_GRACE = 10.0
+# Seconds that ranks wait for different things; a last step may go on after its exchange.
+DIFFERENT_GRACE = 15.0
 # Seconds that all ranks wait in one step before what their graphs exchange in it is compared.
 MISMATCH_GRACE = 5.0
 
@@ -191,6 +193,11 @@ def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
     own = [m for m in failed if not m.failure.consequence]
     if own:
         return _raised(min(own, key=lambda m: m.failure.time))
+    ended = next((m for m in members if m.bye is not None and m.failure is None), None)
+    if ended is not None:
+        first = min(due, key=lambda m: m.failure.time)
+        why = f"has ended its program, while rank {first.rank} was in {first.failure.place}"
+        return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
     quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
     if quiet is not None and now - quiet.heard > LEFT_GRACE:
         return _silent(quiet, now)
@@ -234,12 +241,12 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
     waiting = min(now - m.moved for m in members)
     if None in waits or waiting < min(limit, MISMATCH_GRACE):
         return None
+    tracing = any(m.beat.get("tracing") for m in members)
     if len(set(waits)) == 1:
         # The step may just be long: ranks whose graphs exchange the same things are left alone,
         # and so are graphs that are being made.
-        tracing = any(m.beat.get("tracing") for m in members)
         return None if tracing else _of_different_collectives(members)
-    if waiting < limit:
+    if tracing or waiting < min(limit, DIFFERENT_GRACE):
         return None
     odd = next(m for m in members if waits.count(m.waits_for) == min(map(waits.count, waits)))
     others = next(m for m in members if m.waits_for != odd.waits_for)

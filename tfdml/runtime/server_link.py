@@ -16,7 +16,7 @@ import threading
 import time
 
 from tfdml.runtime import channel
-from tfdml.runtime.place import describe_error
+from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.server_task import CHIEF, WORKER, Task, name_of
 
 _POLL_SECONDS = 0.1

@@ -1,6 +1,7 @@
 """Do all processes mean the same data? What can be seen before the first batch is compared."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.texts import gather_texts
 from tfdml.strategies.share import digest_of
 
 # Rows of an array that are compared, spread evenly.
@@ -85,7 +87,8 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
         if isinstance(array, (np.ndarray, tf.Tensor)) and len(array.shape) and array.shape[0]:
             rows = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLED_ROWS, dtype=np.int64))
             sample = array[rows] if isinstance(array, np.ndarray) else tf.gather(array, rows)
-            parts.append(hashlib.sha256(_bytes(np.asarray(sample))).hexdigest())
+            digest = hashlib.sha256(_bytes(np.asarray(sample))).hexdigest()[:16]
+            parts.append(f"values of digest {digest}")
     _check_alike("\n".join(parts), "The arrays given as data", collective)
 
 
@@ -163,13 +166,19 @@ def _check_alike(description: str, what: str, collective: Collective) -> None:
     own = tf.constant(np.frombuffer(digest, np.int64))
     digests = collective.all_gather(own, "check_data").numpy().tolist()
     odd = _minority(digests)
-    if odd:
-        raise ValueError(
-            f"{what} must be the same on all {collective.size} ranks, because batches are global: "
-            f"every rank reads all of them and works on its own rows. Received other data on "
-            f"{_ranks(odd)} (this is rank {collective.rank}, with: {description[:300]}). Give all "
-            f"ranks the whole data, not a part of it, with the same seeds and sizes."
-        )
+    if not odd:
+        return
+    by_rank = [text.splitlines() for text in gather_texts(collective, description, "check_data")]
+    rank, other = odd[0], next(r for r in range(collective.size) if r not in odd)
+    lines = itertools.zip_longest(by_rank[rank], by_rank[other], fillvalue="nothing")
+    own, others = next(pair for pair in lines if pair[0] != pair[1])
+    raise ValueError(
+        f"{what} must be the same on all {collective.size} ranks, because batches are global: "
+        f"every rank reads all of them and works on its own rows. Received other data on "
+        f"{_ranks(odd)}: {own[:200]} on rank {rank}, {others[:200]} on rank {other} (this is rank "
+        f"{collective.rank}). Give all ranks the whole data, not a part of it, with the same seeds "
+        f"and sizes."
+    )
 
 
 def _minority(digests: Sequence[int]) -> list[int]:

@@ -25,6 +25,7 @@ from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
+from tfdml.runtime.descriptions import said_by
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.arguments import ReplicaOptions
@@ -222,8 +223,8 @@ class ReplicaExtended(BatchExtended):
             raise ValueError(
                 f"Variables must be the same ones on all {self.collective.size} ranks, made in one "
                 f"order. Received on rank {self.collective.rank}: {variable}, and from the "
-                f"exchange: {error.message} Build the same model on all ranks."
-            ) from error
+                f"exchange: {said_by(error)} Build the same model on all ranks."
+            ) from None
 
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:
         """Declares that these sync-on-read variables hold the whole job's value on every process.
