@@ -144,7 +144,7 @@ def test_an_error_because_another_rank_has_ended():
     found = members()
     found[1].hear({"kind": "bye"}, 1.0)
     found[0].hear(failure(call=None, consequence=True, error="UnknownError: shut down"), 1.5)
-    result = verdict(found, LIMIT, 2.0 + LEFT_GRACE)
+    result = verdict(found, LIMIT, 1.6 + RAISED_GRACE)
     assert (result.rank, result.error) == (1, "")
     assert "has ended its program, while rank 0 was in" in result.why
 

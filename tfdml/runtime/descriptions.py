@@ -1,12 +1,16 @@
 """Exceptions in few lines: what was raised, what it says, and where in the user's code."""
 
+import contextlib
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import tensorflow as tf
+
+from tfdml.runtime.errors import BROKEN
 
 # Frames of files there are not the user's.
 _LIBRARIES = (
@@ -18,6 +22,8 @@ _LONGEST_ERROR = 2000
 # Lines in which TensorFlow tells where in its graph an error was.
 _WHERE = re.compile(r"\s*(Graph execution error:|Detected at node |File \"|\[\[\{\{)")
 _ASSERTION = "assertion failed: "
+# As tfdml's own say what is wrong.
+_OWN_ASSERTION = re.compile(_ASSERTION + r".* must .*Received ", re.S)
 
 
 def said_by(error: tf.errors.OpError) -> str:
@@ -32,9 +38,20 @@ def said_by(error: tf.errors.OpError) -> str:
     return re.sub(r"(\d) (?=[A-Z])", r"\1. ", " ".join(parts)) or said
 
 
-def is_assertion(error: tf.errors.OpError) -> bool:
-    """Returns whether an operation of a graph has raised it that asserts something."""
-    return _ASSERTION in error.message
+@contextlib.contextmanager
+def in_plain_words() -> Iterator[None]:
+    """While this is entered, an error of what ranks do together says what it says, and no more.
+
+    That is one of tfdml's assertions, and an exchange that another rank's end has broken. Of any
+    other one, the pages that TensorFlow tells besides may be needed.
+    """
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, *BROKEN) as error:
+        broken = isinstance(error, BROKEN) and not _IN_GRAPH.search(error.message)
+        if not broken and not _OWN_ASSERTION.search(error.message):
+            raise
+        raise type(error)(None, None, said_by(error)) from None
 
 
 def describe_error(error: BaseException) -> str:

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
 from tfdml.runtime.descriptions import describe_error
-from tfdml.runtime.errors import OtherRankError
+from tfdml.runtime.errors import BROKEN, OtherRankError
 from tfdml.runtime.guard_exit import end_now
 from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.place import Place
@@ -37,16 +37,7 @@ _EXIT_SECONDS = 5.0
 _CONNECT_SECONDS = 30.0
 _PAYLOAD_BYTES = 4096
 
-# Errors that a rank may get because another one has gone: they do not say which.
-_BROKEN = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
-)
-_CONSEQUENCES = (OtherRankError, *_BROKEN)
+_CONSEQUENCES = (OtherRankError, *BROKEN)
 
 
 class Guard:
@@ -110,7 +101,7 @@ class Guard:
             yield
         except Exception as error:
             self._tell_failure(error, number)
-            if isinstance(error, _BROKEN):
+            if isinstance(error, BROKEN):
                 # Another rank's end may be behind it: then this one is told who, and ends.
                 self._told.wait(LEFT_GRACE + 2 * self._beat)
             raise

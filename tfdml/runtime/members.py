@@ -183,6 +183,12 @@ def _raised(member: Member) -> Verdict:
 
 def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
     failed = [m for m in members if m.failure is not None]
+    own = [m for m in failed if not m.failure.consequence]
+    ended = next((m for m in members if m.bye is not None and m.failure is None), None)
+    first = min(failed, key=lambda m: m.failure.time, default=None)
+    if ended and first and not own and now - first.failure.time > RAISED_GRACE:
+        why = f"has ended its program, while rank {first.rank} was in {first.failure.place}"
+        return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
     due = [
         m for m in failed if now - m.failure.time > _grace(m.failure) and _others_wait(m, members)
     ]
@@ -190,14 +196,8 @@ def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
         return None
     # An exception of a rank's own comes before what follows from another rank's end; and so does
     # a rank that has not been heard of for some beats.
-    own = [m for m in failed if not m.failure.consequence]
     if own:
         return _raised(min(own, key=lambda m: m.failure.time))
-    ended = next((m for m in members if m.bye is not None and m.failure is None), None)
-    if ended is not None:
-        first = min(due, key=lambda m: m.failure.time)
-        why = f"has ended its program, while rank {first.rank} was in {first.failure.place}"
-        return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
     quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
     if quiet is not None and now - quiet.heard > LEFT_GRACE:
         return _silent(quiet, now)

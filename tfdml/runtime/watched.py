@@ -1,11 +1,12 @@
 """A collective that says what it waits for, and what its graphs exchange: the guard compares."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.runtime.descriptions import in_plain_words
 from tfdml.runtime.place import Place
 
 
@@ -55,9 +56,14 @@ class WatchedCollective(Collective):
         self, kind: str, name: str, tensors: list[str]
     ) -> contextlib.AbstractContextManager:
         if tf.executing_eagerly():
-            return self._place.waiting(f"{kind} of {name}")
+            return self._waiting_eagerly(f"{kind} of {name}")
         self._place.note_collective(f"{kind} of {name}", ", ".join(tensors))
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _waiting_eagerly(self, what: str) -> Iterator[None]:
+        with in_plain_words(), self._place.waiting(what):
+            yield
 
 
 def _in_words(tensor: tf.Tensor, shape: tf.TensorShape) -> str:

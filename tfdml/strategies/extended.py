@@ -25,7 +25,7 @@ from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
-from tfdml.runtime.descriptions import said_by
+from tfdml.runtime.descriptions import in_plain_words, said_by
 from tfdml.runtime.guard import Guard
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.arguments import ReplicaOptions
@@ -173,7 +173,7 @@ class ReplicaExtended(BatchExtended):
         if self.guard is None:
             yield
             return
-        with self.guard.place.waiting(name):
+        with in_plain_words(), self.guard.place.waiting(name):
             yield
         self.guard.place.step += steps
 

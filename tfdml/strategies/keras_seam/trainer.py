@@ -14,7 +14,6 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import LocalCollective
-from tfdml.runtime.descriptions import is_assertion, said_by
 from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
@@ -214,21 +213,11 @@ def _make_function(original: Callable) -> Callable:
                 more = itertools.islice(iterator, self.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
             with extended.collective_step(f"the exchange of {name}", self.steps_per_execution):
-                return _in_plain_words(function, iterator)
+                return function(iterator)
 
         return on_batches
 
     return make_function
-
-
-def _in_plain_words(function: Callable, data: Any) -> Any:
-    """Calls a step; of what an assertion in it says, the pages that say where are left out."""
-    try:
-        return function(data)
-    except tf.errors.InvalidArgumentError as error:
-        if not is_assertion(error):
-            raise
-        raise tf.errors.InvalidArgumentError(None, None, said_by(error)) from None
 
 
 def _make_predict_function(original: Callable) -> Callable:
@@ -251,7 +240,7 @@ def _make_predict_function(original: Callable) -> Callable:
             if self.jit_compile:
                 build_for_predict(self, extended.portion_of(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
-                return _in_plain_words(predict_function, data)
+                return predict_function(data)
 
         self.predict_function = on_batches
 
