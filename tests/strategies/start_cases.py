@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import keras
@@ -167,3 +168,22 @@ def tutorial_of_several_workers(directory: str) -> dict:
         "accuracy": [h.history["accuracy"] for h in (first, second, third)],
         "weights": [v.numpy() for v in [*model.weights, *loaded.weights]],
     }
+
+
+def noisy_data(kind: str) -> dict:
+    """Data to which each process adds noise of its own."""
+    forget_seeds()
+    x, y = data(40)
+    layer = keras.layers.GaussianNoise(0.1, seed=job.rank())
+
+    def noisy(a, b):
+        if kind == "layer":
+            return layer(a, training=True), b
+        return a + tf.random.normal([6]), b
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).map(noisy).batch(8)
+    model = compiled(job.strategy())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(dataset, epochs=2, verbose=0)
+    return {"loss": history.history["loss"], "warned": " ".join(str(w.message) for w in caught)}

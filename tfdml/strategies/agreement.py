@@ -63,6 +63,42 @@ def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
     return any(_is_unseeded(stage) for stage in _stages(dataset))
 
 
+def draws_without_seed(dataset: tf.data.Dataset) -> str | None:
+    """Returns which stage of a pipeline draws random numbers of this process's own, None if none.
+
+    That is a shuffle without a seed, and a function that draws without one, or from a generator
+    whose state it changes, as Keras's layers do.
+    """
+    for stage in _stages(dataset):
+        kind = type(stage).__name__.strip("_").removesuffix("Dataset")
+        if kind == "Random" and stage._seed == stage._seed2 == 0:
+            return "`Dataset.random` without a seed"
+        if _is_unseeded(stage):
+            return "`Dataset.shuffle` without a seed"
+        for part in vars(stage).values():
+            graph = getattr(getattr(part, "function", None), "graph", None)
+            drawn = None if graph is None else _random_operation(graph)
+            if drawn:
+                return f"{drawn} in the function of a {kind} stage"
+    return None
+
+
+def _random_operation(graph: tf.Graph) -> str | None:
+    """Returns an operation of a function that draws in an order of this process's own."""
+    for op in graph.get_operations():
+        if op.type == "AssignVariableOp" or op.type.startswith("RngRead"):
+            return "a generator's state"
+        draws = op.op_def.is_stateful and {"seed", "seed2"} <= op.node_def.attr.keys()
+        if draws and op.get_attr("seed") == op.get_attr("seed2") == 0:
+            return f"{op.type} without a seed"
+    for function in graph._functions.values():
+        inner = getattr(function, "graph", None)
+        found = None if inner is None else _random_operation(inner)
+        if found:
+            return found
+    return None
+
+
 def check_arrays(arrays: Any, collective: Collective) -> None:
     """Checks that all processes were given the same arrays.
 

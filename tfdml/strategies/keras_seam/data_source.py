@@ -10,7 +10,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.agreement import check_pipeline, shuffles_without_seed
+from tfdml.strategies.agreement import check_pipeline, draws_without_seed
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.feed import Feed
 from tfdml.strategies.feed_modes import ReplicatedFeed, ScatterFeed
@@ -131,15 +131,17 @@ def _split(
 
 def _has_own_order(dataset: tf.data.Dataset, collective: Collective) -> bool:
     """Returns whether any process's pipeline has an order that the others cannot repeat."""
-    own = tf.constant([int(shuffles_without_seed(dataset) and not _reads_own_part(dataset))])
+    drawn = None if _reads_own_part(dataset) else draws_without_seed(dataset)
+    own = tf.constant([int(drawn is not None)])
     if not any(collective.all_gather(own, "unseeded").numpy()):
         return False
     if collective.topology.is_chief:
         warnings.warn(
-            "The dataset is shuffled without a seed, so rank 0 alone reads it and sends every "
-            "batch to the other ranks. Use `dataset.shuffle(n, seed=...)`, or call "
-            "`keras.utils.set_random_seed(...)` before the dataset is made: then every rank reads "
-            "for itself.",
+            f"The dataset draws random numbers of each process's own, so rank 0 alone reads it and "
+            f"sends every batch to the other ranks. Received: {drawn}. Use "
+            f"`dataset.shuffle(n, seed=...)` and stateless random operations with a seed, or call "
+            f"`keras.utils.set_random_seed(...)` before the dataset is made: then every rank reads "
+            f"for itself.",
             stacklevel=2,
         )
     return True
