@@ -113,7 +113,7 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     held = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         values = value.values() if isinstance(value, Mapping) else value
-        held += values if isinstance(value, Mapping | list | tuple) else [value]
+        held.extend(values if isinstance(value, Mapping | list | tuple) else [value])
     found = {id(o): o for o in held if isinstance(o, keras.Optimizer)}
     return list(found.values())
 
