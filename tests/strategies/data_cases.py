@@ -25,6 +25,22 @@ class Noted(keras.utils.PyDataset):
         return self.x[rows], self.y[rows]
 
 
+class Endless(keras.utils.PyDataset):
+    """Batches that do not end, and whose order begins anew with each epoch."""
+
+    def __init__(self, x, y, **kwargs):
+        super().__init__(**kwargs)
+        self.x, self.y = x, y
+
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        rows = np.arange(index * 13, (index + 1) * 13) % len(self.x)
+        return self.x[rows], self.y[rows] if job.rank() == 0 else 0 * self.y[rows]
+
+
 def python_data(kind: str) -> dict:
     """Data that only rank 0 reads: each rank would read other rows."""
     seed_ranks_apart()
@@ -32,6 +48,8 @@ def python_data(kind: str) -> dict:
     model = compiled(job.strategy())
     if kind == "PyDataset":
         source, options = Noted(x, y), {}
+    elif kind == "endless PyDataset with workers":
+        source, options = Endless(x, y, workers=2, max_queue_size=2), {"steps_per_epoch": 4}
     elif kind == "PyDataset with workers":
         source, options = Noted(x, y, workers=2, max_queue_size=2), {}
     else:

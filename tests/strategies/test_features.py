@@ -83,6 +83,7 @@ def test_mixed_precision(ranks, feature_kind, policy):
     [
         pytest.param("PyDataset", marks=pytest.mark.slow),
         pytest.param("PyDataset with workers", marks=pytest.mark.slow),
+        "endless PyDataset with workers",
         "generator",
     ],
 )

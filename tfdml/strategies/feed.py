@@ -34,6 +34,7 @@ class Feed(abc.ABC):
         collective: What the processes agree by.
         splitter: What splits global batches over the replicas.
         num_batches: The number of batches of this process's pipeline, None if unknown.
+        reads_ahead: Whether batches may be read before they are asked for, on all processes.
 
     Attributes:
         num_batches: The number of portions that all processes yield, None if unknown.
@@ -45,11 +46,14 @@ class Feed(abc.ABC):
         collective: Collective,
         splitter: Splitter,
         num_batches: int | None,
+        reads_ahead: bool = True,
     ):
         self._dataset = dataset
         self._collective = collective
         self._splitter = splitter
-        known = self._announce([-1 if num_batches is None else num_batches], "feed/length")[0]
+        own = [-1 if num_batches is None else num_batches, int(reads_ahead)]
+        known, ahead = self._announce(own, "feed/length")
+        self._reads_ahead = all(ahead)
         self.num_batches = self._agree_on_length(known)
 
     @property
@@ -61,7 +65,7 @@ class Feed(abc.ABC):
         """Yields this process's portions of the global batches.
 
         A thread reads the next batches, and agrees on them with the other processes, while steps
-        run. What it has read is lost if the iteration is dropped.
+        run, if they may be read ahead. What it has read is lost if the iteration is dropped.
 
         Raises:
             OtherRankError: If another process's data raised.
@@ -80,8 +84,11 @@ class Feed(abc.ABC):
                     portions, error = coming.result()
                 number += len(portions)
                 ended = len(portions) < count
+                if not self._reads_ahead:
+                    yield from portions
+                    portions = []
                 if not ended:
-                    count = min(2 * count, _AT_ONCE)
+                    count = min(2 * count, _AT_ONCE) if self._reads_ahead else 1
                     coming = reader.submit(self._next, batches, number, count, name)
                 yield from portions
                 if error is not None:

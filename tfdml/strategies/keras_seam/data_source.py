@@ -79,7 +79,7 @@ def batch_spec(data: tf.data.Dataset | Feed | OneByOne | OnDevices) -> Any:
 
 
 def portions(
-    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended
+    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended, by_steps: bool
 ) -> tuple[DataAdapter, Iterable]:
     """Returns the adapter and the portions of global batches that Keras iterates over.
 
@@ -87,8 +87,9 @@ def portions(
         adapter: Keras's adapter of this process's data.
         dataset: The adapter's pipeline; of portions already for arrays.
         extended: The strategy's extension. With one replica there is nothing to split.
+        by_steps: Whether an epoch has a number of steps, and may end before the data.
     """
-    shared, data = _split(adapter, dataset, extended)
+    shared, data = _split(adapter, dataset, extended, by_steps)
     # Not Python's data: what is read ahead is lost where an iterator is dropped. Nor a feed: the
     # guard must see in the main thread that it waits for the other processes.
     repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
@@ -99,7 +100,7 @@ def portions(
 
 
 def _split(
-    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended
+    adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended, by_steps: bool
 ) -> tuple[DataAdapter, Iterable]:
     collective = extended.collective
     if isinstance(adapter, ArrayDataAdapter):
@@ -116,7 +117,10 @@ def _split(
     common = {"collective": collective, "splitter": extended.splitter}
     reads = True
     if not isinstance(adapter, TFDatasetAdapter) or _has_own_order(dataset, collective):
-        feed = ScatterFeed(dataset, num_batches=adapter.num_batches, **common)
+        # Keras stops a `PyDataset`'s workers at an epoch's end: nobody may ask them in between.
+        stopped = by_steps and getattr(adapter, "enqueuer", None) is not None
+        lengths = {"num_batches": adapter.num_batches, "reads_ahead": not stopped}
+        feed = ScatterFeed(dataset, **lengths, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
         feed, number = own_portions(dataset, **common)

@@ -126,7 +126,10 @@ def _epoch_iterator(original: Callable) -> Callable:
         finally:
             _distributing.reset(token)
         self.data_adapter, self._distributed_dataset = portions(
-            self.data_adapter, self._distributed_dataset, extended
+            self.data_adapter,
+            self._distributed_dataset,
+            extended,
+            by_steps=self.steps_per_epoch is not None,
         )
         self._num_batches = self.data_adapter.num_batches
 
