@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pandas
+import pytest
 import tensorflow as tf
 
 from tests.harness import job
@@ -23,6 +24,21 @@ class Noted(keras.utils.PyDataset):
     def __getitem__(self, index):
         rows = self.order[index * 16 : (index + 1) * 16]
         return self.x[rows], self.y[rows]
+
+
+def caught() -> dict:
+    """A step that fails on all ranks is caught, and training goes on."""
+    rank = job.rank()
+    x, y = data(48)
+    model = compiled(job.strategy(), optimizer="adam")
+
+    def differently(x, y):
+        return x + tf.reshape(tf.numpy_function(lambda: np.float32(rank), [], "float32"), []), y
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"^Batches must be the same on all"):
+        model.fit(dataset.map(differently), verbose=0)
+    return outcome(model, model.fit(dataset, epochs=2, verbose=0))
 
 
 class Endless(keras.utils.PyDataset):

@@ -91,6 +91,14 @@ def test_python_data_is_read_by_rank_0(ranks, feature_kind, source):
     _compare(ranks, feature_kind, data_cases.python_data, source)
 
 
+@pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
+def test_a_failed_step_may_be_caught(ranks, kind):
+    first, second = results = ranks(2, kind).run(data_cases.caught)
+    assert_same_bits(results)
+    assert first["history"]["loss"].tolist() == second["history"]["loss"].tolist()
+    assert np.isfinite(first["history"]["loss"]).all()
+
+
 @pytest.mark.parametrize("labels", ["column", pytest.param("table", marks=pytest.mark.slow)])
 def test_tables_of_pandas(ranks, feature_kind, labels):
     _compare(ranks, feature_kind, data_cases.tables, labels)
