@@ -22,6 +22,20 @@ def _halves(data):
     return ops.split(data, 2, axis=-1)
 
 
+class _Classifier(keras.Model):
+    """A small classifier."""
+
+    labels = True
+
+    def __init__(self):
+        super().__init__()
+        self.network = _net(3)
+
+    def call(self, x):
+        """Returns logits."""
+        return self.network(x)
+
+
 class VAE(keras.Model):
     """Own means, three trackers, logs whose keys are not the trackers' names."""
 
@@ -346,21 +360,14 @@ class MaskedLanguageModel(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
-class Guide(keras.Model):
+class Guide(_Classifier):
     """The guide "Customizing what happens in fit": `train_step`, `test_step`, own metrics."""
-
-    labels = True
 
     def __init__(self):
         super().__init__()
-        self.network = _net(3)
         self.loss_tracker = keras.metrics.Mean(name="loss")
         self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         self.loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def call(self, x):
-        """Returns logits."""
-        return self.network(x)
 
     @property
     def metrics(self):
@@ -388,14 +395,11 @@ class Guide(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-class AddedLosses(keras.Model):
+class AddedLosses(_Classifier):
     """Layers that add losses: a scalar, and one for each row, as a CTC layer does; own means."""
-
-    labels = True
 
     def __init__(self):
         super().__init__()
-        self.network = _net(3)
         self.total = keras.metrics.Mean(name="total")
 
     def call(self, x):
@@ -412,19 +416,12 @@ class AddedLosses(keras.Model):
         return loss
 
 
-class DerivedLogs(keras.Model):
+class DerivedLogs(_Classifier):
     """Logs computed from metrics, as one writes them in `compute_metrics`; a hidden metric."""
-
-    labels = True
 
     def __init__(self):
         super().__init__()
-        self.network = _net(3)
         self.hidden = keras.metrics.Mean(name="hidden")
-
-    def call(self, x):
-        """Returns logits."""
-        return self.network(x)
 
     @property
     def metrics(self):
@@ -471,18 +468,8 @@ class MetaLearner(keras.Model):
         return {"loss": loss}
 
 
-class Private(keras.Model):
+class Private(_Classifier):
     """DP-SGD: each row's gradient is clipped, their sum is divided by the size of a full batch."""
-
-    labels = True
-
-    def __init__(self):
-        super().__init__()
-        self.network = _net(3)
-
-    def call(self, x):
-        """Returns logits."""
-        return self.network(x)
 
     def train_step(self, data):
         """Clips rows."""
@@ -497,18 +484,8 @@ class Private(keras.Model):
         return {"loss": ops.mean(told)}
 
 
-class TensorFlowMeans(keras.Model):
+class TensorFlowMeans(_Classifier):
     """TensorFlow's own helpers, as its tutorials use them in loops."""
-
-    labels = True
-
-    def __init__(self):
-        super().__init__()
-        self.network = _net(3)
-
-    def call(self, x):
-        """Returns logits."""
-        return self.network(x)
 
     def train_step(self, data):
         """Adds up two means and a regulariser."""

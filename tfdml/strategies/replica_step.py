@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 class Result(NamedTuple):
-    """What `result()` of a metric returned on a replica.
+    """A value that `result()` of a metric returned on a replica.
 
     Attributes:
         metric: The metric.

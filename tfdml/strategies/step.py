@@ -119,14 +119,14 @@ class MetricStep(GlobalStep):
         layers.assign(sums[own : len(parts)])
         with metrics.assign(sums[:own]):
             results = {k: r.now() for k, r in self._replica_step.results.items()}
-            outputs = [self._derived_anew(output) for output in outputs]
+            outputs = [self._with_results_now(output) for output in outputs]
         if not results:
             return self._mean(outputs, shares)
         own = [{k: v for k, v in o.items() if k not in results} for o in outputs]
         means = self._mean(own, shares) if own[0] else {}
         return {k: results[k] if k in results else means[k] for k in outputs[0]}
 
-    def _derived_anew(self, output: Any) -> Any:
+    def _with_results_now(self, output: Any) -> Any:
         """Returns a replica's outputs; what is derived from metrics from what these are now."""
         step = self._replica_step
         if not step.derived:

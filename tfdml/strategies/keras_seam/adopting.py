@@ -1,6 +1,7 @@
-"""What is made outside of the scope for a model that was made in it.
+"""Brings what is made outside of the scope for a model of the scope into it.
 
-Optimizers and metrics are made anew in the scope, while they hold nothing yet; clones at once.
+Optimizers and metrics are made again in the scope before the first step, while they hold nothing;
+clones are made there at once.
 """
 
 from collections.abc import Callable
@@ -33,12 +34,12 @@ def adopt(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     for optimizer in optimizers_of(model):
         if optimizer._distribution_strategy is not strategy and not int(optimizer.iterations):
-            _make_anew(optimizer, _optimizer_like, strategy)
+            _make_again(optimizer, _optimizer_like, strategy)
     if extended_of(strategy) is None:
         return  # Parameter servers: metrics are on the chief, wherever they were made.
     for metric in _given_metrics(model):
         if not all(map(_is_distributed, metric.variables)):
-            _make_anew(metric, _metric_like, strategy)
+            _make_again(metric, _metric_like, strategy)
 
 
 def _given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -54,7 +55,7 @@ def _is_distributed(variable: keras.Variable) -> bool:
     return isinstance(variable.value, tf.distribute.DistributedValues)
 
 
-def _make_anew(thing: Any, like: Callable, strategy: tf.distribute.Strategy) -> None:
+def _make_again(thing: Any, like: Callable, strategy: tf.distribute.Strategy) -> None:
     try:
         with strategy.scope():
             made = like(thing)

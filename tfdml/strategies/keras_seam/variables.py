@@ -47,7 +47,7 @@ def _direct_assign(original: Callable) -> Callable:
 
 
 def _handle(original: Callable) -> Callable:
-    """What a `GradientTape` knows a variable by: outside of replicas the first one's is read."""
+    """The handle by which a tape knows a variable: outside of replicas the first one's is read."""
 
     def handle(self):
         copies = getattr(self._value, "values", None)
@@ -67,9 +67,9 @@ def install() -> None:
 
 
 def _attributes_to_skip(original: Callable) -> Callable:
-    """What files leave out: Keras makes an optimizer or a layer to see, and its variables.
+    """The names that files leave out: Keras makes an optimizer or a layer to see them.
 
-    In the scope that is a collective, and one rank may save alone.
+    In the scope its variables are a collective, and one rank may save alone.
     """
     known: dict[str, Any] = {}
 
