@@ -94,8 +94,10 @@ def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_a_rank_that_ends_its_program_early(tmp_path, kind):
-    """Its exit code is 0; the others wait in vain."""
+    """Its exit code is 0; the others wait in vain, or their exchange breaks."""
     job = run_job(tmp_path, kind, 2, "sys.exit", "batch_end", 1)
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < 45
     assert not job.left
+    assert "because rank 1" in job.output, job.output[-6000:]
+    assert "ended its program, while rank 0 " in job.output, job.output[-6000:]
