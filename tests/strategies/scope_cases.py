@@ -291,6 +291,7 @@ def cloned(functional: bool) -> dict:
         if functional:
             model = keras.Model(model.inputs, model.outputs)
     clone = keras.models.clone_model(model)
+    assert clone.distribute_strategy is model.distribute_strategy
     clone.set_weights(model.get_weights())
     clone.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return outcome(clone, clone.fit(x, y, batch_size=8, epochs=2, verbose=0))
