@@ -451,11 +451,20 @@ def refused(kind: str) -> str:
         return _raised(lambda: ParameterServerStrategy(synchronous=True, backup_workers=2))
     elif kind == "optimizer outside":
         options["optimizer"] = keras.optimizers.SGD()
+        options["optimizer"].apply([tf.ones(1)], [keras.Variable([1.0])])
     if kind == "accumulation":
         with strategy.scope():
             options["optimizer"] = keras.optimizers.SGD(gradient_accumulation_steps=2)
     model = classifier(strategy, **options)
     return _raised(lambda: model.fit(dataset(), steps_per_epoch=steps, verbose=0))
+
+
+def optimizer_made_outside() -> int:
+    """Returns the steps of an optimizer that was made outside of the scope, and had made none."""
+    optimizer = keras.optimizers.Adam(0.01)
+    model = classifier(ParameterServerStrategy(), optimizer=optimizer)
+    model.fit(dataset(), steps_per_epoch=5, verbose=0)
+    return int(optimizer.iterations)
 
 
 def step_that_fails() -> tuple[str, int]:

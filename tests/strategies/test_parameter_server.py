@@ -116,6 +116,10 @@ def test_what_workers_cannot_do_is_refused_before_a_step(cluster, kind, words):
     assert words in cluster.run(cases.refused, kind)
 
 
+def test_an_optimizer_made_outside_is_made_again_in_the_scope(cluster):
+    assert cluster.run(cases.optimizer_made_outside) == 5
+
+
 def test_an_error_of_a_step_ends_fit_and_the_next_one_runs(cluster):
     first, second = cluster.run(cases.step_that_fails)
     assert "the label is wrong" in first

@@ -1,16 +1,10 @@
 """Exceptions in few lines: what was raised, what it says, and where in the user's code."""
 
-import contextlib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-
-import tensorflow as tf
-
-from tfdml.runtime.errors import BROKEN
 
 # Frames of files there are not the user's.
 _LIBRARIES = (
@@ -22,13 +16,11 @@ _LONGEST_ERROR = 2000
 # Lines in which TensorFlow tells where in its graph an error was.
 _WHERE = re.compile(r"\s*(Graph execution error:|Detected at node |File \"|\[\[\{\{)")
 _ASSERTION = "assertion failed: "
-# As tfdml's own say what is wrong.
-_OWN_ASSERTION = re.compile(_ASSERTION + r".* must .*Received ", re.S)
 
 
-def said_by(error: tf.errors.OpError) -> str:
+def without_pages(message: str) -> str:
     """Returns what an error of TensorFlow's says, without the pages that say where in a graph."""
-    lines = [line for line in error.message.splitlines() if not _WHERE.match(line)]
+    lines = [line for line in message.splitlines() if not _WHERE.match(line)]
     said = " ".join(" ".join(lines).split())
     said = re.sub(r" ?\[Op:\S*\]( name: ?)?$", "", said)
     if not said.startswith(_ASSERTION):
@@ -38,30 +30,14 @@ def said_by(error: tf.errors.OpError) -> str:
     return re.sub(r"(\d) (?=[A-Z])", r"\1. ", " ".join(parts)) or said
 
 
-@contextlib.contextmanager
-def in_plain_words() -> Iterator[None]:
-    """While this is entered, an error of what ranks do together says what it says, and no more.
-
-    That is one of tfdml's assertions, and an exchange that another rank's end has broken. Of any
-    other one, the pages that TensorFlow tells besides may be needed.
-    """
-    try:
-        yield
-    except (tf.errors.InvalidArgumentError, *BROKEN) as error:
-        broken = isinstance(error, BROKEN) and not _IN_GRAPH.search(error.message)
-        if not broken and not _OWN_ASSERTION.search(error.message):
-            raise
-        raise type(error)(None, None, said_by(error)) from None
-
-
 def describe_error(error: BaseException) -> str:
     """Returns an exception in a few lines: its type, what it says, and where it was raised."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     in_graph = _IN_GRAPH.search(text)
     if in_graph:
         return _describe_error_in_graph(error, in_graph)
-    if isinstance(error, tf.errors.OpError):
-        text = f"{type(error).__name__}: {said_by(error)}"
+    if "Graph execution error:" in text:
+        text = without_pages(text)
     if len(text) > _LONGEST_ERROR:
         text = text[:_LONGEST_ERROR] + " ..."
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -83,6 +59,11 @@ _IN_GRAPH = re.compile(
     r"^(?P<error>\S[^\n]*)\n+Traceback \(most recent call last\):\n(?P<frames>.*)", re.M | re.S
 )
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+def is_of_python_code(message: str) -> bool:
+    """Returns whether an error is that of Python code which a graph has called."""
+    return _IN_GRAPH.search(message) is not None
 
 
 def _describe_error_in_graph(error: BaseException, found: re.Match) -> str:

@@ -27,10 +27,11 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
 from tfdml.runtime.descriptions import describe_error
-from tfdml.runtime.errors import BROKEN, OtherRankError
+from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard_exit import end_now
 from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.place import Place
+from tfdml.runtime.plain_words import BROKEN
 
 # Seconds that a process which raised is given to end by itself.
 _EXIT_SECONDS = 5.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.descriptions import in_plain_words
 from tfdml.runtime.place import Place
+from tfdml.runtime.plain_words import in_plain_words
 
 
 class WatchedCollective(Collective):

@@ -25,8 +25,9 @@ from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
-from tfdml.runtime.descriptions import in_plain_words, said_by
+from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard import Guard
+from tfdml.runtime.plain_words import in_plain_words
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
@@ -223,7 +224,7 @@ class ReplicaExtended(BatchExtended):
             raise ValueError(
                 f"Variables must be the same ones on all {self.collective.size} ranks, made in one "
                 f"order. Received on rank {self.collective.rank}: {variable}, and from the "
-                f"exchange: {said_by(error)} Build the same model on all ranks."
+                f"exchange: {without_pages(error.message)} Build the same model on all ranks."
             ) from None
 
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:
