@@ -5,7 +5,7 @@
 
 `BatchNormalization` normalises by the rows of its own replica, so its numbers depend on how many
 replicas there are; with `synchronized=True` it does not. Models of `keras.applications` are built
-without it. `clone_model` builds them anew, layer by layer, with what a function returns for each.
+without it. `clone_model` builds them again, layer by layer, with what a function returns for each.
 """
 
 import keras

@@ -201,7 +201,7 @@ def test_steps_that_exchange_different_things(own, said):
 
 
 def test_a_graph_that_is_made_again_takes_the_place_of_the_last_one():
-    """What a rank exchanged before, and shapes that one does not know, tell nothing."""
+    """Earlier exchanges of a rank, and shapes that it does not know, are not compared."""
     found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
     for member, shape in zip(found, ("(None, 4)", "(2, 4)", "(2, 4)"), strict=True):
         later = {"train_step": {"all_gather of b": f"float32 {shape}"}}

@@ -1,4 +1,4 @@
-"""What the ranks do with architectures: they train, save, adapt, quantise and distil them."""
+"""Cases of architectures, run by ranks: training, saving, adapting, quantising, distilling."""
 
 import contextlib
 from collections.abc import Iterator

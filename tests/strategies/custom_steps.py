@@ -259,9 +259,9 @@ class Distiller(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Weighs the labels' and the teacher's losses."""
         self.teacher.trainable = False
-        told = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        crossentropy = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
         soft = [ops.softmax(z / 10.0, axis=1) for z in (self.teacher(x), y_pred)]
-        return 0.1 * ops.mean(told) + 0.9 * self.distillation(*soft) * 10.0**2
+        return 0.1 * ops.mean(crossentropy) + 0.9 * self.distillation(*soft) * 10.0**2
 
 
 class Diffusion(keras.Model):
@@ -459,10 +459,10 @@ class MetaLearner(keras.Model):
             with tf.GradientTape() as inner_tape:
                 inner_loss = ops.sum(kernel**4)
             fast = kernel - 0.1 * inner_tape.gradient(inner_loss, kernel)
-            told = keras.losses.sparse_categorical_crossentropy(
+            crossentropy = keras.losses.sparse_categorical_crossentropy(
                 y, ops.matmul(x, fast), from_logits=True
             )
-            loss = ops.mean(told)
+            loss = ops.mean(crossentropy)
         grads = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
         return {"loss": loss}
@@ -475,13 +475,15 @@ class Private(_Classifier):
         """Clips rows."""
         x, y = data
         with tf.GradientTape() as tape:
-            told = keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
-        rows = tape.jacobian(told, self.trainable_variables, experimental_use_pfor=False)
+            crossentropy = keras.losses.sparse_categorical_crossentropy(
+                y, self(x), from_logits=True
+            )
+        rows = tape.jacobian(crossentropy, self.trainable_variables, experimental_use_pfor=False)
         squares = [ops.sum(ops.square(r), tuple(range(1, len(r.shape)))) for r in rows]
         scale = 1.0 / ops.maximum(1.0, ops.sqrt(sum(squares)))
         grads = [ops.tensordot(scale, r, [[0], [0]]) / 8.0 for r in rows]
         self.optimizer.apply(grads, self.trainable_variables)
-        return {"loss": ops.mean(told)}
+        return {"loss": ops.mean(crossentropy)}
 
 
 class TensorFlowMeans(_Classifier):
@@ -491,9 +493,11 @@ class TensorFlowMeans(_Classifier):
         """Adds up two means and a regulariser."""
         x, y = data
         with tf.GradientTape() as tape:
-            told = keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
-            loss = tf.nn.compute_average_loss(told, sample_weight=x[:, 0] ** 2)
-            loss += tf.nn.compute_average_loss(told, global_batch_size=8)
+            crossentropy = keras.losses.sparse_categorical_crossentropy(
+                y, self(x), from_logits=True
+            )
+            loss = tf.nn.compute_average_loss(crossentropy, sample_weight=x[:, 0] ** 2)
+            loss += tf.nn.compute_average_loss(crossentropy, global_batch_size=8)
             penalty = sum(ops.sum(ops.square(w)) for w in self.trainable_variables)
             loss += tf.nn.scale_regularization_loss(0.1 * penalty)
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables))
