@@ -32,6 +32,24 @@ model.fit(data, steps_per_epoch=10, verbose=2)
 print("iterations", int(model.optimizer.iterations.numpy()), flush=True)
 """
 
+BOTH_MODES = """
+import sys
+import keras, numpy as np, tensorflow as tf, tfdml
+
+# Before the strategy: connecting to the cluster gives this process's devices other names.
+x = np.ones((16, 4), "float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).repeat().batch(8)
+few = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
+for synchronous in (False, True):
+    strategy = tfdml.ParameterServerStrategy(synchronous=synchronous)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(data, steps_per_epoch=10, verbose=2, validation_data=few)
+    print("iterations", int(model.optimizer.iterations.numpy()), flush=True)
+    print("predicted", len(model.predict(few, verbose=0)), model.evaluate(few, verbose=0) >= 0)
+"""
+
 
 def run(*arguments: str, timeout: float = 150, **environment: str):
     """Runs `tfdml`; returns how it ended."""
@@ -52,9 +70,10 @@ def script(tmp_path, text: str) -> str:
 
 
 def test_launch_runs_a_whole_job(tmp_path):
-    done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, TRAIN))
+    done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, BOTH_MODES))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "iterations 10" in done.stdout
+    assert done.stdout.count("iterations 10") == 2
+    assert done.stdout.count("predicted 16 True") == 2
     for name in ("[worker 0] ", "[ps 0] "):
         assert f"{name}tfdml serve" in done.stderr
     assert done.stderr.count("ends, the chief is done.") == 2

@@ -44,7 +44,7 @@ from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.pushing import sent_to_servers
 from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
 from tfdml.strategies.parameter_server.share_step import ShareStep
-from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset
+from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset, on_renamed_device
 from tfdml.strategies.parameter_server.step_scope import (
     STREAM_STRIDE,
     add_on_server,
@@ -136,9 +136,9 @@ def _epoch_iterator(original: Callable) -> Callable:
             _read_remotely(self, source, steps, kwargs.get("steps_per_execution", 1), strategy)
         elif call == "predict":
             model.make_predict_function()
-            self._distributed_dataset = _Ahead(source, model)
+            self._distributed_dataset = _Ahead(on_renamed_device(source), model)
         else:
-            self._distributed_dataset = source
+            self._distributed_dataset = on_renamed_device(source)
 
     return __init__
 

@@ -113,7 +113,7 @@ def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
     """Returns a function that makes the dataset again from its graph."""
     spec = dataset.element_spec
     graph = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=dataset._variant_tensor,
+        input_dataset=tf.data.experimental.to_variant(on_renamed_device(dataset)),
         external_state_policy=_IGNORE_EXTERNAL_STATE,
         strip_device_assignment=True,
     )
@@ -157,6 +157,19 @@ def as_dataset(source: Any) -> Any:
     if inspect.signature(source).parameters:
         arguments.append(tf.distribute.InputContext())
     return source(*arguments)
+
+
+def on_renamed_device(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset on this process's device of today's name.
+
+    Connecting to the cluster gives the devices other names. TensorFlow makes no iterator of a
+    dataset that was made before, because it looks for the device of the old name.
+    """
+    variant = tf.identity(tf.data.experimental.to_variant(dataset))
+    renamed = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    # It owns the Python functions of its pipeline.
+    renamed._tfdml_made_from = dataset
+    return renamed
 
 
 class _GraphDataset(tf.data.Dataset):
