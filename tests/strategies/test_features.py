@@ -99,6 +99,11 @@ def test_a_failed_step_may_be_caught(ranks, kind):
     assert np.isfinite(first["history"]["loss"]).all()
 
 
+def test_a_model_of_each_process_beside_one_of_all(ranks, feature_kind):
+    """Under `tfdml.alone()` each process has plain Keras's numbers, and the other keeps its."""
+    _compare(ranks, feature_kind, training_cases.alone_and_together)
+
+
 @pytest.mark.parametrize("labels", ["column", pytest.param("table", marks=pytest.mark.slow)])
 def test_tables_of_pandas(ranks, feature_kind, labels):
     _compare(ranks, feature_kind, data_cases.tables, labels)

@@ -9,7 +9,14 @@ from keras import layers
 
 import tfdml
 from tests.harness import job
-from tests.strategies.cases import InScope, compiled, data, dense_model, seed_ranks_apart
+from tests.strategies.cases import (
+    InScope,
+    compiled,
+    data,
+    dense_model,
+    fitted,
+    seed_ranks_apart,
+)
 
 
 @keras.saving.register_keras_serializable("tfdml-tests")
@@ -218,6 +225,30 @@ def misuse(kind: str) -> str:
             model.fit(x, y, verbose=0)
         return "\n".join(str(w.message) for w in caught)
     return ""
+
+
+def alone_and_together() -> dict:
+    """A model of this process's own, trained before and after a model of all."""
+    strategy = job.strategy()
+    x, y = data(53)
+    keras.utils.set_random_seed(11)
+    own = dense_model()
+    own.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with tfdml.alone():
+        before = fitted(own, x, y, validation_data=(x, y))
+    together = fitted(compiled(strategy), x, y)
+    keras.utils.set_random_seed(12)
+    with tfdml.alone():
+        after = fitted(own, x, y, validation_data=(x, y))
+    parts = {"before": before, "together": together, "after": after}
+    return {
+        "weights": [w for part in parts.values() for w in part["weights"]],
+        "history": {
+            f"{name} {log}": values
+            for name, part in parts.items()
+            for log, values in part["history"].items()
+        },
+    }
 
 
 def overflow_counts(row: int) -> dict:
