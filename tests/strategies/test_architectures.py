@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness import hub_environment
+from tests.harness import side_environment
 from tests.strategies import architecture_cases as cases
 from tests.strategies.compare import assert_close, assert_invariant
 
@@ -169,7 +169,7 @@ def hub_python() -> Path:
     """Python with KerasHub; made when it is first needed."""
     if sys.version_info < (3, 11):
         pytest.skip("KerasHub 0.32 needs Python 3.11.")
-    return hub_environment.python()
+    return side_environment.hub_python()
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_kerashub(hub_python, tmp_path, model, tolerance):
     result = tmp_path / "result"
     subprocess.run(
         [hub_python, "-m", "tests.strategies.hub_program", model, result],
-        cwd=hub_environment.ROOT,
+        cwd=side_environment.ROOT,
         stdin=subprocess.DEVNULL,
         check=True,
         timeout=600,

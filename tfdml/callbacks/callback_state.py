@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdml.callbacks.chief_only import ChiefOnly
+
 # What Keras sets, and what it derives anew: a `min_delta` gets its sign with the first epoch.
 _NOT_STATE = {"_model", "model", "params", "min_delta", "monitor_op"}
 _PLAIN = (bool, int, float, str, type(None))
@@ -29,7 +31,8 @@ class CallbackState:
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
         # Those of the strategies themselves depend on the number of ranks.
         own = "tfdml.strategies."
-        self._callbacks = [c for c in callbacks if not type(c).__module__.startswith(own)]
+        inner = [c.callback if isinstance(c, ChiefOnly) else c for c in callbacks]
+        self._callbacks = [c for c in inner if not type(c).__module__.startswith(own)]
         self._start = [copy.deepcopy(_plain_attributes(c)) for c in self._callbacks]
         kinds = [type(c).__name__ for c in self._callbacks]
         self._names = [f"{kind}:{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]

@@ -11,15 +11,8 @@ from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard import Guard
 from tfdml.runtime.place import Place
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.keras_seam.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.same_values import agree_on_number, check_values, start_alike
-
-# These do nothing but write.
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -142,8 +135,8 @@ def for_this_process(
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that this process runs.
 
-    Rank 0 alone writes: on the others, `CSVLogger`, `TensorBoard` and the like are left out, while
-    `ModelCheckpoint` and `BackupAndRestore` save nothing.
+    Rank 0 alone writes: on the others, loggers are left out, while `ModelCheckpoint` and
+    `BackupAndRestore` save nothing.
 
     Args:
         callbacks: What the user gave.
@@ -153,7 +146,8 @@ def for_this_process(
     collective = extended.collective
     kept = keras.tree.flatten(callbacks) if callbacks else []
     if not collective.topology.is_chief:
-        kept = [c for c in kept if not isinstance(c, _WRITERS)]
+        warn_of_active_loggers(collective.topology.rank)
+        kept = [c for c in kept if not is_logger(c)]
         for callback in kept:
             if isinstance(
                 callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore

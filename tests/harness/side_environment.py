@@ -1,0 +1,51 @@
+"""Environments beside tfdml's own, for packages that do not sit well with it.
+
+What is installed beside the Python that runs the tests is seen there too, behind what is installed
+in the environment itself. Environments are made when they are first needed, and kept.
+"""
+
+import hashlib
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def hub_python() -> Path:
+    """Returns a Python with KerasHub.
+
+    KerasHub asks for `tensorflow-text`, which brings a second TensorFlow. Its models need neither:
+    text is tokens here. So it is installed without what it asks for, and with what its import
+    needs.
+    """
+    return _python(".venv-hub", ["--no-deps", "keras-hub==0.32.*", "regex", "tokenizers"])
+
+
+def loggers_python() -> Path:
+    """Returns a Python with MLflow and Weights & Biases."""
+    return _python(".venv-loggers", ["mlflow==3.17.*", "wandb==0.31.*"])
+
+
+def _python(name: str, requirements: list[str]) -> Path:
+    """Returns an environment's Python; makes it if it is not there, or not of these requirements.
+
+    Args:
+        name: The environment's directory in the repository, ignored by git.
+        requirements: Arguments of `pip install`.
+    """
+    environment = ROOT / name
+    own = environment / "bin" / "python"
+    stamp = environment / "made_of"
+    made_of = hashlib.sha256("\0".join([*requirements, sys.version]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == made_of:
+        return own
+    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    entry = environment / "lib" / version / "site-packages" / "tfdml_environment.pth"
+    entry.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *requirements], check=True)
+    stamp.write_text(made_of)
+    return own
