@@ -1,9 +1,12 @@
 """What `compile` and `fit` are given besides data: optimizers, policies, callbacks; and saving."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,6 +15,7 @@ import tensorflow as tf
 from tests.harness import job
 from tests.strategies.cases import InScope, compiled, data, fitted, outcome
 from tfdml.compression import DeepGradientCompression
+from tfdml.strategies.keras_seam import progress
 
 
 def optimizer(name: str, options: dict) -> dict:
@@ -100,6 +104,28 @@ def files(directory: str) -> list[str]:
     ]
     model.fit(x, y, batch_size=12, epochs=2, verbose=0, callbacks=callbacks)
     return sorted(p.name for p in own.iterdir())
+
+
+def printed(verbose: int | None, interval: float | None) -> str:
+    """What this rank prints of `fit`, `evaluate` and `predict`.
+
+    Args:
+        verbose: Their argument; None leaves it out.
+        interval: Seconds between two lines within an epoch; None for the usual ones.
+    """
+    strategy = job.strategy()
+    x, y = data(48)
+    model = compiled(strategy)
+    given = {} if verbose is None else {"verbose": verbose}
+    seconds = progress.INTERVAL if interval is None else interval
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        mock.patch.object(progress, "INTERVAL", seconds),
+    ):
+        model.fit(x, y, batch_size=12, epochs=2, validation_data=(x, y), **given)
+        model.evaluate(x, y, **given)
+        model.predict(x, batch_size=48, **given)
+    return said.getvalue()
 
 
 def saved(path: str) -> np.ndarray:

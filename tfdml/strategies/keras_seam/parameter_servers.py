@@ -38,6 +38,7 @@ from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.building import build_optimizer, is_called_by_own_steps
+from tfdml.strategies.keras_seam.progress import with_progress
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -78,10 +79,17 @@ def _loop(original: Callable) -> Callable:
         if not _ours(self._distribute_strategy):
             return original(self, *args, **kwargs)
         adopt(self)
-        checks.check_call(self, name, signature.bind(self, *args, **kwargs).arguments)
+        bound = signature.bind(self, *args, **kwargs)
+        checks.check_call(self, name, bound.arguments)
+        given = bound.arguments.get("callbacks")
+        # `fit` passes its own list on to `evaluate`.
+        if not isinstance(given, keras.callbacks.CallbackList):
+            own = keras.tree.flatten(given) if given else []
+            verbose = bound.arguments.get("verbose", "auto")
+            bound.arguments["callbacks"] = with_progress(own, verbose)
         token = _call.set((self, name))
         try:
-            return original(self, *args, **kwargs)
+            return original(*bound.args, **bound.kwargs)
         except Exception as error:
             _give_up(self)
             checks.explain_loss(self.distribute_strategy, name, error)

@@ -33,6 +33,7 @@ from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_proce
 from tfdml.strategies.keras_seam.compiled import compiled, compiled_whole, not_as_a_whole
 from tfdml.strategies.keras_seam.current import extended_of, is_ours, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
+from tfdml.strategies.keras_seam.progress import with_progress
 from tfdml.strategies.step import MetricStep, PredictStep
 
 
@@ -85,9 +86,9 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
     given = arguments.get("callbacks")
     # `fit` passes its own list on to `evaluate`.
     if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
-        own = fingerprint(model, call, arguments, extended.alike)
-        check_fingerprint(own, collective)
-        arguments["callbacks"] = for_this_process(given, extended, trains=call == "fit")
+        check_fingerprint(fingerprint(model, call, arguments, extended.alike), collective)
+        own = for_this_process(given, extended, trains=call == "fit")
+        arguments["callbacks"] = with_progress(own, arguments.get("verbose", "auto"))
 
 
 def _callback_list(original: Callable) -> Callable:
