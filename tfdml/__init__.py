@@ -11,7 +11,8 @@ model.fit(dataset, epochs=10)
 ```
 
 Public names are loaded when they are first used: `import tfdml` imports neither TensorFlow nor
-Horovod, so the command line starts at once and a machine without Horovod can use the rest.
+Horovod, so the command line starts at once and a machine without Horovod can use the rest. In a
+rank of `horovodrun` or `mpirun`, TensorFlow's known start-up lines are filtered from here on.
 """
 
 import importlib
@@ -76,3 +77,14 @@ def _version() -> str:
     except metadata.PackageNotFoundError:
         # The package is used straight from a source tree that was never installed.
         return "0+uninstalled"
+
+
+def _filter_startup_noise() -> None:
+    topology = importlib.import_module(f"{__name__}.topology")
+    if topology.is_launched():
+        startup_noise = importlib.import_module(f"{__name__}.runtime.startup_noise")
+        startup_noise.filter_import_of_tensorflow()
+        topology.set_default("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+_filter_startup_noise()

@@ -76,6 +76,11 @@ def launched(environment: Mapping[str, str] | None = None) -> Topology:
     return Topology()
 
 
+def is_launched() -> bool:
+    """Returns whether a launcher has started this process as one of several."""
+    return is_elastic() or any(names[0] in os.environ for names in _LAUNCHERS.values())
+
+
 def is_elastic() -> bool:
     """Returns whether the launcher lets processes come and go (`horovodrun --min-np`)."""
     return setting("HOROVOD_ELASTIC") == "1"
@@ -89,6 +94,11 @@ def child_environment(**changes: str) -> dict[str, str]:
 def setting(name: str, default: str = "") -> str:
     """Returns the environment variable `name`, or `default` where it is not set."""
     return os.environ.get(name, default)
+
+
+def set_default(name: str, value: str) -> None:
+    """Sets the environment variable `name` of this process and its children, unless it is set."""
+    os.environ.setdefault(name, value)
 
 
 def _integer(environment: Mapping[str, str], name: str, launcher: str) -> int:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import tfdml
+from tfdml import topology
 from tfdml.cli import (
     bench,
     build_codecs,
@@ -16,6 +17,7 @@ from tfdml.cli import (
     records,
     serve,
 )
+from tfdml.runtime.startup_noise import filter_import_of_tensorflow
 
 app = typer.Typer(
     name="tfdml",
@@ -58,6 +60,8 @@ def _root(
 
 def main() -> None:
     """Runs the command line of this process."""
+    filter_import_of_tensorflow()
+    topology.set_default("TF_CPP_MIN_LOG_LEVEL", "2")
     app()
 
 

@@ -19,6 +19,7 @@ from typing import IO
 
 from tfdml import topology
 from tfdml.runtime.guard_exit import EXIT_CODE, PREEMPTED_EXIT_CODE
+from tfdml.runtime.startup_noise import is_noise
 from tfdml.runtime.supervisor import TERM_SECONDS, free_ports
 
 # How long ranks may take to end by themselves after one has failed, in seconds.
@@ -181,6 +182,8 @@ class RankProcess:
     def _copy_lines(self, source: IO[bytes], sink: IO[str]) -> None:
         for raw in source:
             line = raw.decode(errors="replace").rstrip("\r\n")
+            if is_noise(line):
+                continue
             self.last_lines.append(line)
             print(f"{self._prefix}{line}", file=sink, flush=True)
 

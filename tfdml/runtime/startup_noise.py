@@ -1,0 +1,105 @@
+"""Filter for TensorFlow's start-up lines that say nothing a user could act on.
+
+absl's notice about early messages, oneDNN's, cpu_feature_guard's and cudart's information lines are
+written before `TF_CPP_MIN_LOG_LEVEL` is looked at, by every process. Warnings and errors are never
+filtered. Run as a script, it copies its input without these lines:
+
+    python train.py 2> >(python -m tfdml.runtime.startup_noise >&2)
+
+Only the standard library is imported: the script must start at once, before TensorFlow.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_SOURCES = "port|cpu_feature_guard|cudart_stub"
+_NOISE = re.compile(
+    # What horovodrun and mpirun begin a rank's line with.
+    r"(?:\[[\d,]+\]<stderr>:)?(?:"
+    # "I0000 00:00:1700000000.000000 123 port.cc:153] ...", and the same after TensorFlow's date.
+    rf"I0000 \d\d:\d\d:[\d.]+ +\d+ (?:{_SOURCES})\.cc:\d+\] "
+    rf"|\d{{4}}-\d\d-\d\d \d\d:\d\d:[\d.]+: I \S+/(?:{_SOURCES})\.cc:\d+\] "
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    r"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler)"
+)
+
+
+def is_noise(line: str) -> bool:
+    """Returns whether a line, without its end, is one of TensorFlow's known start-up lines."""
+    return _NOISE.match(line) is not None
+
+
+@contextlib.contextmanager
+def filtered_stderr() -> Iterator[None]:
+    """Context manager that filters this process's standard error, also of C++ code.
+
+    A process of its own copies the lines: they arrive even if this process is killed. Where it
+    cannot be started nothing is filtered.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    # -I: not the user's environment, which may hold a module of a name of the standard library.
+    command = [sys.executable, "-I", "-S", __file__]
+    try:
+        copier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=kept)
+    except OSError:
+        os.close(kept)
+        yield
+        return
+    os.dup2(copier.stdin.fileno(), 2)
+    copier.stdin.close()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        # A child that was started meanwhile may hold the other end for as long as it lives.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            copier.wait(1.0)
+
+
+class _TensorFlowFinder(importlib.abc.MetaPathFinder):
+    """Finder that leaves the import of TensorFlow to the others, and filters what it writes."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        """Returns TensorFlow's own specification, None for all other modules."""
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_quietly(module: ModuleType) -> None:
+                with filtered_stderr():
+                    load(module)
+
+            spec.loader.exec_module = load_quietly
+        return spec
+
+
+def filter_import_of_tensorflow() -> None:
+    """Filters what this process's import of TensorFlow writes, if that is yet to come."""
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _TensorFlowFinder())
+
+
+def main() -> None:
+    """Copies standard input to standard output, without the lines."""
+    for raw in sys.stdin.buffer:
+        if not is_noise(raw.decode(errors="replace").rstrip("\r\n")):
+            sys.stdout.buffer.write(raw)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
