@@ -236,7 +236,12 @@ def kill(job: subprocess.Popen, role: str, index: int) -> None:
 
 @pytest.mark.slow  # `test_parameter_server_faults` kills a worker without the launcher.
 def test_launch_starts_a_worker_again(tmp_path):
-    text = TRAIN.replace("steps_per_epoch=10", "steps_per_epoch=3000")
+    begun = "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: print('begun', flush=True))"
+    slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
+    text = "import time\n" + TRAIN.replace(
+        "steps_per_epoch=10, verbose=2",
+        f"steps_per_epoch=500, verbose=0, callbacks=[{begun}, {slow}]",
+    )
     job = subprocess.Popen(
         [*TFDML, "launch", "--workers", "2", "--ps", "1", script(tmp_path, text)],
         stdout=subprocess.PIPE,
@@ -244,12 +249,12 @@ def test_launch_starts_a_worker_again(tmp_path):
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-    time.sleep(40)
+    assert any("begun" in line for line in job.stdout)
     kill(job, "worker", 1)
     out, said = job.communicate(timeout=200)
     assert job.returncode == 0, said[-3000:]
     assert "worker 1 failed" in said
-    assert "iterations 3000" in out
+    assert "iterations 500" in out
 
 
 @pytest.mark.slow  # `test_parameter_server_restart` does it without the launcher.

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+import tfdml
 from tests.harness import job
 from tests.strategies.cases import data, dense_model
 from tests.strategies.training_cases import Recorder
@@ -90,7 +91,9 @@ def samples_without_agreement() -> list[int]:
     recorder = Recorder()
     model = keras.Sequential([layers.Input((1,)), recorder, layers.Dense(1)])
     model.compile("sgd", "mse")
-    model.fit(ids, ids, batch_size=12, epochs=1, steps_per_epoch=8 // hvd.size(), verbose=0)
+    # Other cases of this process may have left a strategy behind, for which a scope is missing.
+    with tfdml.alone():
+        model.fit(ids, ids, batch_size=12, epochs=1, steps_per_epoch=8 // hvd.size(), verbose=0)
     return [i for batch in recorder.seen for i in batch]
 
 
@@ -111,7 +114,8 @@ def horovod_optimizer(broadcast: bool) -> list[np.ndarray]:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if broadcast else []
     own = slice(hvd.rank(), None, hvd.size())
-    model.fit(x[own], y[own], batch_size=12, shuffle=False, verbose=0, callbacks=callbacks)
+    with tfdml.alone():
+        model.fit(x[own], y[own], batch_size=12, shuffle=False, verbose=0, callbacks=callbacks)
     return [v.numpy() for v in model.weights]
 
 
