@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -331,9 +330,9 @@ def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
 def train_with_notice(directory: str) -> dict:
     from tfdml.callbacks import preemption
 
+    # At once: a fast machine has trained before any time that a test could wait.
     preemption.SECONDS = 0.01
-    begun = time.monotonic()
-    return cases.train(directory, on_preemption=lambda: time.monotonic() - begun > 0.5)
+    return cases.train(directory, on_preemption=lambda: True)
 
 
 def test_in_a_store(ranks, tmp_path, plain):

@@ -98,7 +98,11 @@ def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
 
 def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("import os, sys; print(sys.stdout.isatty(), 'TF_CONFIG' in os.environ)")
+    # One write each: what the ranks write in parts may be mixed.
+    program.write_text(
+        "import os, sys\n"
+        "sys.stdout.write(f\"{sys.stdout.isatty()} {'TF_CONFIG' in os.environ}\\n\")\n"
+    )
     master, slave = pty.openpty()
     command = [*TFDML, "launch", "-n", "2", str(program)]
     done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
