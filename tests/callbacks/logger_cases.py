@@ -1,4 +1,4 @@
-"""What the ranks run to show which of their callbacks are called."""
+"""Cases of loggers on ranks: each returns the calls that a rank's callbacks have seen."""
 
 import sys
 import types
@@ -39,7 +39,7 @@ def of_package(module: str) -> type[Noted]:
 
 
 def called(modules: list[str]) -> dict[str, list[str]]:
-    """What is called of each package's logger, and of one within `ChiefOnly`."""
+    """Returns the calls of each package's logger, and of one within `ChiefOnly`."""
     strategy = job.strategy()
     x, y = data(16)
     model = compiled(strategy)
@@ -53,7 +53,7 @@ def called(modules: list[str]) -> dict[str, list[str]]:
 
 
 def warned_of(package: str) -> list[str]:
-    """The warnings of a fit while a run of the package is active on every rank."""
+    """Returns the warnings of a fit while a run of the package is active on every rank."""
     strategy = job.strategy()
     module = types.ModuleType(package)
     module.run = types.SimpleNamespace(disabled=False)
@@ -69,7 +69,7 @@ def warned_of(package: str) -> list[str]:
 
 
 def plain() -> list[str]:
-    """What is called of a callback within `ChiefOnly` in plain Keras."""
+    """Returns the calls of a callback within `ChiefOnly` in plain Keras."""
     inner = Noted()
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

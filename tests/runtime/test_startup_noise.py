@@ -51,6 +51,14 @@ with filtered_stderr():
 """
 
 
+def test_standard_error_may_be_closed():
+    code = "import os; from tfdml.runtime.startup_noise import filtered_stderr\n"
+    code += "with filtered_stderr(): print('works')"
+    command = ["bash", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "works\n")
+
+
 def test_an_import_is_quiet_and_what_a_killed_process_has_said_arrives():
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120

@@ -107,7 +107,7 @@ def files(directory: str) -> list[str]:
 
 
 def printed(verbose: int | None, interval: float | None) -> str:
-    """What this rank prints of `fit`, `evaluate` and `predict`.
+    """Returns what this rank prints in `fit`, `evaluate` and `predict`.
 
     Args:
         verbose: Their argument; None leaves it out.

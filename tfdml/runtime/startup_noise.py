@@ -42,14 +42,20 @@ def filtered_stderr() -> Iterator[None]:
     """Context manager that filters this process's standard error, also of C++ code.
 
     A process of its own copies the lines: they arrive even if this process is killed. Where it
-    cannot be started nothing is filtered.
+    cannot be started, or standard error is closed, nothing is filtered.
     """
+    if sys.stderr is None:
+        yield
+        return
     sys.stderr.flush()
     kept = os.dup(2)
     # -I: not the user's environment, which may hold a module of a name of the standard library.
     command = [sys.executable, "-I", "-S", __file__]
     try:
-        copier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=kept)
+        # A session of its own: Ctrl-C is for this process, and the copier ends with its input.
+        copier = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=kept, start_new_session=True
+        )
     except OSError:
         os.close(kept)
         yield

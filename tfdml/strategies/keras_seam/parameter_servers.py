@@ -81,12 +81,9 @@ def _loop(original: Callable) -> Callable:
         adopt(self)
         bound = signature.bind(self, *args, **kwargs)
         checks.check_call(self, name, bound.arguments)
-        given = bound.arguments.get("callbacks")
-        # `fit` passes its own list on to `evaluate`.
-        if not isinstance(given, keras.callbacks.CallbackList):
-            own = keras.tree.flatten(given) if given else []
-            verbose = bound.arguments.get("verbose", "auto")
-            bound.arguments["callbacks"] = with_progress(own, verbose)
+        bound.arguments["callbacks"] = with_progress(
+            bound.arguments.get("callbacks"), bound.arguments.get("verbose", "auto")
+        )
         token = _call.set((self, name))
         try:
             return original(*bound.args, **bound.kwargs)

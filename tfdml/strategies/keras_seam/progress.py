@@ -112,15 +112,17 @@ def _number(value: Any) -> str:
     return f"{number:.4f}" if abs(number) > 1e-3 or number == 0 else f"{number:.4e}"
 
 
-def with_progress(
-    callbacks: list[keras.callbacks.Callback], verbose: Any
-) -> list[keras.callbacks.Callback]:
+def with_progress(callbacks: Any, verbose: Any) -> Any:
     """Returns the callbacks of rank 0, with one that prints lines where a bar would not do.
 
     Args:
-        callbacks: Those that it has.
-        verbose: The argument of `fit`, `evaluate` or `predict`. All but "auto" is obeyed.
+        callbacks: The argument of `fit`, `evaluate` or `predict`. A `CallbackList`, which `fit`
+            passes on to `evaluate`, stays as it is.
+        verbose: The argument of the same call. All but "auto" is obeyed.
     """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    callbacks = keras.tree.flatten(callbacks) if callbacks else []
     own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     if verbose != "auto" or own or sys.stdout.isatty():
         return callbacks
