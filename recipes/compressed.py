@@ -5,7 +5,7 @@
 
 With "auto" tfdml measures the network and the codecs, prints what it expects, tries it, and says
 what was true; it does not compress where that is faster. `tfdml bench` prints the same table, for
-all compressors, before you train anything. Which to choose by hand: see recipes/README.md.
+all compressors, before you train anything. Which to choose by hand: see docs/compression.md.
 """
 
 from typing import Annotated
