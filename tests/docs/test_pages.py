@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Sequence
 
-import click
 import pytest
 import typer
 
@@ -82,7 +81,7 @@ def test_a_mistake_is_seen(words, said):
 def mistake(words: Sequence[str]) -> str | None:
     """Returns what the command line does not know of a command; None if it knows all."""
     command, words = TFDML, list(words)
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
         word = words.pop(0)
         if word not in command.commands:
             return f"no command {word}"
@@ -92,7 +91,7 @@ def mistake(words: Sequence[str]) -> str | None:
     while words:
         word = words.pop(0).partition("=")[0]
         if not word.startswith("-") or word == "--":
-            if not command.allow_interspersed_args:
+            if not command.context_settings.get("allow_interspersed_args", True):
                 break  # What follows is the script's own.
         elif word not in options:
             return f"no option {word}"
