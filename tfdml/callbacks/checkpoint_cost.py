@@ -84,8 +84,8 @@ class SaveCost:
         apart = max(cost / LIMIT, statistics.median(self._writes))
         now = (self._saved_at[-1] - self._saved_at[0]) / (len(self._saved_at) - 1)
         return (
-            f"a save costs {cost:.3g} s (training stands still for {still:.3g} s, steps beside the "
-            f"write are slower by {slower:.3g} s), {100 * cost / now:.2g} % of the time as it is. "
-            f"With {apart:.3g} s or {math.ceil(apart / step)} steps between saves it is less than "
+            f"checkpoints take {100 * cost / now:.2g} % of the training's time: {cost:.2g} s a save "
+            f"({still:.2g} s of standstill, {slower:.2g} s of slower steps during the write). At "
+            f"one save every {apart:.3g} s or {math.ceil(apart / step)} steps it is below "
             f"{100 * LIMIT:.1f} %."
         )
