@@ -32,7 +32,7 @@ ELSEWHERE = {
 EPOCHS = 10
 # All that a run may say: nothing that a reader has to look up.
 PROGRESS = r"Epoch \d+/10(, step \d+/36, .* left)?: .* - accuracy: .* - loss: .*"
-SAVE_COST = r"tfdml: checkpoints take .* % of the training.*"
+SAVE_COST = r"tfdml: checkpoints take .* % of training time.*"
 
 
 def train_program() -> str:
