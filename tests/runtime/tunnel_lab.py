@@ -35,7 +35,7 @@ _ETH_P_ALL = 3
 def blocks(section: str) -> Iterator[tuple[list[str], str | None, str]]:
     """Yields a section's blocks that name machines: the machines, the file or None, the text."""
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    text = re.search(rf"^### {re.escape(section)}\n(.*?)(?=^##)", text, re.M | re.S)[1]
+    text = re.search(rf"^### {re.escape(section)}\n(.*?)^##", text, re.M | re.S | re.I)[1]
     for body in re.findall(r"^```\w+\n(.*?)^```", text, re.M | re.S):
         label, _, rest = body.partition("\n")
         machines, file = re.fullmatch(
