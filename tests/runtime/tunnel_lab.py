@@ -29,6 +29,7 @@ PROGRAM = Path(__file__).with_name("tunnel_program.py")
 MODEL = b"tfdml-clear-text"
 GUARD = b'"kind": "beat"'
 NODES = {"node1": "192.0.2.1", "node2": "192.0.2.2"}
+INTERFACES = {"none": "eth0", "wireguard": "wg0", "ssh": "tun0"}
 _ETH_P_ALL = 3
 
 
@@ -150,6 +151,15 @@ def reload_sshd() -> None:
     time.sleep(1.0)
 
 
+def job(tunnel: str, kind: str) -> str:
+    """Returns the section's command for a kind of job, with this environment's programs."""
+    tool = "horovodrun" if kind == "horovod" else "tfdml"
+    [command] = [text for _, _, text in blocks("The job") if text.startswith(f"{tool} ")]
+    run = f"{sys.executable} {Path(sys.executable).with_name(tool)}"
+    command = command.replace("wg0", INTERFACES[tunnel]).replace(" python ", f" {sys.executable} ")
+    return command.replace(tool, run, 1).replace("train.py", f"{PROGRAM} {kind}")
+
+
 def main(directory: str, tunnel: str, firewall: str, kind: str) -> int:
     """Makes the tunnel, runs the job, and prints what crossed the link."""
     machines = Machines()
@@ -162,9 +172,7 @@ def main(directory: str, tunnel: str, firewall: str, kind: str) -> int:
             for node in NODES:
                 machines.run(node, "nft delete table inet tfdml")
     heard = Listener()
-    launch = [sys.executable, "-m", "tfdml.cli.main", "launch", "--hosts", "node1:1,node2:1"]
-    launch += ["--horovod"] if kind == "horovod" else []
-    code = subprocess.run([*launch, str(PROGRAM), kind], timeout=240).returncode
+    code = subprocess.run(["bash", "-c", job(tunnel, kind)], timeout=240).returncode
     found = {"clear": sorted(heard.clear), "carried": heard.carried}
     print("HEARD", json.dumps(found), flush=True)
     return code
