@@ -24,7 +24,10 @@ pytestmark = [
         subprocess.run(["unshare", "--net", "--mount", "true"], check=False).returncode != 0,
         reason="needs root, and to be allowed to make namespaces",
     ),
-    pytest.mark.skipif(not shutil.which("nft"), reason="needs nft: apt-get install nftables"),
+    pytest.mark.skipif(
+        not (shutil.which("nft") and Path("/usr/sbin/sshd").exists()),
+        reason="needs nft and sshd: apt-get install nftables openssh-server",
+    ),
 ]
 
 
