@@ -1,0 +1,113 @@
+"""SECURITY.md's tunnels, on two hosts of a network lab: right numbers, and nothing in clear."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.ssh_lab import run_on_hosts
+from tfdml.topology import child_environment
+
+LAB = Path(__file__).with_name("tunnel_lab.py")
+KINDS = ["multi_worker", "horovod"]
+# What crosses the link of each tunnel. TCP's port 22 is the launcher's ssh too.
+CARRIES = {"wireguard": "udp/51820", "ssh": "tcp/22"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        subprocess.run(["unshare", "--net", "--mount", "true"], check=False).returncode != 0,
+        reason="needs root, and to be allowed to make namespaces",
+    ),
+    pytest.mark.skipif(
+        not (shutil.which("nft") and Path("/usr/sbin/sshd").exists()),
+        reason="needs nft and sshd: apt-get install nftables openssh-server",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What a job printed, and what crossed the raw link.
+
+    Attributes:
+        digests: The ranks' digests of their weights.
+        arrived: Whether each rank ended with the bytes that rank 0 alone had.
+        listening: The addresses that TensorFlow's servers listened on.
+        clear: Which known bytes crossed the link in clear: "model", "guard".
+        carried: Bytes by protocol and port.
+    """
+
+    digests: set[str]
+    arrived: list[str]
+    listening: set[str]
+    clear: list[str]
+    carried: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Returns what runs a job through a tunnel, once for each of its arguments."""
+    done = {}
+
+    def run(kind: str, tunnel: str, firewall: bool = True) -> Heard:
+        key = (kind, tunnel, firewall)
+        if key not in done:
+            scratch = tmp_path_factory.mktemp("tunnel")
+            command = [sys.executable, str(LAB), str(scratch), tunnel, str(int(firewall)), kind]
+            output = run_on_hosts(scratch, 2, command, child_environment()).output
+            trained = re.findall(r"TRAINED rank (\d) (\w+) (\w+) (\S*)$", output, re.M)
+            heard = re.search(r"^HEARD (.*)$", output, re.M)
+            assert sorted(t[0] for t in trained) == ["0", "1"], output
+            assert heard, output
+            listening = {address for t in trained for address in t[3].split(",")}
+            done[key] = Heard(
+                {t[1] for t in trained}, [t[2] for t in trained], listening, **json.loads(heard[1])
+            )
+        return done[key]
+
+    return run
+
+
+def needs(tunnel: str) -> None:
+    """Skips where a tunnel's programs are missing."""
+    if tunnel == "wireguard" and not shutil.which("wg-quick"):
+        pytest.skip("needs wg-quick: apt-get install wireguard-tools wireguard-go")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_tunnel_the_model_crosses_the_link_in_clear(job, kind):
+    """What makes the other tests able to fail."""
+    plain = job(kind, "none")
+    assert len(plain.digests) == 1
+    assert plain.arrived == ["True", "True"]
+    assert plain.clear == ["guard", "model"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tunnel", list(CARRIES))
+def test_a_tunnel_hides_all_and_changes_no_bit(job, kind, tunnel):
+    needs(tunnel)
+    plain, through = job(kind, "none"), job(kind, tunnel)
+    assert through.digests == plain.digests
+    assert through.arrived == ["True", "True"]
+    assert through.clear == []
+    # The model went this way, and nothing went another.
+    assert through.carried[CARRIES[tunnel]] > 100_000
+    assert set(through.carried) <= {CARRIES[tunnel], "tcp/22"}
+
+
+def test_without_the_firewall_the_guard_leaves_the_tunnel(job):
+    """Why SECURITY.md has a firewall, and not names alone."""
+    needs("wireguard")
+    assert job("multi_worker", "wireguard", firewall=False).clear == ["guard"]
+
+
+def test_servers_of_tensorflow_listen_on_every_address(job):
+    """The other reason."""
+    assert job("multi_worker", "none").listening & {"0.0.0.0", "::"}

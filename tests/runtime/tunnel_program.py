@@ -1,0 +1,58 @@
+"""Trains a small model in which rank 0 alone holds known bytes, and prints what became of it.
+
+    tunnel_program.py KIND
+
+What rank 0 alone holds is sent to the other rank before the first step.
+"""
+
+import hashlib
+import os
+import sys
+
+import keras
+import numpy as np
+import psutil
+
+import tfdml
+
+# The same as the lab listens for.
+MODEL = b"tfdml-clear-text"
+
+# 64 KB: each of the packets that carry them holds them whole many times.
+REPEATS = 4096
+
+
+class Marked(keras.layers.Layer):
+    """A layer that passes its input on, and has a weight that is not trained."""
+
+    def build(self, shape):
+        self.mark = self.add_weight(shape=(REPEATS * len(MODEL) // 4,), trainable=False)
+
+    def call(self, inputs):
+        return inputs
+
+
+strategy = {
+    "horovod": tfdml.HorovodStrategy,
+    "multi_worker": tfdml.MultiWorkerMirroredStrategy,
+}[sys.argv[1]]()
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential(
+        [keras.Input((32,)), Marked(), keras.layers.Dense(64), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+mark = np.frombuffer(MODEL * REPEATS, "float32")
+if strategy.rank == 0:
+    model.layers[0].mark.assign(mark)
+numbers = np.random.default_rng(1)
+x = numbers.normal(size=(64, 32)).astype("float32")
+y = numbers.normal(size=(64, 1)).astype("float32")
+model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+weights = model.get_weights()
+digest = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
+listening = {
+    c.laddr.ip for c in psutil.Process(os.getpid()).net_connections("tcp") if c.status == "LISTEN"
+}
+arrived = weights[0].tobytes() == mark.tobytes()
+print(f"TRAINED rank {strategy.rank} {digest} {arrived} {','.join(sorted(listening))}", flush=True)
