@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdml.topology import Topology, launched, started_together
+from tfdml.topology import Topology, launched, own_host, started_together
 
 
 def test_without_a_launcher_a_process_is_a_job_of_its_own():
@@ -86,3 +86,12 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
 def test_who_was_started_to_train_together(environment, place):
     told = started_together(environment)
     assert (told.rank, told.size) == place
+
+
+def test_the_host_that_the_launcher_names():
+    assert own_host(cluster("worker", 1, worker=2)) == "worker1"
+    assert own_host({"HOROVOD_HOSTNAME": "node1"}) == "node1"
+    address = {"cluster": {"worker": ["[fd00::1]:5"]}, "task": {"type": "worker", "index": 0}}
+    assert own_host({"TF_CONFIG": json.dumps(address)}) == "fd00::1"
+    assert own_host({}) is None
+    assert own_host({"TF_CONFIG": '{"task": {"type": "worker", "index": 3}}'}) is None

@@ -93,17 +93,38 @@ def started_together(environment: Mapping[str, str] | None = None) -> Topology:
     for launcher in ("horovodrun (gloo)", "mpirun (Open MPI)"):
         if _LAUNCHERS[launcher][0] in environment:
             return launched(environment)
+    cluster, task, index = _tf_config(environment)
+    order = [(j, i) for j in ("chief", "master", "worker") for i in range(len(cluster.get(j, ())))]
+    # The chief of parameter servers trains for all; an evaluator does not train.
+    if "ps" in cluster or (task, index) not in order:
+        return Topology()
+    return Topology(order.index((task, index)), len(order), launcher="TF_CONFIG")
+
+
+def own_host(environment: Mapping[str, str] | None = None) -> str | None:
+    """Returns the name or address by which the launcher lets the others reach this process.
+
+    A machine may have other addresses too, in networks that the job must not use.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+    """
+    environment = os.environ if environment is None else environment
+    cluster, task, index = _tf_config(environment)
+    try:
+        return cluster[task][index].rpartition(":")[0].strip("[]") or None
+    except (KeyError, IndexError, AttributeError):
+        return environment.get("HOROVOD_HOSTNAME")
+
+
+def _tf_config(environment: Mapping[str, str]) -> tuple[dict, str | None, int]:
+    """Returns `TF_CONFIG`'s cluster, and this process's task in it; nothing if it is not sound."""
     try:
         config = json.loads(environment.get("TF_CONFIG") or "{}")
-        jobs, task = config.get("cluster", {}), config.get("task", {})
-        order = [(j, i) for j in ("chief", "master", "worker") for i in range(len(jobs.get(j, ())))]
-        own = (task.get("type"), int(task.get("index", 0)))
+        task = config.get("task", {})
+        return dict(config.get("cluster", {})), task.get("type"), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError):
-        return Topology()  # Who needs `TF_CONFIG` says what is wrong with it.
-    # The chief of parameter servers trains for all; an evaluator does not train.
-    if "ps" in jobs or own not in order:
-        return Topology()
-    return Topology(order.index(own), len(order), launcher="TF_CONFIG")
+        return {}, None, 0  # Who needs `TF_CONFIG` says what is wrong with it.
 
 
 def is_launched() -> bool:

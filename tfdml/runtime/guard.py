@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import tensorflow as tf
 
+from tfdml import topology
 from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
 from tfdml.runtime.descriptions import describe_error
@@ -324,14 +325,19 @@ def _machine() -> int:
 
 
 def _addresses() -> list[str]:
-    """Returns this machine's addresses, those that others can reach first."""
+    """Returns this machine's name in the job and its addresses, those that others can reach first.
+
+    The name comes first: it leads through the network that was chosen for the job, a tunnel say.
+    """
     found = [
         address.address
         for addresses in psutil.net_if_addrs().values()
         for address in addresses
         if address.family == socket.AF_INET
     ]
-    return sorted(found, key=lambda address: address.startswith("127."))
+    found.sort(key=lambda address: address.startswith("127."))
+    name = topology.own_host()
+    return found if name is None else list(dict.fromkeys([name, *found]))
 
 
 _guards: dict[tuple[int, int], Guard] = {}
