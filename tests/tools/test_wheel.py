@@ -1,4 +1,4 @@
-"""From a fresh clone to training, by the wheel alone: a new environment, and no compiler on PATH."""
+"""From a fresh clone to training by the wheel: an empty environment and no compiler on PATH."""
 
 import json
 import os
@@ -160,7 +160,8 @@ def test_the_extra_brings_it(wheel, project, installed):
     """Runs last: it changes the environment."""
     done = run(["pip", "install", "--quiet", f"{wheel}[records]"], installed, timeout=900)
     assert done.returncode == 0, done.stderr
-    code = "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'id': [1, 2]}), 'a.parquet')"
+    table = "pyarrow.table({'id': [1, 2]})"
+    code = f"import pyarrow.parquet; pyarrow.parquet.write_table({table}, 'a.parquet')"
     assert run(["python", "-c", code], installed, cwd=project).returncode == 0
     done = run(["tfdml", "records", "convert", "a.parquet", "-o", "third"], installed, cwd=project)
     assert done.returncode == 0, done.stderr
