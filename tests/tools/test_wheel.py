@@ -133,12 +133,11 @@ def test_two_workers_train_as_one_does(project, installed):
         assert str(Path(worker["tfdml"]).parents[4]) in installed
 
 
-@pytest.mark.parametrize("codec", ["PowerSGD", "TopK"])
-def test_compressed_with_a_checkpoint(project, installed, codec):
-    """Codecs run without their compiled operations; a second run continues with the same bits."""
-    whole = train(project, installed, 2, codec, f"{codec}-whole", "3")
-    train(project, installed, 2, codec, f"{codec}-parts", "2")
-    parts = train(project, installed, 2, codec, f"{codec}-parts", "3")
+def test_compressed_with_a_checkpoint(project, installed):
+    """A codec runs without its compiled operations; a second run continues with the same bits."""
+    whole = train(project, installed, 2, "PowerSGD", "whole", "3")
+    train(project, installed, 2, "PowerSGD", "parts", "2")
+    parts = train(project, installed, 2, "PowerSGD", "parts", "3")
     assert len({worker["digest"] for worker in [*whole, *parts]}) == 1
     assert not any(worker["compiled"] for worker in [*whole, *parts])
     assert whole[0]["losses"][-1] < whole[0]["losses"][0]
