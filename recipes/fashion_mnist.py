@@ -1,11 +1,12 @@
 """Trains a small convolutional network on images, on one process or on many.
 
     python recipes/fashion_mnist.py
-    horovodrun -np 2 python recipes/fashion_mnist.py
+    tfdml launch --workers 2 recipes/fashion_mnist.py
+    horovodrun -np 2 python recipes/fashion_mnist.py --strategy horovod
 
     python recipes/make_records.py fashion/              # or from TFRecords: written once,
     tfdml records verify fashion/                        # checked,
-    horovodrun -np 2 python recipes/fashion_mnist.py --records fashion/    # and read
+    tfdml launch --workers 2 recipes/fashion_mnist.py --records fashion/    # and read
 
 One process and many give the same model: a batch of `--batch-size` images is the *global* batch,
 which the strategy splits over the processes. Compared with a script for one process, two lines
@@ -24,6 +25,11 @@ import tensorflow as tf
 import typer
 
 import tfdml
+
+STRATEGIES = {
+    "multi_worker": tfdml.MultiWorkerMirroredStrategy,
+    "horovod": tfdml.HorovodStrategy,
+}
 
 
 def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -126,18 +132,28 @@ def main(
     output: Annotated[
         Path | None, typer.Option(help="Write history.json and weights.npz into this directory.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Save here every 50 steps, and resume from what is here.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order.")] = 0,
+    strategy_name: Annotated[
+        str, typer.Option("--strategy", help=f"One of {', '.join(STRATEGIES)}.")
+    ] = "multi_worker",
     data: Annotated[
         str, typer.Option(help=f"Where the images come from: auto, {', '.join(images.SOURCES)}.")
     ] = "auto",
 ) -> None:
     """Train a small convolutional network on Fashion-MNIST, on one process or on many.
 
-    Start it by `python` for one process or by `horovodrun -np N python` for N: the result is the
+    Start it by `python` for one process or by `tfdml launch --workers N` for N: the result is the
     same. On several hosts choose `--data` by hand, so that all of them read the same images.
     """
+    if strategy_name not in STRATEGIES:
+        raise typer.BadParameter(
+            f"--strategy must be one of {', '.join(STRATEGIES)}. Received: {strategy_name}"
+        )
     keras.utils.set_random_seed(seed)
-    strategy = tfdml.HorovodStrategy()
+    strategy = STRATEGIES[strategy_name]()
     if records is not None and (limit is not None or data != "auto"):
         raise typer.BadParameter("--limit and --data must be left out with --records.")
     try:
@@ -170,6 +186,8 @@ def main(
             f"validate; {strategy.size} process{'es' if strategy.size > 1 else ''}"
         )
     throughput = Throughput()
+    if checkpoint is not None:
+        callbacks.append(tfdml.callbacks.FaultTolerantCheckpoint(str(checkpoint), save_freq=50))
     history = model.fit(**arguments, epochs=epochs, callbacks=[throughput, *callbacks]).history
     if not strategy.is_chief:
         return

@@ -2,7 +2,7 @@
 
     python recipes/make_records.py fashion/
     tfdml records verify fashion/
-    horovodrun -np 2 python recipes/fashion_mnist.py --records fashion/
+    tfdml launch --workers 2 recipes/fashion_mnist.py --records fashion/
 
 For files of your own there is `tfdml records convert`: image folders, CSV, Parquet, IDX and others.
 """

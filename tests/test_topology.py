@@ -1,8 +1,10 @@
 """Who a process is, from what its launcher left in the environment."""
 
+import json
+
 import pytest
 
-from tfdml.topology import Topology, launched
+from tfdml.topology import Topology, launched, started_together
 
 
 def test_without_a_launcher_a_process_is_a_job_of_its_own():
@@ -58,3 +60,29 @@ def test_each_launcher_is_understood(names):
 def test_contradictions_are_errors(environment, message):
     with pytest.raises(ValueError, match=message):
         launched(environment)
+
+
+def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
+    addresses = {job: [f"{job}{i}:1" for i in range(n)] for job, n in jobs.items()}
+    return {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": task, "index": index}})}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        (cluster("worker", 1, worker=2), (1, 2)),
+        (cluster("worker", 0, worker=2, chief=1), (1, 3)),
+        (cluster("worker", 0, worker=1), (0, 1)),
+        # Neither trains as one of several.
+        (cluster("evaluator", 0, worker=2, evaluator=1), (0, 1)),
+        (cluster("chief", 0, chief=1, worker=2, ps=1), (0, 1)),
+        ({"TF_CONFIG": "no JSON"}, (0, 1)),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "0",
+          "HOROVOD_LOCAL_SIZE": "1"}, (1, 3)),
+        # `srun` sets these for whatever it starts.
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (0, 1)),
+    ],
+)  # fmt: skip
+def test_who_was_started_to_train_together(environment, place):
+    told = started_together(environment)
+    assert (told.rank, told.size) == place

@@ -1,6 +1,7 @@
 """Who am I among the workers: the only module of tfdml that reads the environment."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 
@@ -74,6 +75,35 @@ def launched(environment: Mapping[str, str] | None = None) -> Topology:
         if names[0] in environment:
             return Topology(*(_integer(environment, n, launcher) for n in names), launcher=launcher)
     return Topology()
+
+
+def started_together(environment: Mapping[str, str] | None = None) -> Topology:
+    """Reads this process's place among those that were started to train together, by any launcher.
+
+    Unlike `launched` it knows the workers of `TF_CONFIG`, and does not believe the variables of
+    MPICH: Slurm's `srun` sets them whatever it starts.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+
+    Returns:
+        The place, or that of a single process.
+    """
+    environment = os.environ if environment is None else environment
+    for launcher in ("horovodrun (gloo)", "mpirun (Open MPI)"):
+        if _LAUNCHERS[launcher][0] in environment:
+            return launched(environment)
+    try:
+        config = json.loads(environment.get("TF_CONFIG") or "{}")
+        jobs, task = config.get("cluster", {}), config.get("task", {})
+        order = [(j, i) for j in ("chief", "master", "worker") for i in range(len(jobs.get(j, ())))]
+        own = (task.get("type"), int(task.get("index", 0)))
+    except (ValueError, TypeError, AttributeError):
+        return Topology()  # Who needs `TF_CONFIG` says what is wrong with it.
+    # The chief of parameter servers trains for all; an evaluator does not train.
+    if "ps" in jobs or own not in order:
+        return Topology()
+    return Topology(order.index(own), len(order), launcher="TF_CONFIG")
 
 
 def is_launched() -> bool:

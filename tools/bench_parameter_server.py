@@ -1,4 +1,4 @@
-"""Times `ParameterServerStrategy` beside its peers; rows where it loses are printed too.
+"""Times `ParameterServerStrategy` beside its peers; cases where tfdml is slower are printed too.
 
     .venv/bin/python tools/bench_parameter_server.py peers --workers 2
     .venv/bin/python tools/bench_parameter_server.py peers --workers 2 --rate 1gbit    # as root

@@ -1,6 +1,9 @@
 """Puts two runs of recipes/fashion_mnist.py next to each other: a table, and a plot of both.
 
 python tools/compare_runs.py demo/one demo/two --plot demo/learning_curves.png
+
+With `--killed` a third run, one of whose ranks was killed, must have ended with the second's bits;
+with `--slow` twice, two runs of recipes/compressed.py on a slow network are put beside each other.
 """
 
 import dataclasses
@@ -132,21 +135,60 @@ def plot(one: Run, two: Run, path: Path) -> None:
     plt.close(figure)
 
 
+def same_bits(one: Run, two: Run) -> bool:
+    """Returns whether two runs ended with the same weights and history, bit for bit."""
+    return (
+        one.facts["history"] == two.facts["history"]
+        and one.weights.keys() == two.weights.keys()
+        and all(one.weights[n].tobytes() == two.weights[n].tobytes() for n in one.weights)
+    )
+
+
+def networks(slow: list[Path]) -> str:
+    """Returns a sentence on runs of recipes/compressed.py, without compression and with it.
+
+    Args:
+        slow: What both wrote by `--output`, the run without compression first.
+    """
+    plain, small = (json.loads(path.read_text(encoding="utf-8")) for path in slow)
+    return (
+        f"With {small['compression']} a step took {small['milliseconds']:,.0f} ms over 100 Mbit/s "
+        f"instead of {plain['milliseconds']:,.0f} ms, for {plain['bytes'] / 1e6:.1f} MB of "
+        f"gradients ({100 * small['accuracy']:.0f} and {100 * plain['accuracy']:.0f} % right)."
+    )
+
+
 def main(
     one: Annotated[Path, typer.Argument(help="What the first run wrote.")],
     two: Annotated[Path, typer.Argument(help="What the second run wrote.")],
     picture: Annotated[Path, typer.Option("--plot", help="The plot to write.")],
+    killed: Annotated[
+        Path | None, typer.Option(help="What the second run wrote, with a rank killed.")
+    ] = None,
+    slow: Annotated[
+        list[Path] | None, typer.Option(help="Without compression and with it, twice given.")
+    ] = None,
 ) -> None:
     """Compare two runs of the recipe; exit 1 when they do not agree."""
     first, second = read_run(one), read_run(two)
-    console = Console(highlight=False)
-    console.print(comparison(first, second))
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    Console(highlight=False).print(comparison(first, second))
     plot(first, second, picture)
-    console.print(f"Both learning curves: {picture}", soft_wrap=True, markup=False)
+    console.print(f"Both learning curves: {picture}")
     apart = loss_difference(first, second)
-    if apart > LOSS_TOLERANCE:
+    agree = apart <= LOSS_TOLERANCE
+    kept = killed is None or same_bits(second, read_run(killed))
+    if not agree:
         console.print(f"error: the losses differ by {apart:.1e}, more than {LOSS_TOLERANCE:.0e}")
+    if not kept:
+        console.print("error: after a kill, weights or history are not the same bits")
+    if not (agree and kept):
         raise typer.Exit(1)
+    console.print(f"{second.label} trained as {first.label} did: losses within {apart:.0e}.")
+    if killed is not None:
+        console.print("With a rank killed in the middle they ended with the same bits.")
+    if slow:
+        console.print(networks(slow))
 
 
 if __name__ == "__main__":

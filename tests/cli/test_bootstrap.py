@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 
 import pytest
 
@@ -37,10 +36,8 @@ def test_fresh_checkout(tmp_path):
     assert len(wheels) == 1
     assert not list((home / ".cache" / "tfdml").glob("build-*"))
 
-    began = time.monotonic()
     second = bootstrap(checkout, home)
     assert second.returncode == 0, second.stderr
-    assert time.monotonic() - began < 20
     assert "Installing" not in second.stderr
     assert "Building" not in second.stderr
 

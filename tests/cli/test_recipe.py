@@ -95,13 +95,17 @@ def one(tmp_path_factory):
     return output, done.stdout
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
+HOROVODRUN = [
+    *("-c", "from horovod.runner.launch import run_commandline; run_commandline()"),
+    *("-np", "2", sys.executable, *RECIPE, "--strategy", "horovod"),
+]
+LAUNCH = ["-m", "tfdml.cli.main", "launch", "--workers", "2", *RECIPE]
+
+
+@pytest.fixture(scope="module", params=[HOROVODRUN, LAUNCH], ids=["horovodrun", "launch"])
+def two(tmp_path_factory, request):
     output = tmp_path_factory.mktemp("two")
-    horovodrun = "from horovod.runner.launch import run_commandline; run_commandline()"
-    done = run_python(
-        "-c", horovodrun, "-np", "2", sys.executable, *RECIPE, "--output", str(output)
-    )
+    done = run_python(*request.param, "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     return output, done.stdout
 
@@ -127,7 +131,7 @@ def test_two_processes_agree_with_one(one, two, tmp_path):
         "tools/compare_runs.py", str(one[0]), str(two[0]), "--plot", str(picture), COLUMNS="120"
     )
     assert done.returncode == 0, done.stdout
-    assert "2 processes" in done.stdout
+    assert "2 processes trained as 1 process did" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -136,7 +140,44 @@ def test_comparison_goes_red(one, tmp_path):
     facts["history"]["loss"][0] += 0.05
     (tmp_path / "history.json").write_text(json.dumps(facts))
     (tmp_path / "weights.npz").write_bytes((one[0] / "weights.npz").read_bytes())
-    picture = str(tmp_path / "p.png")
-    done = run_python("tools/compare_runs.py", str(one[0]), str(tmp_path), "--plot", picture)
+    compare = ["tools/compare_runs.py", str(one[0]), str(tmp_path), "--plot", f"{tmp_path}/p.png"]
+    done = run_python(*compare)
     assert done.returncode == 1
     assert "the losses differ by 5.0e-02" in done.stdout
+
+
+def test_a_killed_run_must_have_the_same_bits(one, tmp_path):
+    (tmp_path / "history.json").write_bytes((one[0] / "history.json").read_bytes())
+    with np.load(one[0] / "weights.npz") as stored:
+        weights = {name: stored[name] for name in stored.files}
+    compare = ["tools/compare_runs.py", str(one[0]), str(one[0]), "--plot", f"{tmp_path}/p.png"]
+    for code in (0, 1):
+        np.savez(tmp_path / "weights.npz", **weights)
+        done = run_python(*compare, "--killed", str(tmp_path))
+        assert done.returncode == code, done.stdout
+        assert ("ended with the same bits" in done.stdout) == (code == 0)
+        last = list(weights)[-1]
+        weights[last] = np.nextafter(weights[last], np.float32(9))
+
+
+@pytest.mark.slow  # `tools/demo` does it.
+def test_a_rank_is_killed_in_the_middle(two, tmp_path):
+    checkpoints = str(tmp_path / "checkpoints")
+    done = run_python(
+        *("tools/kill_a_rank.py", "--checkpoints", checkpoints, "--step", "50", "--"),
+        *(
+            sys.executable,
+            "-m",
+            "tfdml.cli.main",
+            "launch",
+            "--workers",
+            "2",
+            "--max-restarts",
+            "1",
+        ),
+        *(*RECIPE, "--epochs", "8", "--checkpoint", checkpoints, "--output", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "-- kill -9" in done.stdout
+    assert "restart 1 of 1" in done.stderr
+    assert len(json.loads((tmp_path / "history.json").read_text())["history"]["loss"]) == 8

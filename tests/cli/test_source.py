@@ -13,7 +13,7 @@ from tfdml.horovod_build.build import compile_wheel
 from tfdml.horovod_build.changes import CHANGES
 
 ROOT = f"horovod-{horovod_source.VERSION}"
-LISTING, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
+LISTING, FINDER, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
 
 
 def archive_with(path, files: dict[str, str]):

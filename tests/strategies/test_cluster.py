@@ -1,9 +1,17 @@
 """Which rank a task of a cluster is, whatever resolver says so."""
 
+import json
+
 import pytest
 import tensorflow as tf
 
-from tfdml.strategies import MultiWorkerMirroredStrategy, cluster
+import tfdml
+from tfdml.strategies import (
+    HorovodStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    cluster,
+)
 
 CLUSTER = {"worker": ["a:1", "b:1"], "chief": ["c:1"], "ps": ["d:1"]}
 
@@ -40,3 +48,27 @@ def test_one_worker_needs_no_server():
 def test_arguments_are_checked(devices):
     with pytest.raises(ValueError, match="`devices` must be a non-empty list"):
         MultiWorkerMirroredStrategy(devices=devices)
+
+
+WORKERS = json.dumps(
+    {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+)
+HOROVOD = {f"HOROVOD_{n}": "1" for n in ("RANK", "LOCAL_SIZE")} | {"HOROVOD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variables", "launcher"),
+    [
+        (MultiWorkerMirroredStrategy, {**HOROVOD, "HOROVOD_LOCAL_RANK": "0"}, "horovodrun"),
+        (MirroredStrategy, {**HOROVOD, "HOROVOD_LOCAL_RANK": "0"}, "horovodrun"),
+        (HorovodStrategy, {"TF_CONFIG": WORKERS}, "TF_CONFIG"),
+        (MirroredStrategy, {"TF_CONFIG": WORKERS}, "TF_CONFIG"),
+    ],
+)
+def test_processes_that_would_train_each_for_itself(monkeypatch, strategy, variables, launcher):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"one process, in rank 1 of 2 as {launcher}.* Use `tfdml"):
+        strategy()
+    with tfdml.alone():
+        assert MirroredStrategy().size == 1

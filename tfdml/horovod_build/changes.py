@@ -40,6 +40,35 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "horovod/tensorflow/CMakeLists.txt": (
         ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', ""),
     ),
+    # Flags of TensorFlow go to a shell: a path with a space, as a checkout or a home directory may
+    # have, must be quoted. An item that CMake shall leave as it is must begin with a dash.
+    "cmake/Modules/FindTensorflow.cmake": (
+        ("import tensorflow as tf; print(tf.__v", "import shlex, tensorflow as tf; print(tf.__v"),
+        (
+            "print(' '.join(tf.sysconfig.get_link_flags()))",
+            "print('-L' + shlex.quote(tf.sysconfig.get_lib()), *tf.sysconfig.get_link_flags()[1:])",
+        ),
+        (
+            "print(' '.join(tf.sysconfig.get_compile_flags()))",
+            "print(shlex.join(tf.sysconfig.get_compile_flags()))",
+        ),
+        (
+            """    string(REPLACE " " ";" Tensorflow_LIBRARIES_LIST "${Tensorflow_LIBRARIES}")
+    list(GET Tensorflow_LIBRARIES_LIST 0 Tensorflow_LIB_PATH_ARGUMENT)
+    string(REGEX REPLACE "^-L" "" Tensorflow_LIB_PATH ${Tensorflow_LIB_PATH_ARGUMENT})
+""",
+            "    get_filename_component("
+            'Tensorflow_LIB_PATH "${Tensorflow_INCLUDE_DIRS}" DIRECTORY)\n',
+        ),
+        (
+            "${Tensorflow_LIB_PATH}/python/_pywrap_tensorflow_internal.so",
+            r"\"${Tensorflow_LIB_PATH}/python/_pywrap_tensorflow_internal.so\"",
+        ),
+        (
+            "${Tensorflow_LIBRARIES} ${lib_tensorflow_cc_so_path}",
+            r"${Tensorflow_LIBRARIES} \"${lib_tensorflow_cc_so_path}\"",
+        ),
+    ),
     # Where a rank is lost, the others end their connections, which is how those further away in
     # the ring learn of it. The contexts of process sets are never `enabled_`: theirs would stay,
     # and with four ranks and more some wait for gloo's whole timeout.

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfdml import topology
+
 # The strategies of this process. How many processes one has may change: they come and go.
 _strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 _is_meant: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_meant", default=False)
@@ -20,7 +22,8 @@ def alone() -> Iterator[None]:
 
     A model that was made outside of the strategy's scope trains on one process only: each has its
     own weights, and sees all data. Without this, `fit` refuses that, because as a rule the scope
-    was forgotten.
+    was forgotten. In the same way a strategy of one process is refused in a process that was
+    started as one of several.
     """
     token = _is_meant.set(True)
     try:
@@ -32,6 +35,35 @@ def alone() -> Iterator[None]:
 def note_strategy(strategy: tf.distribute.Strategy) -> None:
     """Notes a strategy, by which this process may belong to a job of several."""
     _strategies.add(strategy)
+
+
+def check_started_alone(strategy: str) -> None:
+    """Refuses a strategy of one process where a launcher has started several, if it is not meant.
+
+    Each would train a model of its own on all data, and nothing would tell: this happens under a
+    launcher of another strategy.
+
+    Args:
+        strategy: The strategy's name.
+
+    Raises:
+        ValueError: If this process is one of several, and `alone` is not entered.
+    """
+    place = topology.started_together()
+    if _is_meant.get() or place.size == 1 or topology.is_elastic():
+        return
+    if place.launcher == "TF_CONFIG":
+        fix = (
+            "Use `tfdml.MultiWorkerMirroredStrategy` here; `tfdml launch --horovod` starts Horovod."
+        )
+    else:
+        fix = "Use `tfdml.HorovodStrategy` here; `tfdml launch` starts workers without Horovod."
+    raise ValueError(
+        f"`{strategy}` must be made in a process that was started for it, or each process trains a "
+        f"model of its own. Received: a job of one process, in rank {place.rank} of {place.size} "
+        f"as {place.launcher} says. {fix} If each process is to train by itself, make the strategy "
+        f"under `with tfdml.alone():`."
+    )
 
 
 def check_not_alone(model: keras.Model) -> None:

@@ -9,7 +9,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard import guard_of
 from tfdml.runtime.watched import WatchedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
-from tfdml.strategies.alone import note_strategy
+from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.step import GlobalStep
@@ -36,7 +36,9 @@ class ReplicaStrategy(tf.distribute.Strategy):
         keras_seam.install()
         tensorflow_seam.install()
         guard = None
-        if collective.size > 1:
+        if collective.size == 1:
+            check_started_alone(type(self).__name__)
+        else:
             guard = guard_of(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.place)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))

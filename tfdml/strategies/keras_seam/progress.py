@@ -73,7 +73,8 @@ class LineProgress(keras.callbacks.ProgbarLogger):
 
     def _say(self, unit: str, number: int, target: int | None, logs: dict | None) -> None:
         now = time.monotonic()
-        if now - self._said < INTERVAL:
+        # The epoch's line comes right after its last step.
+        if now - self._said < INTERVAL or number == target:
             return
         self._said = now
         elapsed = now - self._began
