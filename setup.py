@@ -1,4 +1,4 @@
-"""Packaging of tfdml: the one place where supported version ranges are written.
+"""Packaging of tfdml: the one place where its version and the supported ranges are written.
 
 `tfdml doctor` and `tools/bootstrap` read these ranges from the installed metadata, so nothing
 else in the repository repeats them.
@@ -23,18 +23,24 @@ HOROVOD = [
     "setuptools",
     "wheel",
 ]
-RECIPES = ["matplotlib", "scikit-learn"]
+# `tfdml records` reads images, Parquet and HDF5 with these. Training on TFRecords needs none of
+# them.
+RECORDS = ["h5py", "pillow>=10", "pyarrow>=14"]
 # `tfdml records convert` reads what these have prepared.
 # tensorflow-datasets 4.9.10 imports importlib_resources without asking for it.
 HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
+RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 TEST = [
     *HUBS,
+    *RECORDS,
+    "check-jsonschema>=0.29",
     "hypothesis>=6",
     "kubernetes",
     "optax",
     "pandas",
     "pytest>=8",
     "pytest-xdist>=3.5",
+    "pyyaml",
     "ruff>=0.12",
     "safetensors",
     "tensorboard",
@@ -46,22 +52,35 @@ setup(
     description="Multi-GPU and multi-node training for Keras 3 on TensorFlow, under plain fit.",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["keras", "tensorflow", "horovod", "distributed training", "gradient compression"],
+    classifiers=[
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["tfdml", "tfdml.*"]),
-    package_data={"tfdml.native": ["*.cc", "*.h"]},
+    package_data={"tfdml": ["py.typed"], "tfdml.native": ["*.cc", "*.h"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
         "filelock>=3.12",
         "fsspec>=2023.6",
         "google-crc32c>=1.5",
-        "h5py",
         "keras>=3.15,<3.16",
         "ml_dtypes>=0.4",
         "numpy",
         "packaging",
-        "pillow>=10",
         "platformdirs>=3",
         "psutil",
-        "pyarrow>=14",
         "rich>=13",
         "tenacity>=8.2",
         "typer>=0.15",
@@ -72,6 +91,7 @@ setup(
         "horovod": HOROVOD,
         "hubs": HUBS,
         "recipes": RECIPES,
+        "records": RECORDS,
         "test": TEST,
     },
     entry_points={"console_scripts": ["tfdml=tfdml.cli.main:main"]},

@@ -106,7 +106,7 @@ def convert(
     `--resume`. TensorFlow Datasets opens what is written by `tfds.builder_from_directory`.
     """
     from tfdml.data.convert import convert as run
-    from tfdml.data.images import ImageOptions
+    from tfdml.data.image_options import ImageOptions
     from tfdml.data.plan import Options
     from tfdml.data.schema import Schema
     from tfdml.data.sources.opening import open_source

@@ -1,48 +1,22 @@
 """One image file: whether it can be trained on as it is, and making another of it."""
 
-import dataclasses
 import io
 import warnings
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from tfdml.data import optional
+from tfdml.data.image_options import ImageOptions
+
+Image = optional.load("PIL.Image", "Reading images")
+ImageOps = optional.load("PIL.ImageOps", "Reading images")
 
 # What TensorFlow decodes.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
-EXTENSIONS = (
-    *(".jpg", ".jpeg", ".png", ".gif", ".bmp"),
-    *(".webp", ".tif", ".tiff", ".ppm", ".pgm"),
-)
 # About 13,000 x 13,000: a file of a few kilobytes can claim any size.
 LARGEST_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
 # Modes that TensorFlow reads as what they show.
 _PLAIN = ("L", "RGB", "P", "1")
 FIX = "Convert it by --fix-images, which makes upright 8-bit RGB of the first frame"
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageOptions:
-    """What is done to images; by default their bytes are kept.
-
-    Attributes:
-        resize: Height and width; the aspect ratio is not kept.
-        format: "jpeg" or "png" to encode anew.
-        quality: Of JPEG, from 1 to 100.
-        fix: Whether images that TensorFlow would read wrongly are made plain, not refused.
-    """
-
-    resize: tuple[int, int] | None = None
-    format: str | None = None
-    quality: int = 95
-    fix: bool = False
-
-    def __post_init__(self) -> None:
-        if self.format not in (None, "jpeg", "png"):
-            raise ValueError(f'`format` must be "jpeg" or "png". Received: {self.format!r}.')
-        if not 1 <= self.quality <= 100:
-            raise ValueError(f"`quality` must be from 1 to 100. Received: {self.quality}.")
-        if self.resize is not None and min(self.resize) < 1:
-            raise ValueError(f"`resize` must be a height and a width. Received: {self.resize}.")
 
 
 def prepare(data: bytes, options: ImageOptions) -> bytes:
@@ -65,7 +39,7 @@ def prepare(data: bytes, options: ImageOptions) -> bytes:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 return _prepare(image, data, options)
-    except UnidentifiedImageError as error:
+    except Image.UnidentifiedImageError as error:
         raise ValueError("is not an image, whatever its name says") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"has too many pixels: {error}") from error

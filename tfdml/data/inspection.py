@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from tfdml.data import optional
 from tfdml.data.manifest import Manifest
 from tfdml.data.schema import IMAGE, INT64, RAW
 from tfdml.data.sources.tfrecords import TfrecordSource
@@ -78,8 +78,10 @@ def contact_sheet(manifest: Manifest, split: str, path: Path) -> int:
     """Draws the first images of a split, side by side; returns how many.
 
     Raises:
+        MissingPackageError: If Pillow is not installed.
         ValueError: If the data set has no images, nor arrays that look like ones.
     """
+    pillow = optional.load("PIL.Image", "Drawing a sheet of images")
     schema = manifest.schema
     names = [n for n, f in sorted(schema.items()) if f.kind == IMAGE] + [
         n
@@ -89,13 +91,13 @@ def contact_sheet(manifest: Manifest, split: str, path: Path) -> int:
     if not names:
         raise ValueError(f"`sheet` must be of a data set with images. Received: {list(schema)}.")
     rows = examples(manifest, split, _COLUMNS * _ROWS)
-    sheet = Image.new("RGB", (_COLUMNS * _TILE, -(-len(rows) // _COLUMNS) * _TILE), "white")
+    sheet = pillow.new("RGB", (_COLUMNS * _TILE, -(-len(rows) // _COLUMNS) * _TILE), "white")
     for i, row in enumerate(rows):
         value = row[names[0]]
         if isinstance(value, bytes):
-            image = Image.open(io.BytesIO(value))
+            image = pillow.open(io.BytesIO(value))
         else:
-            image = Image.fromarray(value.squeeze(-1) if value.shape[2:] == (1,) else value)
+            image = pillow.fromarray(value.squeeze(-1) if value.shape[2:] == (1,) else value)
         image = image.convert("RGB")
         image.thumbnail((_TILE - 4, _TILE - 4))
         sheet.paste(image, (i % _COLUMNS * _TILE + 2, i // _COLUMNS * _TILE + 2))

@@ -4,12 +4,12 @@ import gzip
 import math
 import zipfile
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
-import h5py
 import numpy as np
 
-from tfdml.data import storage
+from tfdml.data import optional, storage
 from tfdml.data.inference import of_array
 from tfdml.data.schema import Schema
 from tfdml.data.sources.source import Chunk, Row, Source
@@ -92,9 +92,13 @@ class ArraySource(Source):
 
 def _dtype(array: Any) -> np.dtype:
     # HDF5's strings are objects to NumPy.
-    if isinstance(array, h5py.Dataset) and h5py.check_string_dtype(array.dtype):
+    if not isinstance(array, np.ndarray) and _hdf5().check_string_dtype(array.dtype):
         return np.dtype("S1")
     return array.dtype
+
+
+def _hdf5() -> ModuleType:
+    return optional.load("h5py", "Reading HDF5")
 
 
 def _values(column: np.ndarray) -> Any:
@@ -106,6 +110,7 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
     """Returns the arrays of a file, by the names of their features.
 
     Raises:
+        MissingPackageError: If it is an HDF5 file and h5py is not installed.
         ValueError: If the file cannot be read.
     """
     try:
@@ -114,6 +119,7 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
                 names = [n.removesuffix(".npy") for n in archive.namelist()]
             return {name: (path, name) for name in names}
         if path.endswith((".h5", ".hdf5")):
+            h5py = _hdf5()
             names: list[str] = []
             with h5py.File(storage.local_copy(path)) as file:
                 file.visititems(
@@ -132,8 +138,11 @@ def open_array(path: str, name: str) -> Any:
     """Opens an array: memory-mapped where it can be, read whole where it is compressed.
 
     Raises:
+        MissingPackageError: If it is in an HDF5 file and h5py is not installed.
         ValueError: If it cannot be read, or could only be by running code that it holds.
     """
+    is_hdf5 = path.endswith((".h5", ".hdf5"))
+    h5py = _hdf5() if is_hdf5 else None
     try:
         if path.endswith(".npy"):
             array = np.load(storage.local_copy(path), mmap_mode="r", allow_pickle=False)
@@ -141,7 +150,7 @@ def open_array(path: str, name: str) -> Any:
         if path.endswith(".npz"):
             with np.load(storage.local_copy(path), allow_pickle=False) as archive:
                 return _plain(archive[name], f"{path}, {name!r}")
-        if path.endswith((".h5", ".hdf5")):
+        if is_hdf5:
             return h5py.File(storage.local_copy(path))[name]
         return read_idx(path)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, KeyError) as error:

@@ -6,10 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv
-
-from tfdml.data import storage
+from tfdml.data import optional, storage
 from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_records
@@ -19,7 +16,7 @@ _LONGEST_HEADER = 1 << 20
 # What pyarrow reads otherwise than we do: quoted cells and hexadecimal numbers. Odd line ends give
 # another number of rows.
 _UNLIKE = (b'"', b"0x", b"0X")
-_COLUMN_TYPES = {INT64: pa.int64(), FLOAT: pa.float64(), STRING: pa.string()}
+_COLUMN_TYPES = {INT64: "int64", FLOAT: "float64", STRING: "string"}
 csv.field_size_limit(1 << 30)
 
 
@@ -106,8 +103,14 @@ class CsvSource(TextSource):
             yield path, begin, int(ends[-1]) if len(ends) else len(data), 1
 
     def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
-        """Yields the cells of a chunk's rows, if all of them are plain and sound."""
-        if any(f.kind not in _COLUMN_TYPES or f.shape or f.classes for f in self.schema.values()):
+        """Yields the cells of a chunk's rows, if all of them are plain and sound.
+
+        Only with pyarrow, which is several times faster than `rows` and gives the same values.
+        """
+        pa, arrow = optional.find("pyarrow"), optional.find("pyarrow.csv")
+        if arrow is None or any(
+            f.kind not in _COLUMN_TYPES or f.shape or f.classes for f in self.schema.values()
+        ):
             return
         path, offset, length, _ = chunk.key
         data = storage.read_range(path, offset, length)
@@ -115,13 +118,13 @@ class CsvSource(TextSource):
         if any(part in data for part in _UNLIKE):
             return
         try:
-            table = pyarrow.csv.read_csv(
+            table = arrow.read_csv(
                 pa.BufferReader(data),
-                pyarrow.csv.ReadOptions(
+                arrow.ReadOptions(
                     use_threads=False, block_size=len(data) + 1, column_names=self._columns
                 ),
-                pyarrow.csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
-                pyarrow.csv.ConvertOptions(
+                arrow.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                arrow.ConvertOptions(
                     column_types={n: _COLUMN_TYPES[f.kind] for n, f in self.schema.items()},
                     null_values=[],
                 ),

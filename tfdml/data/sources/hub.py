@@ -1,11 +1,12 @@
 """Data sets of TensorFlow Datasets and of Hugging Face's `datasets`, prepared on this machine."""
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from tfdml.data import storage
+from tfdml.data import optional, storage
 from tfdml.data.inference import infer, of_array
 from tfdml.data.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
@@ -52,7 +53,8 @@ class TfdsSource(_Ranges):
         split: The split.
 
     Raises:
-        ValueError: If there is no such split, or the package is not installed.
+        MissingPackageError: If the package is not installed.
+        ValueError: If there is no such split.
     """
 
     def __init__(self, path: str, split: str = "train"):
@@ -68,8 +70,7 @@ class TfdsSource(_Ranges):
 
     def rows(self, key: Any) -> Iterator[Row]:
         """Yields rows by their numbers."""
-        import tensorflow_datasets as tfds
-
+        tfds = _tfds()
         builder = _builder(self._path)
         begin, end = key
         decoders = {
@@ -86,14 +87,11 @@ class TfdsSource(_Ranges):
 
 
 def _builder(path: str) -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ValueError(
-            "`input` of kind tfds needs TensorFlow Datasets. Received: none installed. Install it: "
-            "pip install tensorflow-datasets."
-        ) from error
-    return tfds.builder_from_directory(path)
+    return _tfds().builder_from_directory(path)
+
+
+def _tfds() -> ModuleType:
+    return optional.load("tensorflow_datasets", "Reading a data set of TensorFlow Datasets")
 
 
 def _flat(prefix: str, row: Any) -> Iterator[tuple[str, Any]]:
@@ -111,8 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tfds_features(prefix: str, features: Any) -> Iterator[tuple[str, Feature]]:
-    import tensorflow_datasets as tfds
-
+    tfds = _tfds()
     for name, feature in features.items():
         key = f"{prefix}{name}"
         if isinstance(feature, tfds.features.FeaturesDict):
@@ -132,6 +129,10 @@ def _tfds_features(prefix: str, features: Any) -> Iterator[tuple[str, Feature]]:
                 yield key, of_array(shape, dtype)
 
 
+def _hugging_face() -> ModuleType:
+    return optional.load("datasets", "Reading a data set of Hugging Face")
+
+
 class HuggingFaceSource(_Ranges):
     """A data set that `datasets` has saved to the disk.
 
@@ -140,7 +141,8 @@ class HuggingFaceSource(_Ranges):
         split: The split, where there are several.
 
     Raises:
-        ValueError: If there is no such split, or the package is not installed.
+        MissingPackageError: If the package is not installed.
+        ValueError: If there is no such split.
     """
 
     def __init__(self, path: str, split: str | None = None):
@@ -148,8 +150,7 @@ class HuggingFaceSource(_Ranges):
         rows = self._open(path)
         self._data = rows
         super().__init__(path, len(rows), rows.data.nbytes // max(1, len(rows)))
-        import datasets
-
+        datasets = _hugging_face()
         sample = infer(values.values for values in self.rows((0, min(len(rows), 100))))
         for name, feature in rows.features.items():
             if isinstance(feature, datasets.ClassLabel):
@@ -162,13 +163,7 @@ class HuggingFaceSource(_Ranges):
         return {**self.__dict__, "_data": None}
 
     def _open(self, path: str) -> Any:
-        try:
-            import datasets
-        except ImportError as error:
-            raise ValueError(
-                "`input` of kind huggingface needs `datasets`. Received: none installed. Install "
-                "it: pip install datasets."
-            ) from error
+        datasets = _hugging_face()
         data = datasets.load_from_disk(path)
         if isinstance(data, datasets.DatasetDict):
             if self._split not in data:
@@ -183,8 +178,7 @@ class HuggingFaceSource(_Ranges):
 
     def rows(self, key: Any) -> Iterator[Row]:
         """Yields rows by their numbers."""
-        import datasets
-
+        datasets = _hugging_face()
         if self._data is None:
             self._data = self._open(self._path)
         begin, end = key

@@ -7,7 +7,8 @@ from typing import Any
 import fsspec
 
 from tfdml.data import storage
-from tfdml.data.images import EXTENSIONS, ImageOptions, prepare
+from tfdml.data.image_options import EXTENSIONS, ImageOptions
+from tfdml.data.images import prepare
 from tfdml.data.schema import IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 

@@ -4,7 +4,7 @@ import os
 
 from tfdml.data import manifest as manifests
 from tfdml.data import storage
-from tfdml.data.images import ImageOptions
+from tfdml.data.image_options import ImageOptions
 from tfdml.data.schema import Schema
 from tfdml.data.sources.source import Source
 
@@ -53,6 +53,7 @@ def open_source(
         delimiter: Of CSV; a comma by default, a tabulator for `.tsv`.
 
     Raises:
+        MissingPackageError: If the input needs a package that is not installed.
         ValueError: If the input is not there, of no known kind, or damaged.
     """
     paths = [value.split("=", 1)[1] if _is_named(value) else value for value in inputs]
@@ -148,7 +149,6 @@ def _table(
     delimiter: str,
 ) -> Source:
     from tfdml.data.sources.csv import CsvSource
-    from tfdml.data.sources.images import ImageTableSource
     from tfdml.data.sources.jsonl import JsonlSource
 
     if kind == "csv":
@@ -157,6 +157,8 @@ def _table(
         table = JsonlSource(paths, schema)
     if image_column is None:
         return table
+    from tfdml.data.sources.images import ImageTableSource
+
     return ImageTableSource(table, image_column, label_column, images)
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tfdml.data import storage
+from tfdml.data import optional, storage
 from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.jsonl import flatten
 from tfdml.data.sources.source import Chunk, Row, Source
+
+pa = optional.load("pyarrow", "Reading Parquet")
+pq = optional.load("pyarrow.parquet", "Reading Parquet")
 
 _BATCH_ROWS = 4096
 

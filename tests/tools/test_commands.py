@@ -1,0 +1,86 @@
+"""`tools/test` and `tools/bootstrap`: their options, and what is said of a wrong one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.checkouts import ROOT, copy_of_the_checkout
+
+
+def run(tool: str, *arguments: str, root: Path = ROOT, timeout: float = 60, **variables: str):
+    return subprocess.run(
+        [root / "tools" / tool, *arguments],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_help_sets_nothing_up(tmp_path):
+    checkout = copy_of_the_checkout(tmp_path / "checkout")
+    done = run("test", "--help", root=checkout)
+    assert done.returncode == 0
+    options = re.findall(r"^  (--\w+) ", done.stdout, re.MULTILINE)
+    assert options == ["--all", "--docs", "--lint", "--versions", "--help"]
+    assert not list(checkout.glob(".venv*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "received"),
+    [(["--everything"], "--everything"), (["--environment"], "none"), (["x"], "x")],
+)
+def test_an_argument_that_bootstrap_does_not_know(arguments, received):
+    done = run("bootstrap", *arguments)
+    assert done.returncode == 1
+    assert "must " in done.stderr
+    assert f"Received: {received}" in done.stderr
+
+
+def test_no_python_for_versions():
+    done = run("test", "--versions", PYTHON="/nowhere/python3")
+    assert done.returncode == 1
+    assert "must find a supported Python. Received: none of /nowhere/python3 runs." in done.stderr
+
+
+def test_the_few_tests_of_versions_are_there():
+    text = (ROOT / "tools" / "test").read_text(encoding="utf-8")
+    few = re.search(r"FEW_TESTS=\((.*?)\)", text, re.DOTALL).group(1).split()
+    assert few
+    assert all((ROOT / name).is_file() for name in few)
+
+
+@pytest.mark.slow
+def test_lint_alone(tmp_path):
+    """It needs no more than a Python, and finds what is wrong."""
+    checkout = copy_of_the_checkout(tmp_path / "checkout")
+    done = run("test", "--lint", root=checkout, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [p.name for p in checkout.glob(".venv*")] == [".venv-lint"]
+    (checkout / "tfdml" / "wrong.py").write_text('"""A module."""\n\nimport os\n')
+    done = run("test", "--lint", root=checkout, timeout=300)
+    assert done.returncode != 0
+    assert "`os` imported but unused" in done.stdout
+
+
+@pytest.mark.slow
+def test_an_environment_for_each_version(tmp_path):
+    checkout = copy_of_the_checkout(tmp_path / "checkout")
+    python = str(Path(sys.base_prefix) / "bin" / "python3")
+    # Which tests there would be, by the new environment's pytest.
+    done = run(
+        *("test", "--versions", "--collect-only", "-q"),
+        root=checkout,
+        timeout=1500,
+        PYTHON=python,
+    )
+    version = "{}.{}".format(*sys.version_info)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"== Python {version}" in done.stdout
+    assert "tests/data/test_pipeline.py" in done.stdout
+    assert [p.name for p in checkout.glob(".venv*")] == [f".venv-{version}"]

@@ -1,0 +1,95 @@
+"""The workflows: valid, and each step is one command of tools/ that a developer runs as well."""
+
+import os
+import re
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tools.checkouts import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
+ACTIONS = {"actions/checkout", "actions/setup-python"}
+# Everything that is to be checked of a change.
+COMMANDS = {
+    "tools/test",
+    "tools/test --all",
+    "tools/test --docs",
+    "tools/test --lint",
+    "tools/test --versions",
+    "tools/wheel",
+}
+
+
+def jobs(file: Path) -> list[dict]:
+    return list(yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values())
+
+
+def commands() -> list[str]:
+    steps = [step for file in WORKFLOWS for job in jobs(file) for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def lint(*files: Path) -> subprocess.CompletedProcess:
+    """Holds workflows against GitHub's schema, which comes with the linter."""
+    linter = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
+    return subprocess.run(
+        [linter, "--builtin-schema", "vendor.github-workflows", *files],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_they_fit_the_schema():
+    done = lint(*WORKFLOWS)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("runs-on:", "runs_on:"), ("jobs:", "job:"), ("- run:", "- runs:")]
+)
+def test_the_linter_finds_what_does_not_fit(right, wrong, tmp_path):
+    text = (ROOT / ".github" / "workflows" / "lint.yml").read_text(encoding="utf-8")
+    (tmp_path / "lint.yml").write_text(text.replace(right, wrong))
+    done = lint(tmp_path / "lint.yml")
+    assert done.returncode == 1
+    assert "Schema validation errors" in done.stdout
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_step_is_an_action_or_one_command_of_tools(file):
+    for job in jobs(file):
+        actions = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+        assert set(actions) == ACTIONS
+        for step in job["steps"]:
+            assert set(step) <= {"uses", "with"} or set(step) == {"run"}, step
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_the_commands_exist_with_their_options(command):
+    assert not re.search(r"[\n;&|<>$`]", command), "One command, and no shell."
+    tool, *arguments = shlex.split(command)
+    assert tool.startswith("tools/")
+    assert os.access(ROOT / tool, os.X_OK)
+    for argument in arguments:
+        if argument.startswith("-"):
+            helped = subprocess.run([ROOT / tool, "--help"], capture_output=True, text=True)
+            assert re.search(rf"^  {argument} ", helped.stdout, re.MULTILINE)
+        else:
+            assert (ROOT / argument).exists()
+
+
+def test_nothing_is_left_out():
+    assert set(commands()) >= COMMANDS
+
+
+def test_all_supported_pythons_are_tried():
+    (job,) = jobs(ROOT / ".github" / "workflows" / "versions.yml")
+    supported = re.findall(r'Python :: (3\.\d+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert job["strategy"]["matrix"]["python"] == supported
+    assert supported
