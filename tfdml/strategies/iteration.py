@@ -20,9 +20,13 @@ def opened(dataset: Iterable) -> Iterator:
     """
     iterator = iter(dataset)
     if isinstance(iterator, tf.data.Iterator):
-        # Its attributes outlive the iterator, and with them what TensorFlow holds for it. Not at
-        # the program's end: no thread can begin then.
-        weakref.finalize(iterator, _free, vars(iterator)).atexit = False
+        # Its attributes outlive the iterator, and with them what TensorFlow holds for it. They are
+        # put into a dict of their own first: Python 3.13.0 keeps an object's attributes within the
+        # object, and crashes where the object's first `__dict__` outlives it.
+        held = dict(vars(iterator))
+        iterator.__dict__ = held
+        # Not at the program's end: no thread can begin then.
+        weakref.finalize(iterator, _free, held).atexit = False
     return iterator
 
 
