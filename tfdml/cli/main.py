@@ -16,6 +16,7 @@ from tfdml.cli import (
     launch,
     records,
     serve,
+    test,
 )
 from tfdml.runtime.startup_noise import filter_import_of_tensorflow
 
@@ -38,6 +39,7 @@ app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("serve")(serve.serve)
+app.command("test")(test.test)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(records.app, name="records")
 
