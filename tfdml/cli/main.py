@@ -39,7 +39,7 @@ app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
 app.command("doctor")(doctor.doctor)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("serve")(serve.serve)
-app.command("test")(test.test)
+app.command("test")(test.self_test)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(records.app, name="records")
 

@@ -21,7 +21,7 @@ class Strategy(str, enum.Enum):
     PARAMETER_SERVER = "parameter_server"
 
 
-def test(
+def self_test(
     workers: Annotated[
         int, typer.Option("--workers", "-n", min=1, help="Number of processes on this machine.")
     ] = 2,

@@ -1,6 +1,8 @@
 """What a rank of `tfdml test` tells the command, as marked lines of its standard output.
 
-Standard output is the one way that a rank has on any machine: by ssh, and through `horovodrun`.
+Standard output is the one way that a rank has on any machine: by ssh, and through `horovodrun`. The
+processes on the way write the lines of several ranks into one pipe, where only short ones stay in
+one piece. So weights are sent in parts.
 """
 
 import dataclasses
@@ -8,7 +10,9 @@ import json
 import re
 import sys
 
-_EVENT = re.compile(r"<tfdml-test (\{[^\n]*?\})>")
+_MARKED = re.compile(r"<tfdml-test (\{[^\n]*?\})>")
+# With the marks, and a rank's prefix, less than PIPE_BUF, which is 4,096.
+_PART = 3000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +41,37 @@ class Event:
         return bool(self.losses)
 
     def send(self) -> None:
-        """Prints it, in one piece: ranks may share a pipe."""
-        sys.stdout.write(f"<tfdml-test {json.dumps(dataclasses.asdict(self))}>\n")
-        sys.stdout.flush()
+        """Prints it, in lines that a pipe keeps in one piece."""
+        for begin in range(0, len(self.weights), _PART):
+            _print({"part_of": self.run, "text": self.weights[begin : begin + _PART]})
+        _print(dataclasses.asdict(self) | {"weights": ""})
 
 
-def split(line: str) -> tuple[list[Event], str]:
-    """Returns the events in a line of output, and what else is in it."""
-    events = [Event(**json.loads(found)) for found in _EVENT.findall(line)]
-    return events, _EVENT.sub("", line)
+class Reader:
+    """Reads events from the lines of a job's output."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, str] = {}
+
+    def read(self, line: str) -> tuple[list[Event], str]:
+        """Returns the events that a line completes, and what else is in it."""
+        events = []
+        for found in map(json.loads, _MARKED.findall(line)):
+            if "part_of" in found:
+                run = found["part_of"]
+                self._parts[run] = self._parts.get(run, "") + found["text"]
+                continue
+            if found["rank"] == 0 and found["losses"]:
+                found["weights"] = self._parts.pop(found["run"], "")
+            events.append(Event(**found))
+        return events, without_events(line)
+
+
+def without_events(text: str) -> str:
+    """Returns a text without the marked parts."""
+    return _MARKED.sub("", text)
+
+
+def _print(told: dict) -> None:
+    sys.stdout.write(f"<tfdml-test {json.dumps(told)}>\n")
+    sys.stdout.flush()

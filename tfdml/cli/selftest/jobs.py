@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from tfdml.cli.selftest.events import Event, split
+from tfdml.cli.selftest.events import Event, Reader, without_events
 from tfdml.runtime.launcher import Host
 from tfdml.runtime.supervisor import TERM_SECONDS
 from tfdml.topology import child_environment
@@ -142,6 +142,7 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
     events: list[Event] = []
     beside: list[str] = []
     timed_out = threading.Event()
+    reader = Reader()
     with tempfile.TemporaryFile() as errors:
         # The supervisor ends the job and all its processes when its standard input closes: by
         # this process, or because this process is gone.
@@ -150,7 +151,7 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=child_environment(PYTHONUNBUFFERED="1"),
+            env=child_environment(),
             start_new_session=True,
         )
 
@@ -162,7 +163,7 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
         timer.start()
         try:
             for raw in process.stdout:
-                found, rest = split(raw.decode(errors="replace"))
+                found, rest = reader.read(raw.decode(errors="replace"))
                 events += found
                 beside.append(rest)
                 for event in found:
@@ -178,4 +179,4 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
             process.stdout.close()
         errors.seek(0)
         written = errors.read().decode(errors="replace")
-    return Ended(code, events, written + "".join(beside), timed_out.is_set())
+    return Ended(code, events, without_events(written) + "".join(beside), timed_out.is_set())
