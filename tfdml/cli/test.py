@@ -40,7 +40,20 @@ def self_test(
         Path | None, typer.Option("--json", help="Write the results to this file.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Train a small model under each installed strategy, and say which are right and how fast."""
+    """Train a small model under each installed strategy, and say which are right and how fast.
+
+    For example:
+
+    `tfdml test`
+
+    `tfdml test --hosts node1:2,node2:2`
+
+    `tfdml test --only multi_worker_mirrored --json results.json`
+
+    One process of plain Keras is the reference: losses and weights of the others must agree with
+    it, and weights must be the same bits on all ranks. One run is compressed. Takes a minute or
+    two. The exit code is 1 if a strategy failed or is wrong.
+    """
     try:
         places = launcher.parse_hosts(hosts) if hosts else []
         if json is not None and not json.parent.is_dir():
