@@ -54,9 +54,10 @@ def test_it_fits_a_screen(tfdml_command, columns):
     lines = done.stdout.splitlines()
     assert 12 <= len(lines) <= 24
     assert max(map(len, lines)) <= columns
-    assert "All-reduce" in done.stdout
+    assert row(done.stdout, "All-reduce").startswith("ok ")
 
 
+@pytest.mark.slow  # The one before runs it too.
 def test_healthy_machine(tfdml_command):
     done = tfdml_command("doctor", "--verbose", **WIDE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +65,7 @@ def test_healthy_machine(tfdml_command):
     for name in (*names, "All-reduce"):
         assert row(done.stdout, name).startswith("ok ")
     assert "gloo" in row(done.stdout, "Horovod")
-    assert " ms " in row(done.stdout, "All-reduce")
+    assert "MiB between 2 processes in" in row(done.stdout, "All-reduce")
     for thread in ("keras#20585", "keras#18624", "horovod#4290", "horovod#4302"):
         assert thread in done.stdout
 

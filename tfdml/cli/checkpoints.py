@@ -37,7 +37,7 @@ def inspect(directory: _Directory) -> None:
 
     `tfdml checkpoints inspect run1`
 
-    `tfdml checkpoints inspect run1/CHECKPOINT`
+    `tfdml checkpoints inspect run1/fit-000-epoch-0002-step-0000000010`
 
     All files are read and checked. The exit code is 1 if a checkpoint is damaged.
     """
@@ -82,7 +82,7 @@ def export(
 
     `tfdml checkpoints export run1 model.keras`
 
-    `tfdml checkpoints export run1/CHECKPOINT old.keras`
+    `tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras`
 
     It has the model and its weights, without the optimizer's state. With `use_ema` they are the
     weights that were trained, not their moving averages.
