@@ -110,7 +110,12 @@ def _run(
             replicas = 1
         # A process with several devices reports for all of them, and so does a chief.
         ranks = replicas if job.reports_by_rank else 1
+        failed = False
         for run in job.runs:
-            shown.end(judge(run, ended, replicas, ranks, reference))
+            result = judge(run, ended, replicas, ranks, reference)
+            # The processes that would have run it are gone.
+            result = Result(run, Status.NOT_RUN) if failed else result
+            shown.end(result)
+            failed = failed or result.status is Status.FAILED
         if job is jobs.REFERENCE and not shown.results[0].is_bad:
             reference = next(event for event in ended.events if event.is_end)

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import enum
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -107,7 +108,9 @@ def error_lines(text: str) -> list[str]:
     lines = [line for line in lines if line.strip() and not is_noise(line)]
     begins = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     chosen = lines[begins[0] :][:_ERROR_LINES] if begins else lines[-_ERROR_LINES:]
-    return [line[:200] for line in chosen]
+    # What follows is another rank's.
+    of_one = itertools.takewhile(lambda line: not line.startswith("Traceback"), chosen)
+    return [line[:300] for line in of_one]
 
 
 def _failed(run: Run, ended: Ended, reason: str) -> Result:
