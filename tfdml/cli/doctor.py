@@ -50,7 +50,7 @@ def doctor(
 
     `tfdml doctor`
 
-    `tfdml doctor --data data/photos`
+    `tfdml doctor --data data/photos --split train`
 
     Checks the versions, the settings of Keras, the devices, Horovod and the host name, and runs an
     all-reduce on two processes. Takes about 20 seconds. The exit code is 1 if training cannot work.
