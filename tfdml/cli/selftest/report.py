@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -66,7 +66,7 @@ class Report:
         self._begun.add(run.name)
         line = f"{run.title}, {where}"
         if self._console.is_terminal:
-            self._live.update(table(self._results, Spinner("dots", line)))
+            self._live.update(Group(table(self._results), Spinner("dots", line)))
         else:
             self._console.print(f"Training: {line}", markup=False)
 
@@ -77,12 +77,11 @@ class Report:
             self._live.update(table(self._results))
 
 
-def table(results: Sequence[Result], running: Spinner | None = None) -> Table:
-    """Returns the table of the runs, at most 80 columns wide.
+def table(results: Sequence[Result]) -> Table:
+    """Returns the table of the runs that have ended, at most 80 columns wide.
 
     Args:
-        results: What came of those that have ended; the first is the reference.
-        running: What stands for the one that runs.
+        results: What came of them; the first is the reference.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("Strategy", "Replicas", "Result", "Off by", "Samples/s", "Speed"):
@@ -100,8 +99,6 @@ def table(results: Sequence[Result], running: Spinner | None = None) -> Table:
             f"{rate:,.0f}" if rate else "",
             f"{rate / one:.2f}x" if rate and one else "",
         )
-    if running is not None:
-        made.add_row(running)
     return made
 
 
