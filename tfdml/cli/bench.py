@@ -10,24 +10,36 @@ from tfdml.runtime import launcher
 
 def bench(
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=2, help="Ranks on this machine.")
+        int, typer.Option("--workers", "-n", min=2, help="Number of processes on this machine.")
     ] = 2,
     hosts: Annotated[
-        str, typer.Option(help="Machines and their numbers of ranks, as node1:1,node2:1; by ssh.")
+        str,
+        typer.Option(
+            help="Machines to measure between by ssh, each with its number of processes.",
+            metavar="NAME:N,...",
+        ),
     ] = "",
     horovod: Annotated[
-        bool, typer.Option("--horovod", help="Measure Horovod's exchanges, not TensorFlow's.")
+        bool, typer.Option("--horovod", help="Measure Horovod's exchanges instead of TensorFlow's.")
     ] = False,
     model: Annotated[
-        str, typer.Option(help="A saved model (.keras), the same path on all hosts.")
+        str,
+        typer.Option(
+            help="Predict for this saved model, at the same path on all hosts.",
+            metavar="FILE.keras",
+        ),
     ] = "",
 ) -> None:
     """Measure latency, bandwidth and codecs, and predict a step's exchange for each compressor.
 
+    For example:
+
+    `tfdml bench --workers 2`
+
     `tfdml bench --hosts node1:1,node2:1 --horovod --model model.keras`
 
     It is what `compression="auto"` measures at its start, for all compressors. Without a model the
-    table is for six layers of 2,048 x 2,048 numbers. Half a minute.
+    table is for six layers of 2,048 x 2,048 numbers. It takes half a minute.
     """
     program = ["-m", "tfdml.cli.bench_rank"]
     program += ["--horovod"] if horovod else []

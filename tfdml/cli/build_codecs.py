@@ -15,6 +15,12 @@ def build_codecs(
 ) -> None:
     """Compile the codecs of compressed training for the installed TensorFlow.
 
+    For example:
+
+    `tfdml build-codecs`
+
+    `tfdml build-codecs --rebuild`
+
     On processors all codecs but `RandomK` and `PowerSGD` in turns then take less time, down to a
     tenth, and send the same bits; only `PowerSGD`'s matrices are summed in another order.
     Without, or with GPUs, XLA compiles TensorFlow's own operations. `tfdml build-horovod` does this

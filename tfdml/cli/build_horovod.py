@@ -18,7 +18,7 @@ def build_horovod(
         bool,
         typer.Option(
             "--gloo/--no-gloo",
-            help="Gloo, over TCP: works everywhere, needs nothing else.",
+            help="Build with Gloo, which works over TCP everywhere.",
             rich_help_panel=_LIBRARIES,
         ),
     ] = True,
@@ -26,7 +26,7 @@ def build_horovod(
         bool,
         typer.Option(
             "--mpi/--no-mpi",
-            help="MPI as well; its compiler wrapper mpicxx must be on PATH. **Untested.**",
+            help="Build with MPI, whose compiler wrapper mpicxx must be on PATH. **Untested.**",
             rich_help_panel=_LIBRARIES,
         ),
     ] = False,
@@ -34,8 +34,8 @@ def build_horovod(
         bool,
         typer.Option(
             "--nccl/--no-nccl",
-            help="NCCL for GPUs; needs CUDA's compiler and NCCL's headers (HOROVOD_CUDA_HOME and "
-            "HOROVOD_NCCL_HOME say where). **Untested.**",
+            help="Build with NCCL for GPUs, with the CUDA and NCCL that HOROVOD_CUDA_HOME and "
+            "HOROVOD_NCCL_HOME name. **Untested.**",
             rich_help_panel=_LIBRARIES,
         ),
     ] = False,
@@ -45,15 +45,14 @@ def build_horovod(
             "--jobs",
             "-j",
             min=1,
-            help="Compilers that may run at a time. Each takes up to 1.5 GB of memory.",
+            help="Run this many compilers at a time, each with up to 1.5 GB of memory.",
             show_default="one a core, as memory allows",
         ),
     ] = None,
     wheel_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Keep wheels here and look for them here, for example on a disk that all nodes "
-            "share.",
+            help="Keep wheels in this directory and look for them there.",
             show_default="the user's cache directory",
         ),
     ] = None,
@@ -65,6 +64,14 @@ def build_horovod(
     ] = False,
 ) -> None:
     """Build Horovod against the installed TensorFlow, once, and install it.
+
+    For example:
+
+    `tfdml build-horovod`
+
+    `tfdml build-horovod --only-wheel --wheel-dir wheels`
+
+    Only `HorovodStrategy` needs it.
 
     Horovod 0.28.1 does not compile against a current TensorFlow: one of its source files needs
     headers that TensorFlow no longer ships. This command takes the source distribution from the

@@ -25,16 +25,23 @@ _FAULTS_OF_A_RUN = 5
 
 def chaos(
     command: Annotated[
-        list[str], typer.Argument(help="How the program is started.", metavar="COMMAND...")
+        list[str],
+        typer.Argument(help="The command that starts the training.", metavar="COMMAND..."),
     ],
-    number: Annotated[int, typer.Option("--faults", min=1, help="How many faults.")] = 20,
-    seed: Annotated[int, typer.Option(help="What the faults are drawn from.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds that one start may take.")] = 600.0,
-    rank: Annotated[int, typer.Option(min=0, help="The rank that gets the faults.")] = 0,
+    number: Annotated[int, typer.Option("--faults", min=1, help="Number of faults.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the random faults.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that one start of the command may take.")
+    ] = 600.0,
+    rank: Annotated[int, typer.Option(min=0, help="Rank that gets the faults.")] = 0,
 ) -> None:
     """Kill and hinder a training script at many points, and check that nothing is lost.
 
-    `tfdml chaos -- python train.py`
+    For example:
+
+    `tfdml chaos --faults 5 python train.py`
+
+    `tfdml chaos --seed 1 -- tfdml launch --workers 2 train.py`
 
     The script uses `FaultTolerantCheckpoint`, and seeds (`keras.utils.set_random_seed`). It is run
     once without faults. Then it is run again and again, with its checkpoints in a directory of

@@ -14,16 +14,30 @@ from tfdml.checkpointing.commit import is_committed
 from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
 
-app = typer.Typer(help="Look at checkpoints, and make model files of them.", no_args_is_help=True)
+app = typer.Typer(
+    help=(
+        "Look at the checkpoints of `FaultTolerantCheckpoint`, and make model files of them.\n\n"
+        "For example:\n\n"
+        "`tfdml checkpoints inspect run1`\n\n"
+        "`tfdml checkpoints export run1 model.keras`"
+    ),
+    no_args_is_help=True,
+)
 
 _Directory = Annotated[
-    str, typer.Argument(help="Of `FaultTolerantCheckpoint`, or one checkpoint in it; or its URL.")
+    str, typer.Argument(help="The directory or URL of the checkpoints, or of one of them.")
 ]
 
 
 @app.command()
 def inspect(directory: _Directory) -> None:
     """Show each checkpoint: where training was, how many ranks wrote it, whole or damaged.
+
+    For example:
+
+    `tfdml checkpoints inspect run1`
+
+    `tfdml checkpoints inspect run1/fit-000-epoch-0002-step-0000000010`
 
     All files are read and checked. The exit code is 1 if a checkpoint is damaged.
     """
@@ -60,9 +74,15 @@ def inspect(directory: _Directory) -> None:
 @app.command()
 def export(
     directory: _Directory,
-    output: Annotated[Path, typer.Argument(help="The file to write: NAME.keras.")],
+    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
 ) -> None:
     """Make a .keras file of the newest checkpoint that is whole.
+
+    For example:
+
+    `tfdml checkpoints export run1 model.keras`
+
+    `tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras`
 
     It has the model and its weights, without the optimizer's state. With `use_ema` they are the
     weights that were trained, not their moving averages.

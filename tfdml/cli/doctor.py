@@ -13,43 +13,98 @@ from tfdml.cli.checks.all_reduce import check_all_reduce
 from tfdml.cli.checks.finding import Finding, Status
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red"}
+_WORST_FIRST = [Status.ERROR, Status.WARNING, Status.OK]
+# Of a check that failed; the rest is for --verbose.
+_LINES_OF_OUTPUT = 3
 
 
 def doctor(
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Show all output of failed checks and known upstream problems."
+        ),
+    ] = False,
     data: Annotated[
-        str, typer.Option(help="Say what limits reading this TFRecord data set, instead.")
+        str,
+        typer.Option(
+            help="Time how this TFRecord data set is read instead.",
+            metavar="PATH",
+            rich_help_panel="Reading data",
+        ),
     ] = "",
-    split: Annotated[str | None, typer.Option(help="Its split, where it has several.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Records of a batch, with --data.")] = 256,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Read this split of it.", metavar="NAME", rich_help_panel="Reading data"),
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Read this many records in a batch.", rich_help_panel="Reading data"
+        ),
+    ] = 256,
 ) -> None:
-    """Check this machine and say what to do for each thing that is wrong.
+    """Check this machine, and say what to do about each thing that is wrong.
 
-    Looks at the versions of Python, TensorFlow, Keras and Horovod and at upstream problems of
-    their combination, at settings that turn Keras 3 off, at what Horovod was built with, at the
-    devices, and at whether other hosts can reach what this host's name resolves to. Then it runs
-    a real all-reduce on two processes of this machine. Takes about 20 seconds.
+    For example:
 
-    The exit code is 0 when everything that training needs works, and 1 otherwise. A warning is
-    something that may matter, such as a host name that only this machine can resolve.
+    `tfdml doctor`
 
-    With `--data DIRECTORY` it times each stage of reading a data set that `tfdml records convert`
-    has written, for one process on this machine, and says which one limits it and what helps.
+    `tfdml doctor --data data/photos --split train`
+
+    Checks the versions, the settings of Keras, the devices, Horovod and the host name, and runs an
+    all-reduce on two processes. Takes about 20 seconds. The exit code is 1 if training cannot work.
+
+    With `--data` it times each stage of reading a data set that `tfdml records convert` has
+    written, on one process of this machine, and says which one limits it and what helps.
     """
     if data:
         return diagnose_data(data, split, batch_size)
     console = Console(highlight=False)
     with console.status("Looking…"):
         findings = examine()
-    console.print(_table(findings))
-    _print_known_problems(console)
-    todo = [finding for finding in findings if finding.fix]
-    if todo:
-        console.print("\nWhat to do:")
-    for finding in todo:
-        console.print(f"- {finding.name}: {finding.fix}", markup=False, soft_wrap=True)
+    show(console, findings, verbose)
     if any(finding.status is Status.ERROR for finding in findings):
         raise typer.Exit(1)
-    console.print("\nEverything that training needs works.")
+
+
+def show(console: Console, findings: list[Finding], verbose: bool) -> None:
+    """Prints the findings, the worst first, each with what mends it.
+
+    Args:
+        console: Where.
+        findings: What was found.
+        verbose: Whether all of it is printed, and upstream problems that tfdml steps around.
+    """
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for finding in sorted(findings, key=lambda f: _WORST_FIRST.index(f.status)):
+        first, *others = finding.what.splitlines()
+        # The last lines of a program's output say why it failed.
+        what = [first, *(others if verbose else others[-_LINES_OF_OUTPUT:])]
+        lines = [escape(line) for line in what]
+        if finding.fix:
+            lines.append(f"[bold]{escape(finding.fix)}[/]")
+        status = f"[{_COLOURS[finding.status]}]{finding.status.value}[/]"
+        table.add_row(status, finding.name, "\n".join(lines))
+    console.print(table)
+    problems = versions.known_problems()
+    console.print()
+    if verbose and problems:
+        console.print("Upstream problems of these versions, and what to use instead:")
+        for what, thread, instead in problems:
+            console.print(f"- {what} ({thread}): {instead}", markup=False, soft_wrap=True)
+        console.print()
+    number = {status: sum(f.status is status for f in findings) for status in Status}
+    if number[Status.ERROR]:
+        console.print("Training does not work here yet: see the errors above, from the first on.")
+    elif number[Status.WARNING]:
+        console.print("Training works here. The warnings above may matter to you.")
+    else:
+        console.print("Everything that training needs works.")
+    if not verbose:
+        console.print("More: tfdml doctor --verbose. To train on it: tfdml test.")
 
 
 def diagnose_data(path: str, split: str | None, batch_size: int) -> None:
@@ -102,26 +157,3 @@ def examine() -> list[Finding]:
     if loaded is not None:
         findings.append(check_all_reduce(loaded.transports))
     return findings
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table(title="tfdml doctor", title_justify="left")
-    for heading in ("Check", "", "Found"):
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        colour = _COLOURS[finding.status]
-        status = f"[{colour}]{finding.status.value}[/]"
-        table.add_row(finding.name, status, escape(finding.what))
-    return table
-
-
-def _print_known_problems(console: Console) -> None:
-    problems = versions.known_problems()
-    if not problems:
-        return
-    table = Table()
-    for heading in ("Upstream problem of these versions", "Thread", "Use instead"):
-        table.add_column(heading, overflow="fold")
-    for row in problems:
-        table.add_row(*row)
-    console.print(table)

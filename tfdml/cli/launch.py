@@ -12,55 +12,64 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 def launch(
     program: Annotated[
-        list[str], typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]...")
+        list[str],
+        typer.Argument(help="The training script and its arguments.", metavar="SCRIPT [ARGS]..."),
     ],
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=1, help="Ranks on this machine.")
+        int, typer.Option("--workers", "-n", min=1, help="Number of processes on this machine.")
     ] = 1,
     hosts: Annotated[
         str,
-        typer.Option(help="Machines and their numbers of ranks, as node1:4,node2:4; by ssh."),
+        typer.Option(
+            help="Machines to start it on by ssh, each with its number of processes.",
+            metavar="NAME:N,...",
+        ),
     ] = "",
     horovod: Annotated[
-        bool, typer.Option("--horovod", help="For HorovodStrategy: start by horovodrun.")
+        bool, typer.Option("--horovod", help="Start it by horovodrun, for HorovodStrategy.")
     ] = False,
     ps: Annotated[
         int,
-        typer.Option("--ps", min=0, help="For ParameterServerStrategy: parameter servers."),
+        typer.Option(
+            "--ps", min=0, help="Number of parameter servers, for ParameterServerStrategy."
+        ),
     ] = 0,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often a job that failed is started again.")
+        int, typer.Option(min=0, help="Start a job that failed again, at most this often.")
     ] = 0,
     min_workers: Annotated[
         int,
         typer.Option(
-            min=0, help="Ranks that are enough to start again, if some hosts do not; 0 for all."
+            min=0, help="Start again with this many processes if some hosts are gone; 0 for all."
         ),
     ] = 0,
     print_slurm: Annotated[
-        bool, typer.Option("--print-slurm", help="Start nothing; print an sbatch script.")
+        bool, typer.Option("--print-slurm", help="Print a script for sbatch, and start nothing.")
     ] = False,
     print_kubernetes: Annotated[
         bool,
-        typer.Option("--print-kubernetes", help="Start nothing; print an MPIJob or TrainJob."),
+        typer.Option("--print-kubernetes", help="Print a TrainJob or MPIJob, and start nothing."),
     ] = False,
 ) -> None:
     """Start a training script on several processes, and end them all when one fails.
 
+    For example:
+
+    `tfdml launch --workers 2 train.py`
+
+    `tfdml launch --hosts node1:4,node2:4 train.py --epochs 10`
+
+    `tfdml launch --workers 2 --ps 1 train.py`
+
+    `tfdml launch --horovod --workers 2 train.py`
+
     Each process is a worker of `MultiWorkerMirroredStrategy`, with a `TF_CONFIG` of its own; with
-    `--horovod` a rank of `HorovodStrategy`:
-
-    `tfdml launch --workers 4 train.py --epochs 10`
-
-    `tfdml launch --horovod --hosts node1:4,node2:4 train.py`
-
-    With `--ps` the script runs on one more process, the chief of a `ParameterServerStrategy`, and
-    workers and servers run `tfdml serve`. A worker that dies is started again:
-
-    `tfdml launch --workers 2 --ps 2 train.py`
+    `--horovod` a rank of `HorovodStrategy`. With `--ps` the script runs on one more process, the
+    chief of a `ParameterServerStrategy`, and workers and servers run `tfdml serve`; a worker that
+    dies is started again.
 
     With `--max-restarts 3` a job that has failed, or was asked to end, is started again; with
-    `FaultTolerantCheckpoint` it goes on where it was. `--min-workers 2` starts it on those hosts
+    `FaultTolerantCheckpoint` it continues where it was. `--min-workers 2` starts it on those hosts
     that still answer, if they have that many ranks.
 
     Lines begin with their rank. When a rank fails, its last lines are shown first, and the exit

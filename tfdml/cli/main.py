@@ -16,30 +16,37 @@ from tfdml.cli import (
     launch,
     records,
     serve,
+    test,
 )
 from tfdml.runtime.startup_noise import filter_import_of_tensorflow
 
 app = typer.Typer(
     name="tfdml",
     help=(
-        "Multi-GPU and multi-node training for Keras 3 on TensorFlow.\n\n"
-        "On a new machine: `tfdml build-horovod` once, then `tfdml doctor`, then start your "
-        "training script on two processes by `tfdml launch --horovod --workers 2 train.py`."
+        "Train Keras 3 models on several GPUs or machines with TensorFlow.\n\n"
+        "Start a training script on two processes; this needs no compiler:\n\n"
+        "`tfdml launch --workers 2 train.py`\n\n"
+        "The same with Horovod, which is compiled once:\n\n"
+        "`tfdml build-horovod`\n\n"
+        "`tfdml launch --horovod --workers 2 train.py`"
     ),
     rich_markup_mode="markdown",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("bench")(bench.bench)
-app.command("build-codecs")(build_codecs.build_codecs)
-app.command("build-horovod")(build_horovod.build_horovod)
-app.command("chaos", context_settings=chaos.SETTINGS)(chaos.chaos)
-app.command("doctor")(doctor.doctor)
-app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
-app.command("serve")(serve.serve)
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(records.app, name="records")
+_TRAIN, _CHECK = "Train", "Check and measure"
+_FILES, _COMPILE = "Data and checkpoints", "Compile (optional)"
+app.command("launch", rich_help_panel=_TRAIN, context_settings=launch.SETTINGS)(launch.launch)
+app.command("serve", rich_help_panel=_TRAIN)(serve.serve)
+app.command("doctor", rich_help_panel=_CHECK)(doctor.doctor)
+app.command("test", rich_help_panel=_CHECK)(test.self_test)
+app.command("bench", rich_help_panel=_CHECK)(bench.bench)
+app.command("chaos", rich_help_panel=_CHECK, context_settings=chaos.SETTINGS)(chaos.chaos)
+app.add_typer(records.app, name="records", rich_help_panel=_FILES)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_FILES)
+app.command("build-horovod", rich_help_panel=_COMPILE)(build_horovod.build_horovod)
+app.command("build-codecs", rich_help_panel=_COMPILE)(build_codecs.build_codecs)
 
 
 def _version(asked: bool) -> None:

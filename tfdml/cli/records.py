@@ -19,90 +19,117 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-app = typer.Typer(no_args_is_help=True, help="Convert to sharded TFRecords, look, and verify.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Convert data to sharded TFRecords, look at them, and verify them.\n\n"
+        "For example:\n\n"
+        "`tfdml records convert photos -o data/photos`\n\n"
+        "`tfdml records verify data/photos`"
+    ),
+)
 
 
 @app.command()
 def convert(
     inputs: Annotated[
         list[str],
-        typer.Argument(help="Files of one kind, or one directory; arrays also as NAME=PATH."),
+        typer.Argument(help="Files of one kind, or one directory, or arrays as NAME=PATH."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="An empty directory.")],
-    name: Annotated[str, typer.Option(help="The data set's name.")] = "data",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Directory to write to, which must be empty.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the data set.")] = "data",
     kind: Annotated[
         str | None,
         typer.Option(
-            help="images, csv, jsonl, parquet, numpy, hdf5, idx, tfrecord, tfds or huggingface; "
-            "found by the names."
+            help="Kind of the input: images, csv, jsonl, parquet, numpy, hdf5, idx, tfrecord, tfds "
+            "or huggingface.",
+            show_default="found by the names",
         ),
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help='JSON such as {"label": "int64"}; found from the input.')
+        Path | None,
+        typer.Option(
+            help='JSON file with the features, such as {"label": "int64"}.',
+            show_default="found from the input",
+        ),
     ] = None,
     image_column: Annotated[
-        str | None, typer.Option(help="Of a table, the column with paths of images.")
+        str | None, typer.Option(help="Column of a table with paths of images.")
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="Of such a table, the column with names of classes.")
+        str | None, typer.Option(help="Column of such a table with names of classes.")
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Of CSV.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Delimiter of CSV.")] = None,
     input_split: Annotated[
-        str | None, typer.Option(help="Of an input with splits, the one to read.")
+        str | None, typer.Option(help="Split to read, of an input that has splits.")
     ] = None,
     split: Annotated[
-        str, typer.Option(help="The splits and their parts, such as train=0.9,test=0.1.")
+        str, typer.Option(help="Splits to write and their parts, such as train=0.9,test=0.1.")
     ] = "train",
     split_key: Annotated[
-        str | None, typer.Option(help="The feature whose value says which split it goes to.")
+        str | None, typer.Option(help="Feature by whose value records are assigned to splits.")
     ] = None,
     shuffle: Annotated[
-        int | None, typer.Option(metavar="SEED", help="Shuffle all records by this seed.")
+        int | None, typer.Option(metavar="SEED", help="Shuffle all records with this seed.")
     ] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="How many, over all splits.")] = None,
-    shard_mb: Annotated[int, typer.Option(min=1, help="About how large a shard is, in MB.")] = 150,
-    gzip: Annotated[bool, typer.Option("--gzip", help="Compress.")] = False,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="Number of shards, over all splits.")
+    ] = None,
+    shard_mb: Annotated[int, typer.Option(min=1, help="Approximate size of a shard in MB.")] = 150,
+    gzip: Annotated[bool, typer.Option("--gzip", help="Compress the shards with gzip.")] = False,
     resize: Annotated[
-        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Resize images.")
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Resize images to this size.")
     ] = None,
     image_format: Annotated[
-        str | None, typer.Option(help="Encode images anew: jpeg or png. Else bytes are kept.")
+        str | None,
+        typer.Option(help="Encode images again as jpeg or png instead of keeping their bytes."),
     ] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEG.")] = 95,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of JPEG.")] = 95,
     fix_images: Annotated[
         bool,
         typer.Option(
             "--fix-images",
-            help="Make images that TensorFlow would read wrongly upright 8-bit RGB.",
+            help="Convert images that TensorFlow would read wrongly to upright 8-bit RGB.",
         ),
     ] = False,
     on_error: Annotated[
-        str, typer.Option(help="strict ends at a bad row; skip writes it into a rejects file.")
+        str,
+        typer.Option(help="End at a bad row (strict), or write it to a file of rejects (skip)."),
     ] = "strict",
     max_errors: Annotated[
-        int | None, typer.Option(min=0, help="How many rows may be skipped.")
+        int | None, typer.Option(min=0, help="Number of rows that may be skipped.")
     ] = None,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="NaN and infinity are values.")
+        bool, typer.Option("--allow-nonfinite", help="Accept NaN and infinity.")
     ] = False,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", "-p", min=1, help="All cores; one for little input."),
+        typer.Option(
+            "--processes",
+            "-p",
+            min=1,
+            help="Number of processes.",
+            show_default="one a core, one for little input",
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a conversion that was ended.")
+        bool, typer.Option("--resume", help="Continue a conversion that was interrupted.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove a data set of this name first.")
+        bool, typer.Option("--overwrite", help="Remove a data set of the same name first.")
     ] = False,
 ) -> None:
     """Convert files to sharded TFRecords, with a manifest and an index.
 
-    `tfdml records convert photos/ -o data/photos --split train=0.9,test=0.1 --shuffle 1`
+    For example:
 
-    `tfdml records convert image=train-images.gz label=train-labels.gz --kind idx -o data/mnist`
+    `tfdml records convert photos -o data/photos --split train=0.9,test=0.1 --shuffle 1`
 
-    The bytes written are the same for any number of processes. Interrupted, it goes on by
+    `tfdml records convert image=images.gz label=labels.gz --kind idx -o data/digits`
+
+    The bytes written are the same for any number of processes. Interrupted, it continues with
     `--resume`. TensorFlow Datasets opens what is written by `tfds.builder_from_directory`.
     """
     from tfdml.data.convert import convert as run
@@ -147,7 +174,7 @@ def convert(
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except KeyboardInterrupt:
-        typer.echo("tfdml records convert: interrupted. Go on with it by --resume.", err=True)
+        typer.echo("tfdml records convert: interrupted. Continue it with --resume.", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml records convert: {error}", err=True)
@@ -201,16 +228,25 @@ def _bar() -> Progress:
 
 @app.command()
 def verify(
-    path: Annotated[str, typer.Argument(help="A manifest, or its directory.")],
+    path: Annotated[str, typer.Argument(help="The data set's directory, or its manifest.")],
     repair: Annotated[
-        bool, typer.Option("--repair", help="Write damaged shards anew, without bad records.")
+        bool,
+        typer.Option("--repair", help="Write damaged shards again, without their bad records."),
     ] = False,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="Notes of `read_tfrecords(ledger=...)`: prove each epoch exact."),
+        typer.Option(
+            help="Prove by the notes of `read_tfrecords(ledger=...)` that each epoch was exact."
+        ),
     ] = None,
 ) -> None:
     """Check every digest, every record's checksum, and all counts against the manifest.
+
+    For example:
+
+    `tfdml records verify data/photos`
+
+    `tfdml records verify data/photos --repair`
 
     The exit code is 0 if all is sound, and 1 if not, also where it has been repaired.
     """
@@ -249,15 +285,26 @@ def _prove(ledger: str) -> bool:
 
 @app.command()
 def inspect(
-    path: Annotated[str, typer.Argument(help="A manifest, or its directory.")],
-    split: Annotated[str | None, typer.Option(help="The split; the first one by default.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="How many to show.")] = 3,
-    label: Annotated[str | None, typer.Option(help="The feature to count classes of.")] = None,
+    path: Annotated[str, typer.Argument(help="The data set's directory, or its manifest.")],
+    split: Annotated[
+        str | None, typer.Option(help="Split to show.", show_default="the first one")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Number of records to show.")] = 3,
+    label: Annotated[
+        str | None, typer.Option(help="Feature whose classes are counted.", show_default="found")
+    ] = None,
     sheet: Annotated[
-        Path | None, typer.Option(help="Draw the first images of this data set into a PNG.")
+        Path | None, typer.Option(help="Draw the first images into this PNG file.")
     ] = None,
 ) -> None:
-    """Show the schema, counts, a few records, and how many there are of each class."""
+    """Show the schema, counts, a few records, and how many there are of each class.
+
+    For example:
+
+    `tfdml records inspect data/photos --examples 1`
+
+    `tfdml records inspect data/photos --split train --sheet photos.png`
+    """
     from tfdml.data import inspection
     from tfdml.data import manifest as manifests
 

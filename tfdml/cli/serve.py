@@ -15,9 +15,17 @@ def serve(
         float, typer.Option(min=0.1, help="Seconds of silence after which the chief is lost.")
     ] = 60.0,
 ) -> None:
-    """Serve as a worker or parameter server; the role is in `TF_CONFIG`.
+    """Serve as a worker or parameter server of a `ParameterServerStrategy`.
 
-    The training script runs on the chief alone, with a `tfdml.ParameterServerStrategy`. This
+    For example:
+
+    `tfdml serve`
+
+    `tfdml serve --start-limit 3600`
+
+    The role is in `TF_CONFIG`. On one machine `tfdml launch --ps` runs this command.
+
+    The training script runs on the chief alone, with `tfdml.ParameterServerStrategy`. This
     command runs everywhere else, before or after the chief has started. It ends with 0 when the
     chief is done, and with 70 when the chief is lost or has failed.
 

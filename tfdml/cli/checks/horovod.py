@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from tfdml.cli.checks.finding import Finding, error, ok
+from tfdml.cli.checks.finding import Finding, error, ok, warning
 from tfdml.horovod_build.loaded import Loaded, load
 
 _NAME = "Horovod"
@@ -18,9 +18,8 @@ def check_horovod() -> tuple[Finding, Loaded | None]:
     try:
         version = metadata.version("horovod")
     except metadata.PackageNotFoundError:
-        return error(
-            _NAME, "not installed: HorovodStrategy trains on one process only", BUILD
-        ), None
+        # The other strategies need none.
+        return warning(_NAME, "not installed: only HorovodStrategy needs it", BUILD), None
     loaded = load()
     if isinstance(loaded, str):
         return error(_NAME, f"{version} does not load:\n{loaded}", BUILD), None

@@ -35,8 +35,8 @@ def check_host_name(name: str | None = None) -> Finding:
         return warning(
             _NAME,
             f"{name} resolves to {address}, which only this machine can reach",
-            "On one machine there is nothing to do. For several, let the name resolve to an "
-            f"address that the others reach, in /etc/hosts of this machine: {_suggestion(name)}",
+            "For one machine, nothing. For several, let the name resolve to an address that the "
+            f"others reach, in /etc/hosts: {_suggestion(name)}",
         )
     if failure := _cannot_listen(answers[0]):
         return error(

@@ -92,13 +92,13 @@ def known_problems() -> list[tuple[str, str, str]]:
             keras_3,
             "tf.distribute.MultiWorkerMirroredStrategy crashes in fit with Keras 3",
             "keras-team/keras#20585, tensorflow/tensorflow#72388",
-            "tfdml.HorovodStrategy",
+            "tfdml.MultiWorkerMirroredStrategy",
         ),
         (
             keras_3,
             "fit refuses tf.distribute.ParameterServerStrategy with Keras 3",
             "keras-team/keras#18624",
-            "tfdml.HorovodStrategy",
+            "tfdml.ParameterServerStrategy",
         ),
         (
             _tensorflow_at_least("2.21"),

@@ -1,0 +1,182 @@
+"""The jobs of `tfdml test`: what each one trains under, how it is started, and running it."""
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+from tfdml.cli.selftest.events import Event, Reader, without_events
+from tfdml.runtime.launcher import Host
+from tfdml.runtime.supervisor import TERM_SECONDS
+from tfdml.topology import child_environment
+
+# For a job that hangs. It takes seconds; on a machine with much else to do, a minute or two.
+JOB_SECONDS = 300.0
+_EXACT, _COMPRESSED = 1e-4, 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        name: Its name, as in `Event.run`.
+        title: What it is called in full.
+        label: What it is called in the table, below its job's first run.
+        tolerance: How far losses and weights may be from one process's; None for a run that only
+            has to train.
+    """
+
+    name: str
+    title: str
+    label: str
+    tolerance: float | None = _EXACT
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Trainings of one strategy, one after the other in the same processes.
+
+    Attributes:
+        strategy: As the program calls it.
+        runs: The trainings.
+        options: Options of `tfdml launch`; None for one process that needs no launcher.
+        on_hosts: Whether `--hosts` applies to it.
+    """
+
+    strategy: str
+    runs: tuple[Run, ...]
+    options: tuple[str, ...] | None = ()
+    on_hosts: bool = True
+
+    @property
+    def reports_by_rank(self) -> bool:
+        """Whether each process reports; else one does for all."""
+        return self.options is not None and "--ps" not in self.options
+
+
+def _run(name: str, title: str) -> Run:
+    return Run(name, title, title)
+
+
+REFERENCE = Job("one_process", (_run("one_process", "one process, plain Keras"),), None, False)
+JOBS = (
+    Job("mirrored", (_run("mirrored", "MirroredStrategy"),), None, False),
+    Job(
+        "multi_worker_mirrored",
+        (
+            _run("multi_worker_mirrored", "MultiWorkerMirroredStrategy"),
+            Run(
+                "compressed",
+                'MultiWorkerMirroredStrategy(compression="qsgd")',
+                '  compression="qsgd"',
+                _COMPRESSED,
+            ),
+        ),
+    ),
+    Job("horovod", (_run("horovod", "HorovodStrategy"),), ("--horovod",)),
+    Job(
+        "parameter_server",
+        (
+            _run("parameter_server", "ParameterServerStrategy"),
+            Run("asynchronous", "asynchronous ParameterServerStrategy", "  asynchronous", None),
+        ),
+        ("--ps", "1"),
+        on_hosts=False,
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        code: Its exit code.
+        events: What its ranks told.
+        errors: What was written to standard error, and to standard output beside the events.
+        timed_out: Whether it was ended because its time was over.
+    """
+
+    code: int
+    events: list[Event]
+    errors: str
+    timed_out: bool
+
+
+def is_installed(job: Job) -> bool:
+    """Returns whether what the job needs is installed."""
+    return job.strategy != "horovod" or importlib.util.find_spec("horovod") is not None
+
+
+def command(job: Job, workers: int, hosts: str, places: list[Host]) -> list[str]:
+    """Returns the command that runs a job, which a person may run as well.
+
+    Args:
+        job: The job.
+        workers: Processes, or devices, on this machine.
+        hosts: The value of `--hosts`, or "".
+        places: The same, read.
+    """
+    program = ["-m", "tfdml.cli.selftest.program", job.strategy]
+    if job.options is None:
+        return [sys.executable, *program, "--devices", str(workers)]
+    launch = [sys.executable, "-m", "tfdml.cli.main", "launch", *job.options]
+    if hosts and job.on_hosts:
+        most = max(place.ranks for place in places)
+        return [*launch, "--hosts", hosts, "--", *program, "--ranks-here", str(most)]
+    return [*launch, "--workers", str(workers), "--", *program, "--ranks-here", str(workers)]
+
+
+def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB_SECONDS) -> Ended:
+    """Runs a job's command to its end; nothing of it outlives this process.
+
+    Args:
+        told: The command.
+        on_event: Called with each event as it comes.
+        seconds: How long it may take.
+    """
+    events: list[Event] = []
+    beside: list[str] = []
+    timed_out = threading.Event()
+    reader = Reader()
+    with tempfile.TemporaryFile() as errors:
+        # The supervisor ends the job and all its processes when its standard input closes: by
+        # this process, or because this process is gone.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tfdml.runtime.supervisor", *told],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=child_environment(),
+            start_new_session=True,
+        )
+
+        def end() -> None:
+            timed_out.set()
+            process.stdin.close()
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        try:
+            for raw in process.stdout:
+                found, rest = reader.read(raw.decode(errors="replace"))
+                events += found
+                beside.append(rest)
+                for event in found:
+                    on_event(event)
+        finally:
+            timer.cancel()
+            process.stdin.close()
+            try:
+                code = process.wait(2 * TERM_SECONDS + 5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+            process.stdout.close()
+        errors.seek(0)
+        written = errors.read().decode(errors="replace")
+    return Ended(code, events, without_events(written) + "".join(beside), timed_out.is_set())

@@ -1,0 +1,121 @@
+"""`tfdml test`: trains under every installed strategy, here or on other machines."""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tfdml.cli.selftest import jobs, report
+from tfdml.cli.selftest.verdict import Result, Status, judge
+from tfdml.runtime import launcher
+
+
+class Strategy(str, enum.Enum):
+    """The names that `--only` takes."""
+
+    MIRRORED = "mirrored"
+    MULTI_WORKER_MIRRORED = "multi_worker_mirrored"
+    HOROVOD = "horovod"
+    PARAMETER_SERVER = "parameter_server"
+
+
+def self_test(
+    workers: Annotated[
+        int, typer.Option("--workers", "-n", min=1, help="Number of processes on this machine.")
+    ] = 2,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="Machines to train on by ssh, each with its number of processes.",
+            metavar="NAME:N,...",
+        ),
+    ] = "",
+    only: Annotated[
+        list[Strategy] | None,
+        typer.Option(help="Test this strategy alone; may be given several times."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Train a small model under each installed strategy, and say which are right and how fast.
+
+    For example:
+
+    `tfdml test`
+
+    `tfdml test --hosts node1:2,node2:2`
+
+    `tfdml test --only multi_worker_mirrored --json results.json`
+
+    One process of plain Keras is the reference: losses and weights of the others must agree with
+    it, and weights must be the same bits on all ranks. One run is compressed. Takes a minute or
+    two. The exit code is 1 if a strategy failed or is wrong.
+    """
+    try:
+        places = launcher.parse_hosts(hosts) if hosts else []
+        if json is not None and not json.parent.is_dir():
+            raise ValueError(f"`json` must be in a directory that exists. Received: {json}.")
+    except ValueError as error:
+        typer.echo(f"tfdml test: {error}", err=True)
+        raise typer.Exit(2) from error
+    wanted = [jobs.REFERENCE] + [
+        job for job in jobs.JOBS if not only or job.strategy in {name.value for name in only}
+    ]
+    commands = {
+        run.name: jobs.command(job, workers, hosts, places) for job in wanted for run in job.runs
+    }
+    console = Console(highlight=False)
+    try:
+        with report.Report(console) as shown:
+            _run(wanted, commands, workers, hosts, places, shown)
+    except KeyboardInterrupt:
+        typer.echo("tfdml test: interrupted; its processes have been ended.", err=True)
+        raise typer.Exit(130) from None
+    report.explain(console, shown.results, commands, hosts)
+    if json is not None:
+        report.write_json(json, shown.results, hosts)
+    if any(result.is_bad for result in shown.results):
+        raise typer.Exit(1)
+
+
+def _run(
+    wanted: list[jobs.Job],
+    commands: dict[str, list[str]],
+    workers: int,
+    hosts: str,
+    places: list[launcher.Host],
+    shown: report.Report,
+) -> None:
+    """Runs the jobs one after the other, the reference first."""
+    reference = None
+    for job in wanted:
+        if not jobs.is_installed(job) or (job is not jobs.REFERENCE and reference is None):
+            status = Status.NOT_RUN if jobs.is_installed(job) else Status.NOT_INSTALLED
+            for run in job.runs:
+                shown.end(Result(run, status))
+            continue
+        far = bool(hosts) and job.on_hosts
+        where = f"on {hosts}" if far else "on this machine"
+        by_name = {run.name: run for run in job.runs}
+        shown.begin(job.runs[0], where)
+        ended = jobs.run(
+            commands[job.runs[0].name],
+            lambda event, runs=by_name, where=where: shown.begin(runs[event.run], where),
+        )
+        replicas = sum(place.ranks for place in places) if far else workers
+        if job is jobs.REFERENCE:
+            replicas = 1
+        # A process with several devices reports for all of them, and so does a chief.
+        ranks = replicas if job.reports_by_rank else 1
+        failed = False
+        for run in job.runs:
+            result = judge(run, ended, replicas, ranks, reference)
+            # The processes that would have run it are gone.
+            result = Result(run, Status.NOT_RUN) if failed else result
+            shown.end(result)
+            failed = failed or result.status is Status.FAILED
+        if job is jobs.REFERENCE and not shown.results[0].is_bad:
+            reference = next(event for event in ended.events if event.is_end)
