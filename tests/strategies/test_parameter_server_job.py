@@ -82,7 +82,9 @@ def test_launch_runs_a_whole_job(tmp_path):
 
 @pytest.mark.slow
 def test_a_chief_that_fails_ends_the_job(tmp_path):
-    text = TRAIN.replace("model.fit(", "raise RuntimeError('a mistake')\nmodel.fit(")
+    # What is registered before is called last, and would keep the chief for ever.
+    waits = "import atexit, time\natexit.register(time.sleep, 3600)\n"
+    text = waits + TRAIN.replace("model.fit(", "raise RuntimeError('a mistake')\nmodel.fit(")
     done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, text))
     assert done.returncode == 1
     assert "tfdml launch: the chief failed: exit code 1. Its last lines:" in done.stderr

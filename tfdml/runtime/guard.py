@@ -29,13 +29,11 @@ from tfdml.collectives.collective import Collective
 from tfdml.runtime import channel
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
-from tfdml.runtime.guard_exit import end_now
+from tfdml.runtime.guard_exit import EXIT_SECONDS, end_after, end_now
 from tfdml.runtime.members import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.place import Place
 from tfdml.runtime.plain_words import BROKEN
 
-# Seconds that a process which raised is given to end by itself.
-_EXIT_SECONDS = 5.0
 _CONNECT_SECONDS = 30.0
 _PAYLOAD_BYTES = 4096
 
@@ -129,7 +127,7 @@ class Guard:
         # Not longer than it takes rank 0 to tell all; then this process ends in its own way, if
         # what is registered for the end of the program does not wait for the others.
         self._told.wait(LEFT_GRACE)
-        _end_after(_EXIT_SECONDS)
+        end_after(EXIT_SECONDS)
 
     def _say_bye(self) -> None:
         self._tell({"kind": "bye"})
@@ -304,17 +302,11 @@ class Guard:
         if self._ending.is_set() or (rank == self._rank and self.place.failed):
             # It raised, and is about to end in its own way.
             self._told.set()
-            _end_after(_EXIT_SECONDS)
+            end_after(EXIT_SECONDS)
             return
         # Time to hand the message on: rank 0 must not be taken for dead by those it ends.
         time.sleep(0.2 if self._rank == 0 else 0.0)
         end_now()
-
-
-def _end_after(seconds: float) -> None:
-    timer = threading.Timer(seconds, end_now)
-    timer.daemon = True
-    timer.start()
 
 
 def _machine() -> int:

@@ -185,7 +185,9 @@ class RankProcess:
             if is_noise(line):
                 continue
             self.last_lines.append(line)
-            print(f"{self._prefix}{line}", file=sink, flush=True)
+            # In one call: lines of two ranks do not mix, whatever buffer the sink has.
+            sink.write(f"{self._prefix}{line}\n")
+            sink.flush()
 
     def _copy_terminal(self, master: int) -> None:
         while True:

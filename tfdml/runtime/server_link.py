@@ -17,6 +17,7 @@ import time
 
 from tfdml.runtime import channel
 from tfdml.runtime.descriptions import describe_error
+from tfdml.runtime.guard_exit import EXIT_SECONDS, end_after
 from tfdml.runtime.server_task import CHIEF, WORKER, Task, name_of
 
 _POLL_SECONDS = 0.1
@@ -166,6 +167,8 @@ class ServerLink:
         message = {"kind": "done"} if self._failure is None else {"kind": "failed"}
         for other in list(self._channels.values()):
             other.send({**message, "error": self._failure})
+        if self._failure is not None:
+            end_after(EXIT_SECONDS, code=1)
 
 
 def follow_chief(task: Task, start_limit: float, silence_limit: float) -> None:

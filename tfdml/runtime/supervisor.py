@@ -8,20 +8,26 @@ also by ssh. Processes whose parent has gone become this one's children, so none
 `--free-ports N` prints N ports of this machine that nobody listens on.
 """
 
+import contextlib
 import ctypes
 import os
+import random
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from tfdml.runtime.processes import end_processes, exit_code, tree_of
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds between SIGTERM and SIGKILL.
 TERM_SECONDS = 5.0
+# Below are ports of well-known services.
+_FIRST_PORT = 10_000
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def supervise(command: list[str], watch_output: bool = False) -> int:
@@ -62,12 +68,26 @@ def supervise(command: list[str], watch_output: bool = False) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine that nobody listens on now."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for open_socket in sockets:
-        open_socket.close()
-    return ports
+    """Returns ports of this machine that nobody listens on now.
+
+    They are none of those that the system gives to connections: a process that connects somewhere
+    could get one of these before a rank listens on it.
+    """
+    first_given = int(_GIVEN_PORTS.read_text(encoding="ascii").split()[0])
+    candidates = list(range(_FIRST_PORT, first_given))
+    random.shuffle(candidates)
+    ports = []
+    for port in candidates:
+        if len(ports) == count:
+            return ports
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            ports.append(port)
+    # A system that gives all of them.
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(socket.create_server(("", 0))) for _ in range(count - len(ports))
+        ]
+        return ports + [s.getsockname()[1] for s in found]
 
 
 def _watch_input(gone: threading.Event) -> None:
