@@ -1,11 +1,17 @@
 """Fixtures that all tests share."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.harness.pool import RankPools
 from tests.harness.server_cluster import ServerCluster
+
+# A shell that runs the tests in the background has their processes ignore Ctrl-C, and children
+# inherit that. They are asked to end by it, as at a terminal.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
