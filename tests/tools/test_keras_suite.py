@@ -33,6 +33,7 @@ def test_all_of_it_fails_where_the_exclusions_say():
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
 
 
+@pytest.mark.slow  # A minute and a half, for the runner alone: the selection runs by default.
 def test_a_test_that_ends_ranks_apart_is_noted_and_the_others_run(tmp_path):
     """Real ranks: one test fails on rank 1 alone, one kills rank 1, one waits for ever."""
     file = tmp_path / "apart_test.py"
