@@ -22,6 +22,8 @@ class GradientAggregator(abc.ABC):
     # Whether each replica calls `aggregate` with its own gradients, in replica context; else the
     # process calls it once, with the sums of its replicas.
     per_replica = False
+    # Whether `aggregate` uses the loss scale and the learning rate: not every optimizer has one.
+    uses_rates = True
 
     @abc.abstractmethod
     def aggregate(
@@ -73,6 +75,8 @@ class PlainAggregator(GradientAggregator):
         bucket_bytes: Bytes of gradients that are exchanged together.
         prefix: The beginning of the exchanges' names.
     """
+
+    uses_rates = False
 
     def __init__(
         self, collective: Collective, bucket_bytes: int = BUCKET_BYTES, prefix: str = ""

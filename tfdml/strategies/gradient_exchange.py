@@ -59,7 +59,8 @@ def _by_process(
         local = [extended.local_sum(v) for v in per_replica]
 
         def exchange() -> list[Gradient]:
-            return aggregator.aggregate(local, names, label, *rates())
+            given = rates() if aggregator.uses_rates else ()
+            return aggregator.aggregate(local, names, label, *given)
 
         sums = exchange() if extended.clock is None else extended.clock.timed(local, exchange)
         _observe_noise(extended, per_replica, sums, rates)
