@@ -6,7 +6,7 @@ import tensorflow as tf
 from bench_compression_model import WARM_UP, timed
 from bench_compression_networks import NETWORKS
 
-from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.echo import EchoCollective
 from tfdml.collectives.horovod import HorovodCollective
@@ -77,9 +77,9 @@ def _summing(
     def step() -> tf.Tensor:
         own = [g.read_value() for g in gradients]
         if aggregator is None:
-            sums = sum_gradients(collective, own, "plain")
+            sums = sum_in_buckets(collective, own, "plain")
         else:
-            sums = aggregator.sum_gradients(own, names, "compressed")
+            sums = aggregator.aggregate(own, names, "compressed")
         return _used(sums)
 
     return step

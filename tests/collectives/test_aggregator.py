@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.buckets import plan_buckets
 from tfdml.collectives.simulated import SimulatedCollective, run_ranks
 
@@ -48,7 +48,7 @@ def test_sums_come_back_in_their_places(bucket_bytes):
         for group in zip(*map(gradients, range(3)), strict=True)
     ]
     for sums in run_ranks(
-        3, lambda c: sum_gradients(c, gradients(c.rank), "g", bucket_bytes, bucket_bytes)
+        3, lambda c: sum_in_buckets(c, gradients(c.rank), "g", bucket_bytes, bucket_bytes)
     ):
         for total, expected in zip(sums, wanted, strict=True):
             np.testing.assert_allclose(total, expected, rtol=1e-6)
@@ -58,7 +58,7 @@ def test_sparse_gradients_are_gathered():
     def run(collective):
         rows = tf.constant([[1.0, 2.0]]) * (collective.rank + 1)
         sparse = tf.IndexedSlices(rows, tf.constant([collective.rank]), tf.constant([4, 2]))
-        dense, total = sum_gradients(collective, [tf.ones(3), sparse], "g")
+        dense, total = sum_in_buckets(collective, [tf.ones(3), sparse], "g")
         return dense.numpy().tolist(), tf.convert_to_tensor(total).numpy().tolist()
 
     wanted = ([2.0] * 3, [[1.0, 2.0], [2.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
@@ -76,7 +76,7 @@ def test_exchanges_are_named_and_ordered(monkeypatch):
 
     monkeypatch.setattr(SimulatedCollective, "all_reduce", recording)
     gradients = [tf.zeros(n, F32) for n in (1, 2, 3, 4)]
-    run_ranks(2, lambda c: sum_gradients(c, gradients, "step", 12, 16))
+    run_ranks(2, lambda c: sum_in_buckets(c, gradients, "step", 12, 16))
     assert calls == [
         ("step/bucket_0", [[4]]),
         ("step/bucket_1", [[3]]),

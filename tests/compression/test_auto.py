@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.compression import training_cases as cases
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml import compression
-from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
@@ -147,7 +147,7 @@ def test_ranks_choose_alike_and_a_slow_link_is_worth_a_codec(capfd):
         aggregator = AutoAggregator(slow, Auto([QSGD(8)]), clock)
         gradient = tf.random.stateless_normal([300, 400], [1, collective.rank])
         for _ in range(3 * WINDOW):
-            (total,) = aggregator.sum_gradients([gradient], ["w"], "g")
+            (total,) = aggregator.aggregate([gradient], ["w"], "g")
         return aggregator.choices["g"], total.numpy()
 
     (one, first), (other, second) = run_ranks(2, rank)
@@ -181,8 +181,8 @@ def test_a_link_that_is_fast_is_not_worth_one():
         aggregator = AutoAggregator(fast, Auto([heavy]), heavy.clock)
         own = [tf.random.stateless_normal([300, 400], [1, collective.rank])]
         for _ in range(WINDOW):
-            sums = aggregator.sum_gradients(own, ["w"], "g")
-        plain = sum_gradients(collective, own, "plain")
+            sums = aggregator.aggregate(own, ["w"], "g")
+        plain = sum_in_buckets(collective, own, "plain")
         return aggregator.choices["g"], sums[0].numpy(), plain[0].numpy()
 
     for made, total, plain in run_ranks(2, rank):

@@ -40,8 +40,7 @@ def overflowing(
     bad[row] = np.inf
 
     def state() -> list[bytes]:
-        exchanged = strategy.extended.aggregator_of(scaled)
-        kept = list(exchanged.state.values()) if exchanged is not None else []
+        kept = list(strategy.extended.aggregator_of(scaled).state.values())
         return [v.numpy().tobytes() for v in [*model.variables, *inner.variables, *kept]]
 
     for _ in range(2):

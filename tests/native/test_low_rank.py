@@ -8,6 +8,7 @@ from tests.native.test_stages import SEED, assert_same, numbers, ones
 from tfdml import native
 from tfdml.collectives.echo import EchoCollective
 from tfdml.compression import QSGD, PowerSGD
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.native_rounds import NativeRounds, operations
 from tfdml.compression.rounds import compiled_stages, sum_in_rounds
 
@@ -71,7 +72,7 @@ def summed(gradients, codec=None):
     codec = codec or PowerSGD(4)
     return sum_in_rounds(
         EchoCollective(2), codec, gradients, [{"residual": tf.zeros_like(g)} for g in gradients],
-        [codec.init("w", g.shape) for g in gradients], ones(), "w",
+        [codec.init("w", g.shape) for g in gradients], Scales(*ones()), "w",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from tests.compression import numpy_codecs
 from tfdml import native
 from tfdml.collectives.echo import EchoCollective
 from tfdml.compression import QSGD, BFloat16, Float16, NaturalCompression, OneBit, TernGrad, TopK
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 from tfdml.compression.two_phase import compiled_stages, sum_in_two_phases
 
@@ -143,7 +144,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
         monkeypatch.setattr(native, "usable", lambda library=library: library)
         result = sum_in_two_phases(
             EchoCollective(2), QSGD(), [gradient], [{"residual": gradient}],
-            [{"residual": tf.zeros([2048])}], ones(), tf.constant(0), "w",
+            [{"residual": tf.zeros([2048])}], Scales(*ones()), tf.constant(0), "w",
         )  # fmt: skip
         results.append(tf.nest.flatten(result))
     for one, other in zip(*results, strict=True):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdml
 from tests.harness import job
-from tfdml.strategies.between_devices import DeviceCollective
+from tfdml.strategies.device_aggregator import DeviceCollective
 
 
 def operations() -> dict[str, list]:
@@ -56,7 +56,7 @@ def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | No
 
     def in_replica() -> list:
         gradient = np.zeros((40, 50)) if zeros else rng.normal(size=(40, 50))
-        return aggregator.sum_gradients([tf.constant(gradient, tf.float32)], ["kernel"], "g")
+        return aggregator.aggregate([tf.constant(gradient, tf.float32)], ["kernel"], "g")
 
     if isinstance(strategy, tfdml.MirroredStrategy):
         (sums,) = strategy.run(in_replica)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.harness import job
+from tfdml.collectives import aggregator
 from tfdml.collectives.buckets import FIRST_BUCKET_BYTES
-from tfdml.strategies import extended
 
 
 class Held(layers.Layer):
@@ -61,13 +61,13 @@ def _tells(collective, event: threading.Event) -> contextlib.AbstractContextMana
 
 def _awaiting_all() -> contextlib.AbstractContextManager:
     """Takes the overlap away: no gradient is exchanged before all have been computed."""
-    start_at_once = extended.sum_gradients
+    start_at_once = aggregator.sum_in_buckets
 
-    def sum_gradients(collective, gradients, *rest):
+    def sum_in_buckets(collective, gradients, *rest):
         with tf.control_dependencies(list(gradients)):
             return start_at_once(collective, [tf.identity(g) for g in gradients], *rest)
 
-    return mock.patch.object(extended, "sum_gradients", sum_gradients)
+    return mock.patch.object(aggregator, "sum_in_buckets", sum_in_buckets)
 
 
 def exchanged_while_the_first_layer_waits(seconds: float, awaiting_all: bool = False) -> list[bool]:

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from tests.strategies import cases, custom_cases, training_cases
 from tests.strategies.compare import assert_invariant
+from tfdml.collectives import aggregator
 from tfdml.strategies import extended, share
 from tfdml.strategies.keras_seam import array_data, trainer
 
 
 def _without_exchange():
-    return mock.patch.object(extended, "sum_gradients", lambda c, gradients, *_: gradients)
+    return mock.patch.object(aggregator, "sum_in_buckets", lambda c, gradients, *_: gradients)
 
 
 def _without_weighting():

@@ -1,7 +1,9 @@
-"""How the gradients of all processes become one sum: buckets for dense ones, rows for sparse."""
+"""Sums the gradients of all processes: in buckets if they are dense, by rows if they are sparse."""
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
@@ -11,14 +13,99 @@ from tfdml.collectives.rows import add_up_rows
 Gradient = tf.Tensor | tf.IndexedSlices
 
 
-def sum_gradients(
+class GradientAggregator(abc.ABC):
+    """Sums an optimizer's gradients, and keeps what its way of summing leaves over.
+
+    Each optimizer has one of its own: what is kept belongs to the variables that it trains.
+    """
+
+    # Whether each replica calls `aggregate` with its own gradients, in replica context; else the
+    # process calls it once, with the sums of its replicas.
+    per_replica = False
+    # Whether `aggregate` uses the loss scale and the learning rate: not every optimizer has one.
+    uses_rates = True
+
+    @abc.abstractmethod
+    def aggregate(
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        label: str,
+        loss_scale: tf.Tensor | None = None,
+        learning_rate: tf.Tensor | None = None,
+    ) -> list[Gradient]:
+        """Sums gradients over all that exchange them.
+
+        Args:
+            gradients: The caller's gradients, in the order of the layers; the same for every
+                caller in number, kind, dtype and (dense) shape.
+            names: Their variables' paths.
+            label: The name of the exchanges.
+            loss_scale: The factor that the gradients contain, None for 1.
+            learning_rate: The rate of this step, None where it is not known.
+
+        Returns:
+            The sums, in the order of `gradients`: the same bits for every caller.
+        """
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """The variables that are kept between steps, by name: this process's own."""
+        return {}
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues with what the ranks of an earlier job have kept.
+
+        Args:
+            before: Each process's `state` as arrays, in their order, however many they were.
+                Names that are not of this aggregator are left alone.
+
+        Raises:
+            ValueError: If something has another shape than what is kept here: then, or when it is
+                first used.
+        """
+        del before
+
+
+class PlainAggregator(GradientAggregator):
+    """Sums gradients as they are, and keeps nothing.
+
+    Args:
+        collective: What moves them.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+        prefix: The beginning of the exchanges' names.
+    """
+
+    uses_rates = False
+
+    def __init__(
+        self, collective: Collective, bucket_bytes: int = BUCKET_BYTES, prefix: str = ""
+    ) -> None:
+        self._collective = collective
+        self._bucket_bytes = bucket_bytes
+        self._prefix = prefix
+
+    def aggregate(
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        label: str,
+        loss_scale: tf.Tensor | None = None,
+        learning_rate: tf.Tensor | None = None,
+    ) -> list[Gradient]:
+        """Sums gradients over all processes; see `GradientAggregator`."""
+        name = f"{self._prefix}{label}"
+        return sum_in_buckets(self._collective, gradients, name, self._bucket_bytes)
+
+
+def sum_in_buckets(
     collective: Collective,
     gradients: Sequence[Gradient],
     name: str,
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> list[Gradient]:
-    """Sums gradients over all processes.
+    """Sums tensors, as a rule gradients, over all processes.
 
     Dense gradients go in buckets, each a group of its own that starts as soon as its gradients
     are there, while the backward pass computes the others. Sparse ones (`tf.IndexedSlices`) are

@@ -1,23 +1,39 @@
-"""Sums gradients over all processes in fewer bytes: what is compressed, sent, fed back and kept."""
+"""Sums gradients over all processes in fewer bytes: compresses, exchanges, feeds back the error."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, sum_gradients
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, sum_in_buckets
 from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
-from tfdml.compression.error_feedback import State
+from tfdml.compression.error_feedback import Scales, State
 from tfdml.compression.redistribution import PART, SERVER, of_ranks, redistributed
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.sparse import sum_sparse
 from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
 
 
-class CompressedAggregator:
+@dataclasses.dataclass
+class _Sums:
+    """A step's sums so far, and what follows from them.
+
+    Attributes:
+        totals: The sums by the gradients' places, None where there is none yet.
+        finite: Whether sums are finite, one vote for each part of them.
+        commits: Variables and their new values, for a step whose sums are all finite.
+    """
+
+    totals: list[Gradient | None]
+    finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    commits: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+
+class CompressedAggregator(GradientAggregator):
     """One process's part in summing compressed gradients.
 
     What a biased compressor leaves out of a step is kept, per variable, and added to its next
@@ -57,16 +73,7 @@ class CompressedAggregator:
         return dict(self._state)
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Goes on with what the ranks of an earlier job have kept.
-
-        Args:
-            before: Each process's `state` as arrays, in their order, however many they were.
-                Names that are not of this aggregator are left alone.
-
-        Raises:
-            ValueError: If something has another shape than what is kept here: then, or when it is
-                first used.
-        """
+        """Continues with what the ranks of an earlier job have kept; see `GradientAggregator`."""
         before = of_ranks(before)
         if len(before) != self._collective.size:
             before = redistributed(before, self._collective.size)
@@ -82,7 +89,7 @@ class CompressedAggregator:
         of = name.partition("/")[2]
         return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
 
-    def sum_gradients(
+    def aggregate(
         self,
         gradients: Sequence[Gradient],
         names: Sequence[str],
@@ -90,81 +97,102 @@ class CompressedAggregator:
         loss_scale: tf.Tensor | None = None,
         learning_rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
-        """Sums gradients over all processes.
-
-        Args:
-            gradients: This process's gradients, in the order of the layers.
-            names: Their variables' paths.
-            label: What the exchanges are called.
-            loss_scale: What the gradients are multiplied with, None for 1.
-            learning_rate: The rate of this step, None where it is not known.
-
-        Returns:
-            The sums, in the order of `gradients`: the same bits on all processes.
-        """
-        taken = [i for i, g in enumerate(gradients) if self._takes(g)]
-        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-        dense = [i for i in range(len(gradients)) if i not in {*taken, *sparse}]
-        result: list[Gradient | None] = [None] * len(gradients)
+        """Sums gradients over all processes; see `GradientAggregator`."""
         name = f"{self._prefix}{label}"
-        others = [*dense, *sparse]
-        plain = [
-            *sum_gradients(
+        compressed = [i for i, g in enumerate(gradients) if self._takes(g)]
+        plain = [i for i in range(len(gradients)) if i not in compressed]
+        sums = _Sums([None] * len(gradients))
+        scales = self._scales(label, loss_scale, learning_rate, sums)
+        totals = self._sum_plain(plain, gradients, names, name, scales, sums)
+        if compressed or sums.commits:
+            sums.finite += _all_finite(totals)
+            self._sum_compressed(compressed, gradients, names, name, scales, sums)
+            # The sums are the same on all processes, and so is this vote.
+            _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
+        return sums.totals
+
+    def _scales(
+        self,
+        label: str,
+        loss_scale: tf.Tensor | None,
+        learning_rate: tf.Tensor | None,
+        sums: _Sums,
+    ) -> Scales:
+        """Returns the step's factors; notes its learning rate for the next step."""
+        loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
+        if learning_rate is None or not self._compressor.biased:
+            return Scales(loss, tf.constant(1.0))
+        now = tf.cast(learning_rate, tf.float32)
+        last = self._zeros(f"learning_rate/{label}", [])
+        before = last.read_value()
+        sums.commits.append((last, now))
+        return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
+
+    def _sum_plain(
+        self,
+        places: Sequence[int],
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        name: str,
+        scales: Scales,
+        sums: _Sums,
+    ) -> list[Gradient]:
+        """Sums the gradients that are not compressed; returns their sums as they have come."""
+        sparse = [i for i in places if isinstance(gradients[i], tf.IndexedSlices)]
+        dense = [i for i in places if i not in sparse]
+        totals = [
+            *sum_in_buckets(
                 self._collective, [gradients[i] for i in dense], name, self._bucket_bytes
             ),
             *sum_sparse(self._collective, [gradients[i] for i in sparse], name),
         ]
-        scale = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
-        kept, commits = self._kept_factor(label, learning_rate)
-        for i, total in zip(others, plain, strict=True):
-            result[i], new = self._after_sum(total, names[i], scale, kept)
-            commits += new
-        if not taken and not commits:
-            return result
-        values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in plain]
-        finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
+        for i, total in zip([*dense, *sparse], totals, strict=True):
+            sums.totals[i] = self._after_sum(total, names[i], scales, sums)
+        return totals
+
+    def _sum_compressed(
+        self,
+        places: Sequence[int],
+        gradients: Sequence[tf.Tensor],
+        names: Sequence[str],
+        name: str,
+        scales: Scales,
+        sums: _Sums,
+    ) -> None:
+        """Sums the gradients that are compressed, bucket by bucket; counts the step."""
         step = self._zeros("step", [], tf.int32)
-        commits.append((step, step + 1))
-        sizes = [gradients[i].shape.num_elements() for i in taken]
-        buckets = plan_buckets(
-            [4 * s for s in sizes], [tf.float32] * len(taken), self._bucket_bytes
-        )
-        exchange = (
-            self._in_rounds
-            if isinstance(self._compressor, SummableCompressor)
-            else self._in_two_phases
-        )
+        sums.commits.append((step, step + 1))
+        summable = isinstance(self._compressor, SummableCompressor)
+        exchange = self._in_rounds if summable else self._in_two_phases
+        sizes = [4 * gradients[i].shape.num_elements() for i in places]
+        buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
         for number, bucket in enumerate(buckets):
-            places = [taken[i] for i in bucket.indices]
-            own, paths = [gradients[i] for i in places], [names[i] for i in places]
-            sums, good, new = exchange(own, paths, (scale, kept), step, name, number)
-            finite.append(good)
-            commits += new
-            for i, total in zip(places, sums, strict=True):
-                result[i] = total
-        # The sums are the same on all processes, and so is this vote.
-        _assign_if(tf.reduce_all(tf.stack(finite)), commits)
-        return result
+            members = [places[i] for i in bucket.indices]
+            own, paths = [gradients[i] for i in members], [names[i] for i in members]
+            totals, finite, commits = exchange(own, paths, scales, step, name, number)
+            sums.finite.append(finite)
+            sums.commits += commits
+            for i, total in zip(members, totals, strict=True):
+                sums.totals[i] = total
 
     def _takes(self, gradient: Gradient) -> bool:
         if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
             return False
         return self._compressor.takes(gradient.shape, gradient.dtype)
 
-    def _after_sum(
-        self, total: Gradient, name: str, scale: tf.Tensor, kept: tf.Tensor
-    ) -> tuple[Gradient, list]:
-        """Returns what a sum that went uncompressed becomes, and what is then kept of it."""
+    def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
+        """Returns what the memory makes of a sum that was not compressed, momentum for instance."""
         variables = self._made(name, self._memory.init_plain, total.shape)
         if not variables:
-            return total, []
-        state = {key: value * kept for key, value in _values(variables).items()}
-        dense = tf.cast(tf.convert_to_tensor(total), tf.float32) / scale
+            return total
+        state = {key: value * scales.memory for key, value in _values(variables).items()}
+        dense = tf.cast(tf.convert_to_tensor(total), tf.float32) / scales.loss
         result, after = self._memory.after_sum(dense, state)
-        return tf.cast(result * scale, total.dtype), _pairs([variables], [after])
+        sums.commits += _pairs([variables], [after])
+        return tf.cast(result * scales.loss, total.dtype)
 
     def _in_two_phases(
-        self, own, names, rates, step, label, number
+        self, own, names, scales, step, label, number
     ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
         memories = [
@@ -180,7 +208,7 @@ class CompressedAggregator:
             own,
             [_values(m) for m in memories],
             [_values(s) for s in servers],
-            rates,
+            scales,
             step,
             f"{label}/compressed_{number}",
         )
@@ -202,7 +230,7 @@ class CompressedAggregator:
             self._kept(f"{PART}{name}", tf.constant([length, codec.block]))
             return {"residual": self._kept(f"{SERVER}{name}", tf.zeros([chunk]))}
 
-    def _in_rounds(self, own, names, rates, step, label, number) -> tuple[list, tf.Tensor, list]:
+    def _in_rounds(self, own, names, scales, step, label, number) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
         del step
         memories = [
@@ -218,21 +246,10 @@ class CompressedAggregator:
             own,
             [_values(m) for m in memories],
             [_values(s) for s in states],
-            rates,
+            scales,
             f"{label}/compressed_{number}",
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
-
-    def _kept_factor(
-        self, label: str, learning_rate: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """Returns what all that is kept is multiplied with, for a rate that has changed."""
-        if learning_rate is None or not self._compressor.biased:
-            return tf.constant(1.0), []
-        now = tf.cast(learning_rate, tf.float32)
-        last = self._zeros(f"learning_rate/{label}", [])
-        before = last.read_value()
-        return tf.where((before > 0) & (now > 0), before / now, 1.0), [(last, now)]
 
     def _made(self, name: str, init: Callable[..., State], *arguments) -> dict[str, tf.Variable]:
         """Returns what is kept of one gradient, made by `init` when it is first asked for."""
@@ -264,6 +281,12 @@ class CompressedAggregator:
                 f"{name} of {_told(value)}, kept is {_told(start)}. Begin anew, or go on as before."
             )
         return tf.constant(value)
+
+
+def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
+    """Returns for each sum of fractions whether it is finite."""
+    values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in totals]
+    return [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
 
 
 def _values(variables: dict[str, tf.Variable]) -> State:

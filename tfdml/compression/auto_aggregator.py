@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, sum_gradients
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, PlainAggregator
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
@@ -24,7 +24,7 @@ _measured: weakref.WeakKeyDictionary[Collective, tuple[Link, list[float]]]
 _measured = weakref.WeakKeyDictionary()
 
 
-class AutoAggregator:
+class AutoAggregator(GradientAggregator):
     """One process's part in summing gradients by the candidate that makes steps shortest.
 
     Candidates share what is kept of each gradient, so nothing is lost when another one is chosen;
@@ -49,7 +49,8 @@ class AutoAggregator:
         self._clock = clock
         self._candidates: list[Compressor | None] = [None, *auto.candidates]
         self._state: dict[str, tf.Variable] = {}
-        self._parts = [
+        self._parts: list[GradientAggregator] = [PlainAggregator(collective, bucket_bytes, "0/")]
+        self._parts += [
             CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/")
             for number, c in enumerate(auto.candidates, start=1)
         ]
@@ -63,11 +64,11 @@ class AutoAggregator:
         return dict(self._state)
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Goes on with what the ranks of an earlier job have kept; see `CompressedAggregator`."""
+        """Continues with what the ranks of an earlier job have kept; see `GradientAggregator`."""
         for part in self._parts:
             part.restore(before)
 
-    def sum_gradients(
+    def aggregate(
         self,
         gradients: Sequence[Gradient],
         names: Sequence[str],
@@ -75,14 +76,12 @@ class AutoAggregator:
         loss_scale: tf.Tensor | None = None,
         learning_rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
-        """Sums gradients over all processes; see `CompressedAggregator`."""
+        """Sums gradients by the chosen candidate; see `GradientAggregator`."""
         if label not in self.choices:
             with tf.init_scope():
                 self._begin(label, gradients)
         rest = (gradients, names, label, loss_scale, learning_rate)
-        plain = (self._collective, gradients, f"0/{label}", self._bucket_bytes)
-        branches = [lambda: sum_gradients(*plain)]
-        branches += [lambda part=part: part.sum_gradients(*rest) for part in self._parts]
+        branches = [lambda part=part: part.aggregate(*rest) for part in self._parts]
         chosen = self._chosen[label]
         sums = tf.switch_case(chosen.read_value(), branches)
         flat = tf.nest.flatten(sums, expand_composites=True)
@@ -163,10 +162,18 @@ class AutoAggregator:
             print(f'tfdml: compression="auto": {text}', flush=True)
 
 
-def aggregator_of(
-    collective: Collective, compressor: Compressor, bucket_bytes: int = BUCKET_BYTES
-) -> CompressedAggregator | AutoAggregator:
-    """Returns what sums gradients with a compressor."""
+def make_aggregator(
+    collective: Collective, compressor: Compressor | None, bucket_bytes: int = BUCKET_BYTES
+) -> GradientAggregator:
+    """Makes the aggregator of an optimizer whose gradients processes exchange.
+
+    Args:
+        collective: What moves the bytes.
+        compressor: What makes them fewer; None for gradients as they are.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+    """
+    if compressor is None:
+        return PlainAggregator(collective, bucket_bytes)
     if isinstance(compressor, Auto):
         return AutoAggregator(collective, compressor, bucket_bytes=bucket_bytes)
     return CompressedAggregator(collective, compressor, bucket_bytes)

@@ -2,10 +2,23 @@
 
 import abc
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 State = dict[str, tf.Tensor]
+
+
+class Scales(NamedTuple):
+    """The factors of a step: float32, shape `[]`.
+
+    Attributes:
+        loss: The loss scale, which gradients contain.
+        memory: The factor of all that is kept, for a learning rate that has changed.
+    """
+
+    loss: tf.Tensor
+    memory: tf.Tensor
 
 
 class Memory(abc.ABC):

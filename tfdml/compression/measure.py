@@ -9,6 +9,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.echo import EchoCollective
 from tfdml.compression.compressor import ChunkCompressor, Compressor
 from tfdml.compression.cost_model import Link
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.two_phase import sum_in_two_phases
 
@@ -57,17 +58,17 @@ def measure_codec(
     alone = EchoCollective(collective.size)
     memory = compressor.memory(collective.size)
     gradient = tf.random.stateless_normal(_SHAPE, [1, collective.rank])
-    rates = (tf.constant(1.0), tf.constant(1.0))
+    scales = Scales(tf.constant(1.0), tf.constant(1.0))
 
     def step() -> None:
         own, kept = [gradient], [memory.init(_SHAPE)]
         if isinstance(compressor, ChunkCompressor):
             total = sum_in_two_phases(
-                alone, compressor, own, kept, [{}], rates, tf.constant(0), "codec"
+                alone, compressor, own, kept, [{}], scales, tf.constant(0), "codec"
             )
         else:
             states = [compressor.init("codec", _SHAPE)]
-            total = sum_in_rounds(alone, compressor, own, kept, states, rates, "codec")
+            total = sum_in_rounds(alone, compressor, own, kept, states, scales, "codec")
         total[1].numpy()
 
     _seconds(clock, step, 1)

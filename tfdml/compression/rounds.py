@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import SummableCompressor
-from tfdml.compression.error_feedback import State
+from tfdml.compression.error_feedback import Scales, State
 from tfdml.compression.native_rounds import NativeRounds, all_finite, operations
 
 
@@ -17,7 +17,7 @@ def sum_in_rounds(
     gradients: Sequence[tf.Tensor],
     memories: Sequence[State],
     states: Sequence[State],
-    rates: tuple[tf.Tensor, tf.Tensor],
+    scales: Scales,
     name: str,
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[State], list[State]]:
     """Sums a bucket of gradients over all processes.
@@ -28,8 +28,7 @@ def sum_in_rounds(
         gradients: This process's gradients.
         memories: What the compressor's memory keeps of each.
         states: The compressor's own state for each.
-        rates: What gradients are multiplied with (the loss scale), and what their memories are, for
-            a learning rate that has changed: float32, shape `[]`.
+        scales: The step's factors.
         name: What the exchanges are called.
 
     Returns:
@@ -37,13 +36,13 @@ def sum_in_rounds(
         and the new states.
     """
     begin, between, end = _stages(compressor, collective.size)
-    values, middles, payload, kept = begin(list(gradients), list(memories), list(states), *rates)
+    values, middles, payload, kept = begin(list(gradients), list(memories), list(states), *scales)
     for number, step in enumerate(between):
         totals = collective.all_reduce(payload, f"{name}/round_{number}")
         payload, kept = step(values, list(states), kept, totals)
     totals = collective.all_reduce(payload, f"{name}/round_{len(between)}")
     dtypes = tuple(g.dtype for g in gradients)
-    return end(values, middles, list(states), kept, totals, rates[0], dtypes)
+    return end(values, middles, list(states), kept, totals, scales.loss, dtypes)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.error_feedback import State
+from tfdml.compression.error_feedback import Scales, State
 from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 
 # Payloads are padded to this, for transports that carry whole words only.
@@ -22,7 +22,7 @@ def sum_in_two_phases(
     gradients: Sequence[tf.Tensor],
     states: Sequence[State],
     servers: Sequence[State],
-    rates: tuple[tf.Tensor, tf.Tensor],
+    scales: Scales,
     step: tf.Tensor,
     name: str,
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[State], list[State]]:
@@ -37,8 +37,7 @@ def sum_in_two_phases(
         gradients: This process's gradients.
         states: What the compressor's memory keeps of each.
         servers: What it keeps of the owner's chunk, of each of the compressor's parts.
-        rates: What gradients are multiplied with (the loss scale), and what their states are, for
-            a learning rate that has changed: float32, shape `[]`.
+        scales: The step's factors.
         step: What random numbers follow from: int32, shape `[]`.
         name: What the exchanges are called.
 
@@ -52,12 +51,12 @@ def sum_in_two_phases(
     ]
     states, payloads = list(states), []
     for part in parts:
-        payload, after = part.encode(part.own, [states[i] for i in part.places], *rates, part.seed)
+        payload, after = part.encode(part.own, [states[i] for i in part.places], *scales, part.seed)
         payloads.append(payload)
         _put(after, part.places, states)
     arrived = _exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
     added = [
-        part.add(own, server, rates[1], part.chunk, part.seed + tf.constant([0, 1]))
+        part.add(own, server, scales.memory, part.chunk, part.seed + tf.constant([0, 1]))
         for part, own, server in zip(parts, arrived, servers, strict=True)
     ]
     encoded, servers = zip(*added, strict=True)
@@ -67,7 +66,7 @@ def sum_in_two_phases(
     for part, payload, own in zip(parts, everyones, encoded, strict=True):
         payload = tf.ensure_shape(payload, [collective.size, own.shape[1]])
         shapes = tuple(tuple(g.shape.as_list()) for g in part.own)
-        found, good = part.decode(payload, shapes, tuple(g.dtype for g in part.own), rates[0])
+        found, good = part.decode(payload, shapes, tuple(g.dtype for g in part.own), scales.loss)
         finite.append(good)
         _put(found, part.places, sums)
     return sums, tf.reduce_all(tf.stack(finite)), states, list(servers)

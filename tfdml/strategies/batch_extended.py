@@ -33,7 +33,7 @@ class BatchExtended(MirroredExtended):
         self, strategy: tf.distribute.Strategy, collective: Collective, devices: Sequence[str]
     ):
         self.collective = collective
-        self._shares: list[Share] | None = None
+        self.shares: list[Share] | None = None
         self._global_steps = False
         # What gathers gradients in the step that is under way, if something does.
         self.accumulator: Accumulator | None = None
@@ -97,18 +97,18 @@ class BatchExtended(MirroredExtended):
             shares: The shares of this process's replicas.
             accumulator: What the model's optimizer gathers gradients in, if it does.
         """
-        self._shares, self.accumulator = shares, accumulator
+        self.shares, self.accumulator = shares, accumulator
         try:
             yield
         finally:
-            self._shares = self.accumulator = None
+            self.shares = self.accumulator = None
 
     def current_share(self) -> Share | None:
         """Returns the calling replica's share; None outside a global step of Keras."""
         replica = tf.distribute.get_replica_context()
-        if self._shares is None or replica is None:
+        if self.shares is None or replica is None:
             return None
-        return self._shares[replica._local_replica_id]
+        return self.shares[replica._local_replica_id]
 
     def split_element(self, *element) -> Portion:
         """Returns this process's portion of a dataset's element, a global batch."""

@@ -5,7 +5,6 @@ With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.2
 
 import collections
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,24 +18,21 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfdml.collectives.aggregator import sum_gradients
+from tfdml.collectives.aggregator import GradientAggregator, sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
-from tfdml.compression.aggregator import CompressedAggregator
-from tfdml.compression.auto_aggregator import AutoAggregator, aggregator_of
+from tfdml.compression.auto_aggregator import make_aggregator
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
-from tfdml.strategies.between_devices import BetweenDevices
+from tfdml.strategies.device_aggregator import DeviceAggregator
 from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.step_clock import StepClock
 from tfdml.strategies.stop_vote import StopVote
-
-Aggregator = CompressedAggregator | AutoAggregator | BetweenDevices
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -66,9 +62,7 @@ class ReplicaExtended(BatchExtended):
         self.guard = guard
         self.options = options
         self._between_devices = False
-        # What sums an optimizer's gradients in fewer bytes. Each optimizer has its own: what
-        # is kept between steps belongs to the variables that it trains.
-        self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, Aggregator]
+        self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
         # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
         self.clock: StepClock | None = None
@@ -111,15 +105,14 @@ class ReplicaExtended(BatchExtended):
         several = self.num_local_replicas if self._between_devices else self.collective.size
         return self.compressor is not None and several > 1
 
-    def aggregator_of(self, optimizer: keras.Optimizer) -> Aggregator | None:
-        """Returns what sums an optimizer's gradients compressed, None where they go as they are."""
-        if not self.compresses:
-            return None
+    def aggregator_of(self, optimizer: keras.Optimizer) -> GradientAggregator:
+        """Returns an optimizer's own aggregator, made when it is first asked for."""
         if optimizer not in self._aggregators:
-            if self._between_devices:
-                made = BetweenDevices(self._devices, self.compressor)
+            if self.compresses and self._between_devices:
+                made = DeviceAggregator(self._devices, self.compressor)
             else:
-                made = aggregator_of(self.collective, self.compressor, self.options.bucket_bytes)
+                compressor = self.compressor if self.compresses else None
+                made = make_aggregator(self.collective, compressor, self.options.bucket_bytes)
             self._aggregators[optimizer] = made
         return self._aggregators[optimizer]
 
@@ -277,14 +270,14 @@ class ReplicaExtended(BatchExtended):
 
     def _reduce_all(self, batch: Sequence, reduce_op, destinations: Sequence) -> list:
         """Reduces each value over all replicas and puts the result on its destinations."""
-        sums = sum_gradients(
-            self.collective, [self._local_sum(v) for v in batch], self.unique_name("reduce")
+        sums = sum_in_buckets(
+            self.collective, [self.local_sum(v) for v in batch], self.unique_name("reduce")
         )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._num_replicas_in_sync) for total in sums]
         return [self._broadcast_to(t, d) for t, d in zip(sums, destinations, strict=True)]
 
-    def _local_sum(self, value):
+    def local_sum(self, value):
         """Returns the sum over this process's replicas, on the first device."""
         if isinstance(value, values.DistributedValues):
             total = _TO_FIRST_DEVICE.reduce(
@@ -296,67 +289,6 @@ class ReplicaExtended(BatchExtended):
         # A plain value is the same on each of this process's replicas.
         value = tf.convert_to_tensor(value)
         return value * tf.cast(self.num_local_replicas, value.dtype)
-
-    def sum_gradients(
-        self,
-        label: str,
-        gradients: Sequence,
-        names: Sequence[str],
-        rates: Callable[[], tuple[tf.Tensor | None, tf.Tensor]],
-        aggregator: Aggregator | None,
-    ) -> list:
-        """Sums gradients over all replicas; called in replica context, by every replica.
-
-        Args:
-            label: What the exchange is called.
-            gradients: This replica's gradients, in the order of the layers; None where a variable
-                has none.
-            names: Their variables' paths.
-            rates: Returns the loss scale (None for 1) and the learning rate.
-            aggregator: What sums them compressed, see `aggregator_of`.
-
-        Returns:
-            The sums, None where there was none.
-        """
-        places = [i for i, g in enumerate(gradients) if g is not None]
-        if not places:
-            return list(gradients)
-        given, paths = [gradients[i] for i in places], [names[i] for i in places]
-        replica = tf.distribute.get_replica_context()
-
-        def between_processes(_, *per_replica):
-            local = [self._local_sum(v) for v in per_replica]
-            exchange = functools.partial(
-                sum_gradients, self.collective, local, label, self.options.bucket_bytes
-            )
-            if aggregator is not None:
-                exchange = functools.partial(
-                    aggregator.sum_gradients, local, paths, label, *rates()
-                )
-            sums = exchange() if self.clock is None else self.clock.timed(local, exchange)
-            self._observe(per_replica, sums, rates)
-            return [self._on_all_devices(total) for total in sums]
-
-        if isinstance(aggregator, BetweenDevices):
-            sums = aggregator.sum_gradients(given, paths, label, *rates())
-            replica.merge_call(
-                lambda _, *both: self._observe(both[: len(given)], both[len(given) :], rates),
-                args=(*given, *sums),
-            )
-        else:
-            sums = replica.merge_call(between_processes, args=given)
-        result = [None] * len(gradients)
-        for i, total in zip(places, sums, strict=True):
-            result[i] = total
-        return result
-
-    def _observe(self, per_replica: Sequence, sums: Sequence, rates: Callable) -> None:
-        """Tells who looks at the noise the replicas' gradients and, on any device, their sums."""
-        if self.noise_scale is None or self._shares is None:
-            return
-        own, sums = [self.parts_of(v) for v in per_replica], [self.parts_of(t)[0] for t in sums]
-        rows = self._shares[0].global_rows * self._steps_of_update
-        self.noise_scale.observe(own, sums, rates()[0], rows)
 
     def _update(self, var, fn: Callable, args: tuple, kwargs: dict, group: bool):
         """Updates a variable, and nothing of that before its gradient's sum is there.
@@ -371,11 +303,6 @@ class ReplicaExtended(BatchExtended):
                 return fn(variable, *values, **options)
 
         return super()._update(var, update, args, kwargs, group)
-
-    @property
-    def _steps_of_update(self) -> int:
-        """The steps whose gradients an update is made of."""
-        return 1 if self.accumulator is None else self.accumulator.steps
 
     def largest(self, name: str, own: Sequence[tf.Tensor]) -> list:
         """Returns the largest of the replicas' values; called in replica context, by all.
@@ -397,7 +324,7 @@ class ReplicaExtended(BatchExtended):
             sizes = [v.shape.num_elements() for v in own]
             largest = tf.split(tf.reduce_max(here, 0), sizes)
             shaped = [tf.reshape(v, o.shape) for v, o in zip(largest, own, strict=True)]
-            return [self._on_all_devices(v) for v in shaped]
+            return [self.on_all_devices(v) for v in shaped]
 
         return list(tf.distribute.get_replica_context().merge_call(merge, args=tuple(own)))
 
@@ -412,7 +339,7 @@ class ReplicaExtended(BatchExtended):
 
         tf.distribute.get_replica_context().merge_call(merge, args=(due,))
 
-    def _on_all_devices(self, tensor):
+    def on_all_devices(self, tensor):
         """Returns `tensor` copied to each of this process's devices."""
         copies = []
         for device in self._devices:

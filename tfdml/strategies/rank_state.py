@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import LocalCollective
 
 _MESSAGE_BYTES = 8192
@@ -93,12 +94,11 @@ class RankState:
             for part, value in zip(parts, values, strict=True):
                 part.assign(value)
 
-    def _aggregators(self) -> Iterator[tuple[str, Any]]:
+    def _aggregators(self) -> Iterator[tuple[str, GradientAggregator]]:
         """Yields what goes before the names that an optimizer's aggregator keeps, and that."""
         for number, optimizer in enumerate(optimizers_of(self._model)):
-            aggregator = self._extended.aggregator_of(optimizer)
-            if aggregator is not None:
-                yield f"{_OPTIMIZER}{number}/" if number else "", aggregator
+            prefix = f"{_OPTIMIZER}{number}/" if number else ""
+            yield prefix, self._extended.aggregator_of(optimizer)
 
     def _gathered(self) -> dict[str, list[tf.Variable]]:
         gathering = self._extended.gathering

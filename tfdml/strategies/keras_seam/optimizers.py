@@ -14,6 +14,7 @@ from tfdml.collectives.rows import add_up_rows
 from tfdml.strategies.accumulation import GatheredAlike, restart
 from tfdml.strategies.agreement import check_gradients_alike
 from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.gradient_exchange import sum_over_replicas
 from tfdml.strategies.keras_seam.compiled import hold_back, is_compiled_whole
 from tfdml.strategies.keras_seam.current import (
     current_extended,
@@ -75,12 +76,13 @@ def _summed(
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
-    sums = extended.sum_gradients(
+    sums = sum_over_replicas(
+        extended,
+        extended.aggregator_of(outer),
         label,
         [None if r else g for g, r in zip(grads, replaces, strict=True)],
         _distinct_names(inner, variables),
         functools.partial(_rates, outer, inner),
-        extended.aggregator_of(outer),
     )
     places = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
     largest = extended.largest(f"{label}/replacing", [grads[i] for i in places])

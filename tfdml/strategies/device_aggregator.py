@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient
+from tfdml.collectives.aggregator import Gradient, GradientAggregator
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
@@ -88,13 +88,15 @@ class DeviceCollective(Collective):
         return list(tf.distribute.get_replica_context().merge_call(merge, args=tuple(tensors)))
 
 
-class BetweenDevices:
-    """Sums gradients over the devices of one process; called in replica context, by all.
+class DeviceAggregator(GradientAggregator):
+    """Sums compressed gradients over the devices of one process, each as if it were a rank.
 
     Args:
         devices: The devices, one a replica.
-        compressor: What makes gradients smaller.
+        compressor: The compressor of what goes from one device to another.
     """
+
+    per_replica = True
 
     def __init__(self, devices: Sequence[str], compressor: Compressor):
         self._parts = [
@@ -102,21 +104,7 @@ class BetweenDevices:
             for rank in range(len(devices))
         ]
 
-    @property
-    def state(self) -> dict[str, tf.Variable]:
-        """What is kept between steps, by device and name."""
-        return {
-            f"device_{rank}/{name}": variable
-            for rank, part in enumerate(self._parts)
-            for name, variable in part.state.items()
-        }
-
-    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Goes on with what an earlier job has kept; see `CompressedAggregator.restore`."""
-        for part in self._parts:
-            part.restore(before)
-
-    def sum_gradients(
+    def aggregate(
         self,
         gradients: Sequence[Gradient],
         names: Sequence[str],
@@ -124,6 +112,20 @@ class BetweenDevices:
         loss_scale: tf.Tensor | None = None,
         learning_rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
-        """Sums a replica's gradients with the others'; see `CompressedAggregator`."""
+        """Sums a replica's gradients with the others'; see `GradientAggregator`."""
         part = self._parts[tf.distribute.get_replica_context()._local_replica_id]
-        return part.sum_gradients(gradients, names, label, loss_scale, learning_rate)
+        return part.aggregate(gradients, names, label, loss_scale, learning_rate)
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """The variables that are kept between steps, by device and name."""
+        return {
+            f"device_{rank}/{name}": variable
+            for rank, part in enumerate(self._parts)
+            for name, variable in part.state.items()
+        }
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues with what an earlier job has kept; see `GradientAggregator`."""
+        for part in self._parts:
+            part.restore(before)
