@@ -43,7 +43,7 @@ def inputs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.npz"])
 def test_inputs_that_need_no_package(name, bare_python, inputs, tmp_path):
-    """What is written without the packages is what is written with them, byte for byte."""
+    """Records written without the packages are those written with them, byte for byte."""
     where = [str(inputs / name)]
     done = run_python(
         *("-m", "tfdml.cli.main", "records", "convert", *where, "-o", str(tmp_path / "without")),

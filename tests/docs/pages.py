@@ -25,7 +25,7 @@ class Block(NamedTuple):
     """A fenced block of a page.
 
     Attributes:
-        language: What stands behind the fence, "" for nothing.
+        language: The word behind the opening fence, "" for none.
         text: Its lines, without the page's indentation.
     """
 

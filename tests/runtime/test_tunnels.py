@@ -33,7 +33,7 @@ pytestmark = [
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What a job printed, and what crossed the raw link.
+    """A job's output, and the traffic on the raw link.
 
     Attributes:
         digests: The ranks' digests of their weights.
