@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.harness import job
-from tests.strategies.cases import compiled, data, dense_model, outcome
+from tests.strategies.cases import SubclassedModel, compiled, data, dense_model, outcome
 
 
 def losses_and_metrics() -> dict:
@@ -242,7 +242,10 @@ def made_outside(what: str) -> dict:
         model = OwnOptimizers() if what == "optimizers" else dense_model()
     optimizer = keras.optimizers.Adam(Halves() if what == "schedule" else 0.01, global_clipnorm=0.5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    given = {"metrics": ["accuracy", keras.metrics.SparseCategoricalAccuracy(name="own")]}
+    own = keras.metrics.SparseCategoricalAccuracy(name="own")
+    # What it has counted before the training is forgotten, as everywhere.
+    own.update_state([1], [[0.0, 1.0, 0.0]])
+    given = {"metrics": ["accuracy", own]}
     if what == "optimizers":
         model.compile(optimizer, keras.optimizers.SGD(0.1))
     elif what == "scope":  # The metrics are used by the first step only.
@@ -295,3 +298,57 @@ def cloned(functional: bool) -> dict:
     clone.set_weights(model.get_weights())
     clone.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return outcome(clone, clone.fit(x, y, batch_size=8, epochs=2, verbose=0))
+
+
+@keras.saving.register_keras_serializable()
+class Registered(SubclassedModel):
+    """A subclassed model that can be saved, and cloned."""
+
+    def get_config(self):
+        """Returns the constructor's arguments."""
+        return {}
+
+
+def read_outside(how: str) -> dict:
+    """A model that is loaded, or cloned, outside of the scope and trained there."""
+    x, y = data(37)
+    strategy = job.strategy()
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = Registered() if how in ("clone", "subclassed") else dense_model()
+        model.compile(
+            "adam",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    model.fit(x, y, batch_size=8, verbose=0)
+    if how == "clone":
+        read = keras.models.clone_model(model)
+        read.compile(keras.optimizers.Adam(), model.loss, metrics=["accuracy"])
+        read.build((None, 6))
+        read.set_weights(model.get_weights())
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "model.h5" if how == "h5" else "model.keras")
+            model.save(path)
+            # Of such files Keras's own compiled models cannot be trained.
+            read = keras.models.load_model(path, compile=how != "h5")
+        if how == "h5":
+            read.compile("adam", model.loss, metrics=["accuracy"])
+    # One rank may look at it alone.
+    assert read._distribute_strategy is None
+    read.predict(x[:3], verbose=0)
+    hidden = read.layers[0]
+    if how == "batches":
+        for begin in range(0, 37, 8):
+            read.train_on_batch(x[begin : begin + 8], y[begin : begin + 8])
+        result = outcome(read)
+    else:
+        result = outcome(read, read.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0))
+    if max(strategy.size, strategy.num_replicas_in_sync) > 1:
+        assert read.distribute_strategy is strategy
+    result["predicted"] = read.predict(x, verbose=0)
+    # The layers are those that the program may hold.
+    result["hidden"] = hidden.get_weights()
+    assert hidden is read.layers[0]
+    return result

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.strategies import cases, model_cases
+from tests.strategies import cases, model_cases, scope_cases
 from tests.strategies import parameter_server_synchronous as synchronous
 from tests.strategies.compare import assert_close
 
@@ -33,6 +33,9 @@ def _compare(ranks, cluster, case, *args, **tolerance):
         (model_cases.added_loss,),
         pytest.param((model_cases.several_outputs,), marks=pytest.mark.slow),
         pytest.param((model_cases.many_metrics,), marks=pytest.mark.slow),
+        (scope_cases.read_outside, "keras"),
+        pytest.param((scope_cases.read_outside, "clone"), marks=pytest.mark.slow),
+        pytest.param((scope_cases.read_outside, "batches"), marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )

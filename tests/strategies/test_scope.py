@@ -31,6 +31,11 @@ JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=p
         (cases.cleared,),
         (cases.cloned, True),
         pytest.param((cases.cloned, False), marks=pytest.mark.slow),
+        (cases.read_outside, "keras"),
+        (cases.read_outside, "clone"),
+        (cases.read_outside, "batches"),
+        pytest.param((cases.read_outside, "subclassed"), marks=pytest.mark.slow),
+        pytest.param((cases.read_outside, "h5"), marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )

@@ -102,7 +102,6 @@ def test_a_strategy_says_who_it_is(ranks):
         ("compiled inside", "model must be made in the strategy's scope"),
         ("forgotten scope", "model must be made in the strategy's scope.* on rank [01]"),
         ("model built outside", "Weights must be made in the strategy's scope"),
-        ("metric made outside", "`metrics` must be made in the strategy's scope"),
         ("other seeds", "must be the same on all 2 ranks.* other data on rank 1"),
         ("other arrays", "on all 2 ranks.* other data on rank 1: values of .* on rank 1, values"),
         ("horovod optimizer", "`optimizer` must be a plain Keras optimizer"),

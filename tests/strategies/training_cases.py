@@ -179,14 +179,6 @@ def misuse(kind: str) -> str:
             model.compile("sgd", "sparse_categorical_crossentropy")
         model.build((None, 6))
         model.fit(x, y, verbose=0)
-    elif kind == "metric made outside":
-        strategy = job.strategy(devices=2)
-        model = compiled(strategy)
-        metric = keras.metrics.SparseCategoricalAccuracy()
-        metric.update_state([1], [[0.0, 1.0, 0.0]])
-        with strategy.scope():
-            model.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
-        model.fit(x, y, verbose=0)
     elif kind == "other seeds":
         tf.random.set_seed(strategy.rank)
         model.fit(dataset.shuffle(32).batch(4), verbose=0)

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 
@@ -11,8 +12,11 @@ import tensorflow as tf
 
 from tfdml import topology
 
-# The strategies of this process. How many processes one has may change: they come and go.
-_strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
+# The strategies of this process, numbered as they are made. How many processes one has may change:
+# they come and go.
+_strategies: weakref.WeakValueDictionary[int, tf.distribute.Strategy]
+_strategies = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _is_meant: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_meant", default=False)
 
 
@@ -34,7 +38,7 @@ def alone() -> Iterator[None]:
 
 def note_strategy(strategy: tf.distribute.Strategy) -> None:
     """Notes a strategy, by which this process may belong to a job of several."""
-    _strategies.add(strategy)
+    _strategies[next(_numbers)] = strategy
 
 
 def check_started_alone(strategy: str) -> None:
@@ -82,8 +86,19 @@ def check_not_alone(model: keras.Model) -> None:
         raise model_made_outside(model, getattr(strategy, "rank", 0))
 
 
+def strategy_made_last() -> tf.distribute.Strategy | None:
+    """Returns the strategy that a model without one should train under.
+
+    None if it has but one replica, or `alone` is entered.
+    """
+    if _is_meant.get() or not _strategies:
+        return None
+    last = _strategies[max(_strategies)]
+    return last if last.size > 1 or last.num_replicas_in_sync > 1 else None
+
+
 def _jobs() -> list[tf.distribute.Strategy]:
-    return [strategy for strategy in _strategies if strategy.size > 1]
+    return [strategy for strategy in _strategies.values() if strategy.size > 1]
 
 
 def model_made_outside(model: keras.Model, rank: int) -> ValueError:

@@ -14,7 +14,6 @@ from tfdml.strategies.gathering import concat_rows, gather_rows
 from tfdml.strategies.replica_state import (
     LayerState,
     MetricState,
-    components,
     moving_variables,
 )
 from tfdml.strategies.replica_step import ReplicaStep, metric_variables
@@ -80,13 +79,6 @@ class MetricStep(GlobalStep):
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = metric_variables(self.model)
-        for variable in variables:
-            if len(components(variable)) != self._extended.num_local_replicas:
-                raise ValueError(
-                    "`metrics` must be made in the strategy's scope, like the model. Received: "
-                    f"{variable.path}, made outside. Move the metric's construction under "
-                    "`with strategy.scope():`, or pass it to `compile` by name."
-                )
         self._extended.keep_in_step([v.value for v in variables])
         return variables
 

@@ -1,32 +1,31 @@
-"""Brings what is made outside of the scope for a model of the scope into it.
+"""Brings what was made outside of a strategy's scope into it.
 
-Optimizers and metrics are made again in the scope before the first step, while they hold nothing;
-clones are made there at once.
+A `keras.Variable` stays the object that it is, with its value; the TensorFlow variable behind it is
+made again, in the scope. So layers, optimizers and metrics need not be made again, and whoever
+holds one holds the model's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.models import cloning
+from keras.src.saving import saving_lib, serialization_lib
 
-from tfdml.runtime.fingerprint import optimizer_config
+from tfdml.strategies.alone import strategy_made_last
 from tfdml.strategies.keras_seam.current import extended_of, is_ours
 from tfdml.strategies.rank_state import optimizers_of
 from tfdml.strategies.replica_step import all_metrics
 
-# What making a thing from its configuration raises where it does not support that.
-_NO_CONFIG = (NotImplementedError, TypeError, ValueError, KeyError)
-
 
 def adopt(model: keras.Model) -> None:
-    """Brings what a model holds, but was made outside of its strategy's scope, into the scope.
+    """Brings a model's optimizers and metrics into the scope of the model's strategy.
 
-    The objects stay the same: who holds one holds the model's. An optimizer that has trained, a
-    metric that has counted, and what cannot be made from its configuration stay outside.
+    An optimizer that has made a step stays outside.
 
     Args:
         model: A model of one of our strategies.
@@ -34,12 +33,57 @@ def adopt(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     for optimizer in optimizers_of(model):
         if optimizer._distribution_strategy is not strategy and not int(optimizer.iterations):
-            _make_again(optimizer, _optimizer_like, strategy)
-    if extended_of(strategy) is None:
-        return  # Parameter servers: metrics are on the chief, wherever they were made.
-    for metric in _given_metrics(model):
-        if not all(map(_is_distributed, metric.variables)):
-            _make_again(metric, _metric_like, strategy)
+            _adopt_optimizer(optimizer, strategy)
+    if extended_of(strategy) is not None:  # On parameter servers metrics stay on the chief.
+        for metric in _given_metrics(model):
+            _adopt_variables(metric.variables, strategy)
+
+
+def adopt_read(model: keras.Model) -> None:
+    """Brings a model that was loaded, or cloned, outside of the scope into it before it trains.
+
+    It becomes a model of the strategy that this process made last. Nothing is done to a model that
+    was built outside: its scope may have been forgotten.
+
+    Args:
+        model: A model that is about to train.
+    """
+    if model._distribute_strategy is not None or not getattr(model, "_tfdml_read", False):
+        return
+    strategy = strategy_made_last()
+    if strategy is None or _partitions(strategy):
+        return
+    _adopt_variables(model.variables, strategy)
+    for optimizer in optimizers_of(model):
+        _adopt_optimizer(optimizer, strategy)
+    for part in model._flatten_layers():
+        if isinstance(part, TensorFlowTrainer):
+            part._distribute_strategy = strategy
+    # They were made for one device.
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def _partitions(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether variables are cut in parts, of which a built optimizer knows nothing."""
+    return getattr(strategy.extended, "_variable_partitioner", None) is not None
+
+
+def _adopt_variables(variables: Iterable[keras.Variable], strategy: tf.distribute.Strategy) -> None:
+    with strategy.scope():
+        for variable in variables:
+            old = variable._value
+            if getattr(old, "_distribute_strategy", None) is not strategy:
+                variable._initialize(old.numpy())
+                # By which optimizers know a variable.
+                getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
+
+
+def _adopt_optimizer(optimizer: keras.Optimizer, strategy: tf.distribute.Strategy) -> None:
+    _adopt_variables(optimizer.variables, strategy)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for one in (optimizer, inner, *getattr(optimizer, "optimizers", ())):
+        if one is not None:
+            one._distribution_strategy = strategy
 
 
 def _given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -49,37 +93,6 @@ def _given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     held = [m for m in tree.flatten(given) if isinstance(m, keras.metrics.Metric)]
     # A metric of metrics, such as Keras's own of those of `compile`, has no variables itself.
     return held + [m for m in all_metrics(model) if m._variables]
-
-
-def _is_distributed(variable: keras.Variable) -> bool:
-    return isinstance(variable.value, tf.distribute.DistributedValues)
-
-
-def _make_again(thing: Any, like: Callable, strategy: tf.distribute.Strategy) -> None:
-    try:
-        with strategy.scope():
-            made = like(thing)
-    except _NO_CONFIG:
-        return
-    if made is not None:
-        vars(thing).clear()
-        vars(thing).update(vars(made))
-
-
-def _optimizer_like(optimizer: keras.Optimizer) -> keras.Optimizer:
-    config = optimizer_config(optimizer)
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is None:
-        return type(optimizer).from_config(config)
-    del config["inner_optimizer"]
-    return type(optimizer)(_optimizer_like(inner), **config)
-
-
-def _metric_like(metric: keras.metrics.Metric) -> keras.metrics.Metric | None:
-    made = type(metric).from_config(metric.get_config())
-    pairs = zip(metric.variables, made.variables, strict=True)
-    is_fresh = all(np.array_equal(own.numpy(), new.numpy()) for own, new in pairs)
-    return made if is_fresh else None
 
 
 def _clone(original: Callable) -> Callable:
@@ -95,7 +108,22 @@ def _clone(original: Callable) -> Callable:
     return clone
 
 
+def _read(original: Callable) -> Callable:
+    """What makes a model of a file or a configuration, as for the clone of a subclassed model."""
+
+    def read(*args, **kwargs):
+        made = original(*args, **kwargs)
+        if isinstance(made, keras.Model):
+            made._tfdml_read = True
+        return made
+
+    return read
+
+
 REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (cloning, "_clone_functional_model", _clone),
     (cloning, "_clone_sequential_model", _clone),
+    (saving_lib, "deserialize_keras_object", _read),
+    (serialization_lib, "deserialize_keras_object", _read),
+    (legacy_h5_format, "load_model_from_hdf5", _read),
 ]

@@ -31,6 +31,8 @@ resumes it (see `resuming`).
 | `GradientTape.gradient`, `.jacobian` | the same, where a gradient is taken |
 | `ReplicaContext.all_gather` | in a step, without padded rows |
 | `cloning._clone_…_model` | a clone made outside of the scope belongs to the model's strategy |
+| `train_on_batch`, `deserialize_keras_object`, | a model that was loaded, or cloned, outside |
+| `load_model_from_hdf5` | of the scope is brought into it before it trains; see `adopting` |
 | `SeedGenerator.next` | replicas draw different random numbers |
 | `_compute_moments_sync` | one exchange, the same on all replicas, without padded rows |
 | `BatchNormalization._moments` | under a mask as well |

@@ -22,7 +22,7 @@ from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gathering import concat_rows
 from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
-from tfdml.strategies.keras_seam.adopting import adopt
+from tfdml.strategies.keras_seam.adopting import adopt, adopt_read
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.building import (
     build_for_predict,
@@ -42,6 +42,8 @@ def _loop(original: Callable) -> Callable:
     signature = inspect.signature(original)
 
     def loop(self, *args, **kwargs):
+        if original.__name__ == "fit":
+            adopt_read(self)
         extended = extended_of(self._distribute_strategy)
         if extended is None:
             _check_made_inside(self, original.__name__)
@@ -69,8 +71,18 @@ def _check_made_inside(model: keras.Model, call: str) -> None:
     ):
         if model._distribute_strategy is None and extended_of(strategy) is not None:
             raise model_made_outside(model, strategy.rank)
-    if call == "fit" and not is_ours(model._distribute_strategy):
+    if call in ("fit", "train_on_batch") and not is_ours(model._distribute_strategy):
         check_not_alone(model)
+
+
+def _train_on_batch(original: Callable) -> Callable:
+    def train_on_batch(self, *args, **kwargs):
+        adopt_read(self)
+        if extended_of(self._distribute_strategy) is None:
+            _check_made_inside(self, "train_on_batch")
+        return original(self, *args, **kwargs)
+
+    return train_on_batch
 
 
 def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
@@ -255,6 +267,7 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (TensorFlowTrainer, "fit", _loop),
     (TensorFlowTrainer, "evaluate", _loop),
     (TensorFlowTrainer, "predict", _loop),
+    (TensorFlowTrainer, "train_on_batch", _train_on_batch),
     (CallbackList, "__init__", _callback_list),
     (TFEpochIterator, "__init__", _epoch_iterator),
     (TFEpochIterator, "_get_iterator", _get_iterator),
