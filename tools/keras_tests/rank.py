@@ -198,7 +198,8 @@ def main() -> int:
         share_files(run_file.parent, scope.strategy)
     import keras
 
-    root = Path(keras.__file__).parent / "src"
+    # As pytest names tests: a checkout may be reached by a link.
+    root = Path(keras.__file__).resolve().parent / "src"
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(root), "-c", os.devnull]
     options += ["--continue-on-collection-errors", "--capture=no"]
     os.chdir(root)
