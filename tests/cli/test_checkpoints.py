@@ -27,10 +27,13 @@ def saved(tmp_path_factory):
 
 
 def test_inspect(tfdml_command, saved):
-    done = tfdml_command("checkpoints", "inspect", str(saved), COLUMNS="200")
+    done = tfdml_command("checkpoints", "inspect", str(saved), COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    assert "fit-000-epoch-0002-step-0000000010" in done.stdout
-    assert "whole, fit finished" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    (last,) = [line for line in lines if line[:1] == ["fit-000-epoch-0002-step-0000000010"]]
+    assert last[1] == "1"
+    assert last[-1] == "finished"
+    assert ["Inside", "fit-000-epoch-0002-step-0000000010", "Tensors", "MB"] in lines
     for group in ("model", "optimizer", "metrics", "rank/random"):
         assert group in done.stdout
 

@@ -83,7 +83,7 @@ def test_workers(tmp_path):
     assert len(on_two) == EPOCHS
     assert on_two[-1] > 0.75
     assert (tmp_path / "model.keras").stat().st_size > 10_000
-    assert "fit finished" in " ".join(run(inspect, tmp_path).replace("│", " ").split())
+    assert "finished" in run(inspect, tmp_path)
     run(remove, tmp_path)
     (tmp_path / "model.keras").unlink()
     run(alone, tmp_path)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tfdml.checkpointing import Files, files_of
 from tfdml.checkpointing.commit import is_committed
@@ -39,31 +39,33 @@ def inspect(directory: _Directory) -> None:
 
     `tfdml checkpoints inspect run1/fit-000-epoch-0002-step-0000000010`
 
-    All files are read and checked. The exit code is 1 if a checkpoint is damaged.
+    A name says where training was: the fit, the epoch and the step. "finished" is a whole one of
+    the end of a fit. All files are read and checked; the exit code is 1 if one is damaged.
     """
     files = files_of(directory)
     found = _checkpoints(files, directory)
     console, damaged = Console(highlight=False), []
-    table = Table("Checkpoint", "Fit", "Epoch", "Step", "Ranks", "MB", "Saved", "")
+    table = _table("Checkpoint", "Ranks", "MB", "Saved", "")
     newest = None
     for path in found:
         try:
             manifest = verify(files, path)
         except DamagedCheckpoint as error:
             damaged.append(str(error))
-            table.add_row(os.path.basename(path), *[""] * 6, "damaged")
+            table.add_row(os.path.basename(path), "", "", "", "damaged")
             continue
         newest = Checkpoint(files, path, manifest)
         saved = datetime.datetime.fromtimestamp(manifest.saved)
         table.add_row(
             os.path.basename(path),
-            *map(str, (manifest.fit, manifest.epoch, manifest.state["step"], manifest.world_size)),
+            str(manifest.world_size),
             f"{manifest.bytes / 1e6:.2f}",
-            saved.isoformat(" ", "seconds"),
-            "whole, fit finished" if manifest.finished else "whole",
+            saved.isoformat(" ", "minutes"),
+            "finished" if manifest.finished else "whole",
         )
     console.print(table)
     if newest is not None:
+        console.print()
         console.print(_contents(newest))
     for reason in damaged:
         console.print(f"damaged: {reason}", markup=False, soft_wrap=True)
@@ -130,10 +132,16 @@ def _contents(checkpoint: Checkpoint) -> Table:
             parts = name.split("/")
             group = "/".join(parts[:2]) if parts[0] == "rank" else parts[0]
             groups.setdefault(group, []).append(array.nbytes)
-    table = Table("Inside", "Tensors", "MB", title=os.path.basename(checkpoint.path))
+    inside = f"Inside {os.path.basename(checkpoint.path)}"
+    table = _table(inside, "Tensors", "MB")
     for group, sizes in sorted(groups.items()):
         table.add_row(group, str(len(sizes)), f"{sum(sizes) / 1e6:.2f}")
     return table
+
+
+def _table(first: str, *columns: str) -> Table:
+    """Returns an empty table that keeps its first column whole, in 80 columns too."""
+    return Table(Column(first, no_wrap=True), *columns, box=None, padding=(0, 2, 0, 0))
 
 
 def _export(checkpoint: Checkpoint, output: Path) -> None:
