@@ -6,7 +6,7 @@ import tensorflow as tf
 from bench_compression_model import WARM_UP, timed
 from bench_compression_networks import NETWORKS
 
-from tfdml.collectives.aggregator import sum_in_buckets
+from tfdml.collectives.aggregator import StepGradients, sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.echo import EchoCollective
 from tfdml.collectives.horovod import HorovodCollective
@@ -79,7 +79,7 @@ def _summing(
         if aggregator is None:
             sums = sum_in_buckets(collective, own, "plain")
         else:
-            sums = aggregator.aggregate(own, names, "compressed")
+            sums = aggregator.aggregate(StepGradients(own, names, "compressed"))
         return _used(sums)
 
     return step

@@ -7,30 +7,118 @@ from keras import layers
 from tests.harness import job
 from tests.strategies.cases import data
 from tests.strategies.custom_cases import Adversaries
-from tfdml.compression import OneBit
+from tfdml.callbacks import GradientNoiseScale, StepMonitor
+from tfdml.compression import OneBit, PowerSGD
+from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.rank_state import RankState
+from tfdml.strategies.session import session_of
+from tfdml.strategies.step_clock import StepClock
+
+CODECS = {"OneBit": OneBit(), "PowerSGD": PowerSGD(2)}
 
 
-def _model(seed: int) -> keras.Model:
+def _model(seed: int, accumulation: int | None = None) -> keras.Model:
     """A model whose layers, and optimizer, are called like every other one's."""
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([layers.Input((6,)), layers.Dense(400, name="hidden")])
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(400, name="hidden")], name="model")
     model.add(layers.Dense(5, name="out"))
+    optimizer = keras.optimizers.SGD(
+        0.05 * seed, momentum=0.9, name="sgd", gradient_accumulation_steps=accumulation
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05 * seed, momentum=0.9, name="sgd"), loss)
+    model.compile(optimizer, loss)
     return model
 
 
-def in_turn(other: bool) -> list[np.ndarray]:
-    """Trains a model for three epochs, in turn with another one or alone; returns its weights."""
+def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
+    """Trains for three steps: an odd number, so that something stays gathered for two."""
     x, y = data(33)
-    with job.strategy(compression=OneBit()).scope():
-        first, second = _model(1), _model(2)
+    model.fit(x, y, batch_size=11, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+
+def in_turn(
+    other: bool, codec: str = "OneBit", accumulation: int | None = None, resumed: bool = False
+) -> list[np.ndarray]:
+    """Trains a model for four epochs, in turn with another one or alone; returns its weights.
+
+    Args:
+        other: Whether there is another model.
+        codec: The strategy's codec.
+        accumulation: After how many steps the optimizers update.
+        resumed: Whether the last epoch is another model's, which has taken up what was kept.
+    """
+    x, y = data(33)
+    strategy = job.strategy(compression=CODECS[codec])
+    with strategy.scope():
+        first, second = _model(1, accumulation), _model(2, accumulation)
     for _ in range(3):
-        first.fit(x, y, batch_size=11, shuffle=False, verbose=0)
+        _fit(first)
         if other:
             second.fit(-x[:22], y[:22], batch_size=11, shuffle=False, verbose=0)
+    if resumed:
+        first = _taken_up(first, codec, accumulation)
+    _fit(first)
     return first.get_weights()
+
+
+def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras.Model:
+    """Returns a model under a strategy of its own that has all that another one kept."""
+    values = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    kept = RankState(model).kept()
+    assert any("gathered" in name for name in kept) == bool(accumulation)
+    with job.strategy(compression=CODECS[codec]).scope():
+        model = _model(1, accumulation)
+        model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(
+            [*model.variables, *model.optimizer.variables], values, strict=True
+        ):
+            variable.assign(value)
+    model.make_train_function()
+    RankState(model).restore([kept] * job_size(model))
+    return model
+
+
+def watched(late: bool) -> list[np.ndarray]:
+    """Accumulates gradients while observers come; returns the weights.
+
+    Args:
+        late: Whether they come in the middle of an accumulation, else at the beginning.
+    """
+    with job.strategy(compression=OneBit()).scope():
+        model, other = _model(1, 2), _model(2, 2)
+    observers = [StepMonitor(), GradientNoiseScale()]
+    for epoch in range(3):
+        _fit(model, *(observers if epoch or not late else []))
+    # They are the model's alone.
+    _fit(other)
+    assert session_of(other).observers == []
+    assert {type(o) for o in session_of(model).observers} == {StepClock, NoiseScale}
+    assert observers[1].estimate().steps == (3 if late else 4)
+    return model.get_weights()
+
+
+def compiled_again() -> list[np.ndarray]:
+    """Compiles in the middle of an accumulation: nothing of the other optimizer is left."""
+    with job.strategy(compression=OneBit()).scope():
+        model = _model(1, 2)
+    _fit(model)
+    model.compile(keras.optimizers.SGD(0.05, name="sgd"), model.loss)
+    _fit(model)
+    assert session_of(model).accumulator is None
+    names = [name for name in RankState(model).kept() if "gathered" in name]
+    assert names == []
+    return model.get_weights()
+
+
+def compiled_once() -> list[np.ndarray]:
+    """The second part of `compiled_again`, alone."""
+    with job.strategy(compression=OneBit()).scope():
+        before, model = _model(1, 2), _model(1)
+    _fit(before)
+    model.set_weights(before.get_weights())
+    model.compile(keras.optimizers.SGD(0.05, name="sgd"), model.loss)
+    _fit(model)
+    return model.get_weights()
 
 
 class LargeAdversaries(Adversaries):

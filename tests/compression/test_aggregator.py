@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression import numpy_codecs
+from tests.compression.aggregate import aggregate
 from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import (
@@ -85,7 +86,7 @@ def run(compressor, size: int, steps: int, **options) -> list:
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
         sums = [
-            [t.numpy() for t in aggregator.aggregate(
+            [t.numpy() for t in aggregate(aggregator,
                 gradients(collective.rank, step), NAMES, "g", **options)]
             for step in range(steps)
         ]  # fmt: skip
@@ -186,7 +187,7 @@ def test_feedback_is_the_formula():
     def rank(collective):
         aggregator = CompressedAggregator(collective, codec)
         return [
-            aggregator.aggregate(
+            aggregate(aggregator,
                 [tf.constant(grad(collective.rank, s))], NAMES[:1], "g"
             )[0].numpy()
             for s in range(steps)
@@ -229,7 +230,7 @@ def test_power_sgd_in_turns_is_the_formula():
     def rank(collective):
         aggregator = CompressedAggregator(collective, PowerSGD(4, alternate=True))
         own = [gradients(collective.rank, 0)[0]]
-        return [aggregator.aggregate(own, NAMES[:1], "g")[0].numpy() for _ in range(2)]
+        return [aggregate(aggregator, own, NAMES[:1], "g")[0].numpy() for _ in range(2)]
 
     for one, two in run_ranks(2, rank):
         np.testing.assert_allclose(one, first, rtol=2e-3, atol=2e-3)
@@ -244,7 +245,7 @@ def test_power_sgd_bears_degenerate_gradients(value):
     def rank(collective):
         aggregator = CompressedAggregator(collective, PowerSGD(4))
         sums = [
-            aggregator.aggregate([tf.constant(g)], NAMES[:1], "g")[0].numpy()
+            aggregate(aggregator, [tf.constant(g)], NAMES[:1], "g")[0].numpy()
             for g in (first, outer)
         ]
         return sums
@@ -259,14 +260,14 @@ def test_power_sgd_bears_degenerate_gradients(value):
 def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
-        aggregator.aggregate(gradients(collective.rank, 0), NAMES, "g")
+        aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         before = {name: v.numpy() for name, v in aggregator.state.items()}
         bad = gradients(collective.rank, 1)
         if collective.rank == 1:
             array = bad[place].numpy()
             array.flat[3] = np.inf
             bad[place] = tf.constant(array)
-        sums = aggregator.aggregate(bad, NAMES, "g")
+        sums = aggregate(aggregator, bad, NAMES, "g")
         after = {name: v.numpy() for name, v in aggregator.state.items()}
         return np.isfinite(sums[place]).all(), before, after
 
@@ -284,8 +285,8 @@ def test_what_is_kept_does_not_know_the_loss_scale():
     def rank(collective, scales):
         aggregator = CompressedAggregator(collective, codec, BUCKET)
         for step, scale in enumerate(scales):
-            sums = aggregator.aggregate(
-                gradients(collective.rank, step, scale), NAMES, "g", tf.constant(scale)
+            sums = aggregate(
+                aggregator, gradients(collective.rank, step, scale), NAMES, "g", tf.constant(scale)
             )
         return [t.numpy() / scales[-1] for t in sums], aggregator.state["residual/" + NAMES[0]]
 
@@ -302,10 +303,10 @@ def test_what_is_kept_follows_the_learning_rate():
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, QSGD(2))
-        aggregator.aggregate(gradients(0, 0), NAMES, "g", None, tf.constant(0.1))
+        aggregate(aggregator, gradients(0, 0), NAMES, "g", None, tf.constant(0.1))
         kept = aggregator.state["residual/" + NAMES[0]].numpy()
         zeros = [tf.zeros(s) for s in SHAPES]
-        sums = aggregator.aggregate(zeros, NAMES, "g", None, tf.constant(0.01))
+        sums = aggregate(aggregator, zeros, NAMES, "g", None, tf.constant(0.01))
         return kept, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
 
     for kept, _, after in run_ranks(2, rank):
@@ -332,7 +333,7 @@ def test_parts_of_a_bucket_are_as_if_they_went_alone():
     def rank(collective, limit):
         aggregator = CompressedAggregator(collective, OneBit(), limit)
         for step in range(3):
-            sums = aggregator.aggregate(gradients(collective.rank, step), NAMES, "g")
+            sums = aggregate(aggregator, gradients(collective.rank, step), NAMES, "g")
         return [t.numpy().tobytes() for t in sums]
 
     alone, together = (run_ranks(2, lambda c, n=n: rank(c, n)) for n in (BUCKET, 1 << 20))
@@ -344,7 +345,7 @@ def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
 
     def kept(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
-        aggregator.aggregate(gradients(collective.rank, 0), NAMES, "g")
+        aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         return {name: v.numpy() for name, v in aggregator.state.items()}
 
     before = run_ranks(2, kept)
@@ -352,7 +353,7 @@ def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
     def after(collective):
         aggregator = CompressedAggregator(collective, compressor, bucket_bytes)
         aggregator.restore(before)
-        sums = aggregator.aggregate(gradients(collective.rank, 1), NAMES, "g")
+        sums = aggregate(aggregator, gradients(collective.rank, 1), NAMES, "g")
         return [s.numpy() for s in sums]
 
     return run_ranks(2, after)
@@ -387,7 +388,7 @@ def test_sparse_gradients_stay_sparse():
     def rank(collective):
         aggregator = CompressedAggregator(collective, QSGD(8))
         slices = tf.IndexedSlices(tf.ones([2, 600]), tf.constant([0, collective.rank]), [9, 600])
-        (total,) = aggregator.aggregate([slices], ["e"], "g")
+        (total,) = aggregate(aggregator, [slices], ["e"], "g")
         return total
 
     for total in run_ranks(2, rank):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.compression import numpy_codecs
 from tests.compression import training_cases as cases
+from tests.compression.aggregate import aggregate
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression
@@ -58,7 +59,7 @@ def test_it_is_the_formula(size, nesterov, clip):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor)
         sums = [
-            aggregator.aggregate([tf.constant(gradient(collective.rank, s))], ["w"], "g")[0]
+            aggregate(aggregator, [tf.constant(gradient(collective.rank, s))], ["w"], "g")[0]
             for s in range(STEPS)
         ]
         return sums, {name: v.numpy() for name, v in aggregator.state.items()}
@@ -76,7 +77,7 @@ def test_gradients_that_go_uncompressed_get_their_momentum_after_the_sum():
         aggregator = CompressedAggregator(collective, DeepGradientCompression(RATIO, 0.9))
         rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([collective.rank]), [4, 3])
         return [
-            [tf.convert_to_tensor(t).numpy() for t in aggregator.aggregate(
+            [tf.convert_to_tensor(t).numpy() for t in aggregate(aggregator,
                 [tf.constant([1.0, 2.0]), rows], ["b", "e"], "g")]
             for _ in range(2)
         ]  # fmt: skip

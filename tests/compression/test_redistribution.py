@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.compression.aggregate import aggregate
 from tests.compression.test_aggregator import NAMES, SHAPES, gradients
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression, OneBit, PowerSGD, TopK, redistributed
@@ -21,7 +22,7 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     for step in range(steps):
         own = gradients(collective.rank, step)
         own = [tf.zeros_like(g) for g in own] if zero else own
-        sums = aggregator.aggregate(own, NAMES, "g")
+        sums = aggregate(aggregator, own, NAMES, "g")
         total = [a + b.numpy() for a, b in zip(total, sums, strict=True)]
     return total, {name: v.numpy() for name, v in aggregator.state.items()}
 
@@ -97,7 +98,7 @@ def test_states_of_another_job_are_refused():
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, TopK(0.1))
-        aggregator.aggregate(gradients(collective.rank, 0), NAMES, "g")
+        aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         aggregator.restore([{f"residual/{NAMES[0]}": np.zeros(3, "float32")}] * 2)
 
     with pytest.raises(ValueError, match="`before` must be of the same model"):

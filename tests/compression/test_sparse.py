@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.compression.aggregate import aggregate
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD
@@ -47,7 +48,7 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
         values = rng.normal(size=(len(indices), WIDTH)).astype("float32")
         own = tf.IndexedSlices(values, tf.constant(indices), tf.constant([ROWS, WIDTH]))
         aggregator = CompressedAggregator(counting, QSGD(8))
-        (total,) = aggregator.aggregate([own], ["table"], "g")
+        (total,) = aggregate(aggregator, [own], ["table"], "g")
         return tf.convert_to_tensor(own).numpy(), total, counting.sent
 
     results = run_ranks(size, rank)
@@ -74,7 +75,7 @@ def test_it_works_in_a_graph_where_the_number_of_rows_changes():
     def step(values, indices):
         traces.append(1)
         own = tf.IndexedSlices(values, indices, tf.constant([3, 2], tf.int64))
-        (total,) = aggregator.aggregate([own], ["table"], "g")
+        (total,) = aggregate(aggregator, [own], ["table"], "g")
         return tf.convert_to_tensor(total), tf.shape(total.indices)[0]
 
     few, count = step(tf.ones([1, 2]), tf.constant([1], tf.int64))

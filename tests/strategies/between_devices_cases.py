@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
+from tests.compression.aggregate import aggregate
 from tests.harness import job
 from tfdml.strategies.device_aggregator import DeviceCollective
 
@@ -56,7 +57,7 @@ def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | No
 
     def in_replica() -> list:
         gradient = np.zeros((40, 50)) if zeros else rng.normal(size=(40, 50))
-        return aggregator.aggregate([tf.constant(gradient, tf.float32)], ["kernel"], "g")
+        return aggregate(aggregator, [tf.constant(gradient, tf.float32)], ["kernel"], "g")
 
     if isinstance(strategy, tfdml.MirroredStrategy):
         (sums,) = strategy.run(in_replica)

@@ -6,6 +6,7 @@ import keras
 from rich.console import Console
 
 from tfdml.strategies.noise_scale import NoiseEstimate, NoiseScale
+from tfdml.strategies.session import session_of
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
@@ -46,12 +47,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
         """Has the gradients' norms noted in the model's train step."""
         super().set_model(model)
         extended = getattr(model.distribute_strategy, "extended", None)
-        if self._scale is not None or not hasattr(extended, "noise_scale"):
-            return
         replicas = model.distribute_strategy.num_replicas_in_sync
-        if replicas > 1:
-            self._scale = extended.noise_scale = NoiseScale(replicas, self._decay)
-            model.train_function = None  # Traced anew, with the norms.
+        if replicas == 1 or not hasattr(extended, "collective"):
+            return
+        session = session_of(model)
+        if self._scale is None or session.observer(NoiseScale) is not self._scale:
+            self._scale = NoiseScale(replicas, self._decay)
+            session.attach(self._scale)
 
     def estimate(self) -> NoiseEstimate | None:
         """Returns what the steps so far tell, the same on all ranks; None on one replica."""

@@ -7,6 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.strategies.noise_scale import NoiseScale
+from tfdml.strategies.session import session_of
+
 
 class OptimizerLog(keras.callbacks.Callback):
     """Writes the learning rate and the trust ratios' minimum, median and maximum to TensorBoard.
@@ -50,7 +53,7 @@ class OptimizerLog(keras.callbacks.Callback):
         optimizer = self._optimizer()
         if hasattr(optimizer, "keep_trust_ratios") and self._ratios is None:
             self._ratios = optimizer.keep_trust_ratios()
-            model.train_function = None  # Traced anew, with the ratios.
+            session_of(model).trace_again()
 
     def on_train_begin(self, logs=None):
         """Opens the file."""
@@ -91,8 +94,7 @@ class OptimizerLog(keras.callbacks.Callback):
                 "trust_ratio/median": np.median(ratios),
                 "trust_ratio/max": ratios.max(),
             }
-        extended = getattr(self.model.distribute_strategy, "extended", None)
-        noise_scale = getattr(extended, "noise_scale", None)
+        noise_scale = session_of(self.model).observer(NoiseScale)
         if noise_scale is not None:
             values["gradient_noise_scale"] = noise_scale.read().scale
         step = int(_number(optimizer.iterations))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import keras
 
+from tfdml.strategies.session import session_of
 from tfdml.strategies.stop_vote import StopVote
 
 # Between two calls of a watcher.
@@ -37,11 +38,11 @@ class Preemption:
         self._vote = None
         if not self._wanted or size == 1:
             return
-        extended = model.distribute_strategy.extended
-        if extended.vote is None:
-            extended.vote = StopVote()
-            model.train_function = None  # Traced anew, with the vote.
-        self._vote = extended.vote
+        session = session_of(model)
+        self._vote = session.observer(StopVote)
+        if self._vote is None:
+            self._vote = StopVote()
+            session.attach(self._vote)
         self._vote.reset()
 
     @property

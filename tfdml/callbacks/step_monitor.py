@@ -9,6 +9,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from tfdml.strategies.session import session_of
 from tfdml.strategies.step_clock import StepClock
 
 
@@ -77,10 +78,11 @@ class StepMonitor(keras.callbacks.Callback):
         collective = getattr(extended, "collective", None)
         if collective is None or collective.size == 1:
             return
-        if extended.clock is None:
-            extended.clock = StepClock(collective)
-            model.train_function = None  # Traced anew, with the clock.
-        self._clock = extended.clock
+        session = session_of(model)
+        self._clock = session.observer(StepClock)
+        if self._clock is None:
+            self._clock = StepClock(collective)
+            session.attach(self._clock)
 
     def on_train_begin(self, logs=None):
         """Leaves the first step out, which may be traced."""

@@ -1,7 +1,9 @@
 """Sums the gradients of all processes: in buckets if they are dense, by rows if they are sparse."""
 
 import abc
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,47 @@ from tfdml.collectives.rows import add_up_rows
 Gradient = tf.Tensor | tf.IndexedSlices
 
 
+class Rates(NamedTuple):
+    """The numbers of a step that its gradients are to be seen with.
+
+    Attributes:
+        loss_scale: The factor that the gradients contain, None for 1.
+        learning_rate: The rate of this step, None where it is not known.
+    """
+
+    loss_scale: tf.Tensor | None = None
+    learning_rate: tf.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGradients:
+    """An optimizer's gradients of one step.
+
+    Attributes:
+        values: The gradients, in the order of the layers; the same for every caller in number,
+            kind, dtype and (dense) shape.
+        names: Their variables' paths.
+        label: The name of their exchanges.
+        rates: Returns the loss scale and the learning rate. Only what uses them calls it, because
+            not every optimizer has a rate.
+    """
+
+    values: Sequence[Gradient]
+    names: Sequence[str]
+    label: str
+    rates: Callable[[], Rates] = Rates
+
+    def at(self, places: Sequence[int]) -> "StepGradients":
+        """Returns some of the gradients.
+
+        Args:
+            places: Their numbers, from 0.
+        """
+        return dataclasses.replace(
+            self, values=[self.values[i] for i in places], names=[self.names[i] for i in places]
+        )
+
+
 class GradientAggregator(abc.ABC):
     """Sums an optimizer's gradients, and keeps what its way of summing leaves over.
 
@@ -22,30 +65,16 @@ class GradientAggregator(abc.ABC):
     # Whether each replica calls `aggregate` with its own gradients, in replica context; else the
     # process calls it once, with the sums of its replicas.
     per_replica = False
-    # Whether `aggregate` uses the loss scale and the learning rate: not every optimizer has one.
-    uses_rates = True
 
     @abc.abstractmethod
-    def aggregate(
-        self,
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        label: str,
-        loss_scale: tf.Tensor | None = None,
-        learning_rate: tf.Tensor | None = None,
-    ) -> list[Gradient]:
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all that exchange them.
 
         Args:
-            gradients: The caller's gradients, in the order of the layers; the same for every
-                caller in number, kind, dtype and (dense) shape.
-            names: Their variables' paths.
-            label: The name of the exchanges.
-            loss_scale: The factor that the gradients contain, None for 1.
-            learning_rate: The rate of this step, None where it is not known.
+            gradients: The caller's.
 
         Returns:
-            The sums, in the order of `gradients`: the same bits for every caller.
+            The sums, in the order of the gradients: the same bits for every caller.
         """
 
     @property
@@ -76,8 +105,6 @@ class PlainAggregator(GradientAggregator):
         prefix: The beginning of the exchanges' names.
     """
 
-    uses_rates = False
-
     def __init__(
         self, collective: Collective, bucket_bytes: int = BUCKET_BYTES, prefix: str = ""
     ) -> None:
@@ -85,17 +112,10 @@ class PlainAggregator(GradientAggregator):
         self._bucket_bytes = bucket_bytes
         self._prefix = prefix
 
-    def aggregate(
-        self,
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        label: str,
-        loss_scale: tf.Tensor | None = None,
-        learning_rate: tf.Tensor | None = None,
-    ) -> list[Gradient]:
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
-        name = f"{self._prefix}{label}"
-        return sum_in_buckets(self._collective, gradients, name, self._bucket_bytes)
+        name = f"{self._prefix}{gradients.label}"
+        return sum_in_buckets(self._collective, gradients.values, name, self._bucket_bytes)
 
 
 def sum_in_buckets(

@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, GradientAggregator, sum_in_buckets
+from tfdml.collectives.aggregator import (
+    Gradient,
+    GradientAggregator,
+    StepGradients,
+    sum_in_buckets,
+)
 from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
@@ -89,91 +94,70 @@ class CompressedAggregator(GradientAggregator):
         of = name.partition("/")[2]
         return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
 
-    def aggregate(
-        self,
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        label: str,
-        loss_scale: tf.Tensor | None = None,
-        learning_rate: tf.Tensor | None = None,
-    ) -> list[Gradient]:
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
-        name = f"{self._prefix}{label}"
-        compressed = [i for i, g in enumerate(gradients) if self._takes(g)]
-        plain = [i for i in range(len(gradients)) if i not in compressed]
-        sums = _Sums([None] * len(gradients))
-        scales = self._scales(label, loss_scale, learning_rate, sums)
-        totals = self._sum_plain(plain, gradients, names, name, scales, sums)
+        count = len(gradients.values)
+        compressed = [i for i in range(count) if self._takes(gradients.values[i])]
+        plain = [i for i in range(count) if i not in compressed]
+        sums = _Sums([None] * count)
+        scales = self._scales(gradients, sums)
+        totals = self._sum_plain(plain, gradients, scales, sums)
         if compressed or sums.commits:
             sums.finite += _all_finite(totals)
-            self._sum_compressed(compressed, gradients, names, name, scales, sums)
+            self._sum_compressed(compressed, gradients, scales, sums)
             # The sums are the same on all processes, and so is this vote.
             _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
         return sums.totals
 
-    def _scales(
-        self,
-        label: str,
-        loss_scale: tf.Tensor | None,
-        learning_rate: tf.Tensor | None,
-        sums: _Sums,
-    ) -> Scales:
+    def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
         """Returns the step's factors; notes its learning rate for the next step."""
+        loss_scale, learning_rate = gradients.rates()
         loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
         if learning_rate is None or not self._compressor.biased:
             return Scales(loss, tf.constant(1.0))
         now = tf.cast(learning_rate, tf.float32)
-        last = self._zeros(f"learning_rate/{label}", [])
+        last = self._zeros(f"learning_rate/{gradients.label}", [])
         before = last.read_value()
         sums.commits.append((last, now))
         return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
 
     def _sum_plain(
-        self,
-        places: Sequence[int],
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        name: str,
-        scales: Scales,
-        sums: _Sums,
+        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> list[Gradient]:
         """Sums the gradients that are not compressed; returns their sums as they have come."""
-        sparse = [i for i in places if isinstance(gradients[i], tf.IndexedSlices)]
+        values, name = gradients.values, self._name(gradients)
+        sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
         dense = [i for i in places if i not in sparse]
         totals = [
-            *sum_in_buckets(
-                self._collective, [gradients[i] for i in dense], name, self._bucket_bytes
-            ),
-            *sum_sparse(self._collective, [gradients[i] for i in sparse], name),
+            *sum_in_buckets(self._collective, [values[i] for i in dense], name, self._bucket_bytes),
+            *sum_sparse(self._collective, [values[i] for i in sparse], name),
         ]
         for i, total in zip([*dense, *sparse], totals, strict=True):
-            sums.totals[i] = self._after_sum(total, names[i], scales, sums)
+            sums.totals[i] = self._after_sum(total, gradients.names[i], scales, sums)
         return totals
 
     def _sum_compressed(
-        self,
-        places: Sequence[int],
-        gradients: Sequence[tf.Tensor],
-        names: Sequence[str],
-        name: str,
-        scales: Scales,
-        sums: _Sums,
+        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> None:
         """Sums the gradients that are compressed, bucket by bucket; counts the step."""
         step = self._zeros("step", [], tf.int32)
         sums.commits.append((step, step + 1))
+        name = self._name(gradients)
         summable = isinstance(self._compressor, SummableCompressor)
         exchange = self._in_rounds if summable else self._in_two_phases
-        sizes = [4 * gradients[i].shape.num_elements() for i in places]
+        sizes = [4 * gradients.values[i].shape.num_elements() for i in places]
         buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
         for number, bucket in enumerate(buckets):
             members = [places[i] for i in bucket.indices]
-            own, paths = [gradients[i] for i in members], [names[i] for i in members]
-            totals, finite, commits = exchange(own, paths, scales, step, name, number)
+            own = gradients.at(members)
+            totals, finite, commits = exchange(own.values, own.names, scales, step, name, number)
             sums.finite.append(finite)
             sums.commits += commits
             for i, total in zip(members, totals, strict=True):
                 sums.totals[i] = total
+
+    def _name(self, gradients: StepGradients) -> str:
+        return f"{self._prefix}{gradients.label}"
 
     def _takes(self, gradient: Gradient) -> bool:
         if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():

@@ -1,12 +1,19 @@
 """Sums gradients by what is the fastest: every candidate is a branch of the step's graph."""
 
+import dataclasses
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, GradientAggregator, PlainAggregator
+from tfdml.collectives.aggregator import (
+    Gradient,
+    GradientAggregator,
+    PlainAggregator,
+    StepGradients,
+)
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
@@ -68,20 +75,16 @@ class AutoAggregator(GradientAggregator):
         for part in self._parts:
             part.restore(before)
 
-    def aggregate(
-        self,
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        label: str,
-        loss_scale: tf.Tensor | None = None,
-        learning_rate: tf.Tensor | None = None,
-    ) -> list[Gradient]:
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients by the chosen candidate; see `GradientAggregator`."""
+        label = gradients.label
         if label not in self.choices:
             with tf.init_scope():
-                self._begin(label, gradients)
-        rest = (gradients, names, label, loss_scale, learning_rate)
-        branches = [lambda part=part: part.aggregate(*rest) for part in self._parts]
+                self._begin(label, gradients.values)
+        # Once, outside of the branches, each of which is a graph of its own.
+        rates = gradients.rates()
+        given = dataclasses.replace(gradients, rates=lambda: rates)
+        branches = [functools.partial(part.aggregate, given) for part in self._parts]
         chosen = self._chosen[label]
         sums = tf.switch_case(chosen.read_value(), branches)
         flat = tf.nest.flatten(sums, expand_composites=True)

@@ -45,6 +45,11 @@ class Accumulator:
                 for v in optimizer._trainable_variables
             ]
 
+    @property
+    def parts(self) -> list[list[tf.Variable]]:
+        """What each replica of this process has gathered for each variable."""
+        return [list(getattr(v, "values", [v])) for v in self._gathered]
+
     def branch(self, step: Callable[[], Any]) -> Any:
         """Runs `step()`, in which `updates` says whether this step ends with an update."""
         number = tf.convert_to_tensor(self.optimizer._iterations.value) + 1

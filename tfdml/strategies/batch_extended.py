@@ -15,6 +15,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.agreement import check_pipeline
 from tfdml.strategies.on_devices import has_accelerators
+from tfdml.strategies.session import FitSession, Kind
 from tfdml.strategies.share import Portion, Share, Splitter, as_tensors, unpacked
 
 
@@ -33,10 +34,11 @@ class BatchExtended(MirroredExtended):
         self, strategy: tf.distribute.Strategy, collective: Collective, devices: Sequence[str]
     ):
         self.collective = collective
+        # Of the step that is being traced, or run eagerly: the replicas' shares, and the session
+        # of the model if it is a train step.
         self.shares: list[Share] | None = None
+        self.session: FitSession | None = None
         self._global_steps = False
-        # What gathers gradients in the step that is under way, if something does.
-        self.accumulator: Accumulator | None = None
         super().__init__(strategy, devices)
         # Whether rows are copied to the devices while the step before runs.
         self.copies_ahead = has_accelerators(self._devices)
@@ -88,20 +90,27 @@ class BatchExtended(MirroredExtended):
         return [distribute_utils.select_replica(i, value) for i in range(self.num_local_replicas)]
 
     @contextlib.contextmanager
-    def working_on(
-        self, shares: list[Share], accumulator: Accumulator | None = None
-    ) -> Iterator[None]:
+    def working_on(self, shares: list[Share], session: FitSession | None = None) -> Iterator[None]:
         """While this is entered, `current_share` in a replica is that replica's share.
 
         Args:
             shares: The shares of this process's replicas.
-            accumulator: What the model's optimizer gathers gradients in, if it does.
+            session: The model's, in a train step.
         """
-        self.shares, self.accumulator = shares, accumulator
+        self.shares, self.session = shares, session
         try:
             yield
         finally:
-            self.shares = self.accumulator = None
+            self.shares = self.session = None
+
+    @property
+    def accumulator(self) -> Accumulator | None:
+        """The gradients that the train step under way adds to, if its model accumulates."""
+        return self.session.accumulator if self.session is not None else None
+
+    def observer(self, kind: type[Kind]) -> Kind | None:
+        """Returns what watches the train step under way: the observer of a kind, or None."""
+        return self.session.observer(kind) if self.session is not None else None
 
     def current_share(self) -> Share | None:
         """Returns the calling replica's share; None outside a global step of Keras."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, GradientAggregator
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepGradients
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
 from tfdml.compression.aggregator import CompressedAggregator
@@ -104,17 +104,10 @@ class DeviceAggregator(GradientAggregator):
             for rank in range(len(devices))
         ]
 
-    def aggregate(
-        self,
-        gradients: Sequence[Gradient],
-        names: Sequence[str],
-        label: str,
-        loss_scale: tf.Tensor | None = None,
-        learning_rate: tf.Tensor | None = None,
-    ) -> list[Gradient]:
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums a replica's gradients with the others'; see `GradientAggregator`."""
         part = self._parts[tf.distribute.get_replica_context()._local_replica_id]
-        return part.aggregate(gradients, names, label, loss_scale, learning_rate)
+        return part.aggregate(gradients)
 
     @property
     def state(self) -> dict[str, tf.Variable]:

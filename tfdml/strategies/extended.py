@@ -26,13 +26,10 @@ from tfdml.compression.auto_aggregator import make_aggregator
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
-from tfdml.strategies.accumulation import Accumulator
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
 from tfdml.strategies.device_aggregator import DeviceAggregator
-from tfdml.strategies.noise_scale import NoiseScale
-from tfdml.strategies.step_clock import StepClock
-from tfdml.strategies.stop_vote import StopVote
+from tfdml.strategies.session import leave_sessions
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
 
@@ -64,17 +61,10 @@ class ReplicaExtended(BatchExtended):
         self._between_devices = False
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
-        # What a `StepMonitor` and a `GradientNoiseScale` read, where there is one.
-        self.clock: StepClock | None = None
-        self.noise_scale: NoiseScale | None = None
         # Whether the ranks have yet to meet, see `join`; then none may train for itself.
         self.must_join = self._comes_and_goes = False
-        # By which ranks ask all to stop, where there is a callback that does.
-        self.vote: StopVote | None = None
         # Variables whose value is the whole job's already: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
-        # What gathers gradients between steps: of the model that was set up last.
-        self.gathering: Accumulator | None = None
         # How often an exchange of a kind has been named, by the graph that is being made.
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
@@ -87,8 +77,8 @@ class ReplicaExtended(BatchExtended):
         makes them earlier than the others.
         """
         self.collective, self.must_join, self._comes_and_goes = collective, False, True
-        self.vote = self.clock = self.noise_scale = None
         self._aggregators.clear()
+        leave_sessions(self._container_strategy())
 
     def compress_between_devices(self) -> None:
         """Makes gradients smaller between the devices of a process alone."""
@@ -126,11 +116,6 @@ class ReplicaExtended(BatchExtended):
             "devices": self.num_local_replicas,
             **{name: repr(value) for name, value in self.options.alike.items()},
         }
-
-    @property
-    def observers(self) -> list[StepClock | NoiseScale | StopVote]:
-        """What watches a train step: told when it begins, and what the ranks' slots add up to."""
-        return [o for o in (self.clock, self.noise_scale, self.vote) if o is not None]
 
     @property
     def experimental_between_graph(self) -> bool:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import LocalCollective
+from tfdml.strategies.session import session_of
 
 _MESSAGE_BYTES = 8192
 # Goes before the names of what is kept for a model's second optimizer, and those that follow.
@@ -101,11 +102,10 @@ class RankState:
             yield prefix, self._extended.aggregator_of(optimizer)
 
     def _gathered(self) -> dict[str, list[tf.Variable]]:
-        gathering = self._extended.gathering
-        if gathering is None:
+        accumulator = session_of(self._model).accumulator
+        if accumulator is None:
             return {}
-        gathered = enumerate(gathering._gathered)
-        return {f"gathered/{i}": list(getattr(v, "values", [v])) for i, v in gathered}
+        return {f"gathered/{i}": parts for i, parts in enumerate(accumulator.parts)}
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:

@@ -1,13 +1,13 @@
 """One global step of Keras: split the batch, run the replicas, put the results together."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
-from tfdml.strategies.accumulation import Accumulator, accumulation_steps
+from tfdml.collectives.collective import Collective
 from tfdml.strategies.agreement import check_digests, digest_slots
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gathering import concat_rows, gather_rows
@@ -17,6 +17,7 @@ from tfdml.strategies.replica_state import (
     moving_variables,
 )
 from tfdml.strategies.replica_step import ReplicaStep, metric_variables
+from tfdml.strategies.session import FitSession, session_of
 from tfdml.strategies.share import Portion, Share, take_rows, without_optionals
 
 
@@ -42,13 +43,13 @@ class GlobalStep:
     def _extended(self) -> ReplicaExtended:
         return self._strategy.extended
 
-    # What gathers gradients over several steps, where the optimizer does.
-    _accumulator: Accumulator | None = None
+    # The model's, in a train step.
+    _session: FitSession | None = None
 
     def _run(self, portion: Portion) -> list:
         """Runs the step on each replica's rows; returns the results, one a local replica."""
         rows = self._extended.replica_values(without_optionals(portion.parts))
-        with self._extended.working_on(portion.shares, self._accumulator):
+        with self._extended.working_on(portion.shares, self._session):
             outputs = self._replica_step(rows)
         local = [self._results_of_replicas(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
@@ -58,6 +59,32 @@ class GlobalStep:
         results = self._strategy.experimental_local_results(output)
         number = self._extended.num_local_replicas
         return results if len(results) == number else results * number
+
+
+class StepMessage(NamedTuple):
+    """What the ranks add up after a step, in one exchange for each dtype.
+
+    Attributes:
+        metrics: What the step adds to the metrics' variables.
+        layers: This rank's part of the layers' moving statistics.
+        digests: The digest of this rank's batch, where ranks check that they have the same one.
+        observers: What the observers of the step have seen.
+    """
+
+    metrics: list[tf.Tensor]
+    layers: list[tf.Tensor]
+    digests: tf.Tensor
+    observers: list[tf.Tensor]
+
+    def summed(self, collective: Collective, name: str) -> "StepMessage":
+        """Returns the sums over all ranks.
+
+        Args:
+            collective: What exchanges it.
+            name: The name of the exchange.
+        """
+        sums = sum_packed(collective, tf.nest.flatten(self), name)
+        return tf.nest.pack_sequence_as(self, sums)
 
 
 class MetricStep(GlobalStep):
@@ -72,10 +99,10 @@ class MetricStep(GlobalStep):
     def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
         super().__init__(model, step, around)
         self._metric_variables()
-        if self.name == "train_step" and accumulation_steps(model):
-            inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-            self._accumulator = Accumulator(self._strategy, inner)
-            self._extended.gathering = self._accumulator
+        if self.name == "train_step":
+            self._session = session_of(model)
+            optimizer = getattr(model, "optimizer", None)
+            self._session.accumulate(getattr(optimizer, "inner_optimizer", optimizer))
 
     def _metric_variables(self) -> list[keras.Variable]:
         variables = metric_variables(self.model)
@@ -84,34 +111,44 @@ class MetricStep(GlobalStep):
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a global batch; returns what Keras calls its logs."""
+        trains = self._session is not None
         metrics = MetricState(self._metric_variables())
-        layers = LayerState(moving_variables(self.model) if self.name == "train_step" else [])
+        layers = LayerState(moving_variables(self.model) if trains else [])
+        observers = self._session.observers if trains else []
         # Only once there is a batch: at the end of the data the state must stay as it is.
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
-        observers = self._extended.observers if self.name == "train_step" else []
         with tf.control_dependencies(arrived):
             metrics.set_aside()
             for observer in observers:
                 observer.begin()
         portion = self._extended.portion_of(batch)
         shares = portion.shares
-        if self._accumulator is None:
-            outputs = self._run(portion)
-        else:
-            outputs = self._accumulator.branch(lambda: self._run(portion))
+        outputs = self._outputs(portion)
         collective = self._extended.collective
-        parts = [*metrics.contributions(shares), *layers.contributions(shares)]
-        slots = [digest_slots(portion.digest, collective), *(o.slots() for o in observers)]
-        sums = sum_packed(collective, [*parts, *slots], f"{self.name}/state")
-        digests, *observed = sums[len(parts) :]
-        check_digests(digests)
-        for observer, total in zip(observers, observed, strict=True):
+        own = StepMessage(
+            metrics.contributions(shares),
+            layers.contributions(shares),
+            digest_slots(portion.digest, collective),
+            [observer.slots() for observer in observers],
+        )
+        totals = own.summed(collective, f"{self.name}/state")
+        check_digests(totals.digests)
+        for observer, total in zip(observers, totals.observers, strict=True):
             observer.add(total)
-        own = len(metrics.variables)
-        layers.assign(sums[own : len(parts)])
-        with metrics.assign(sums[:own]):
+        layers.assign(totals.layers)
+        with metrics.assign(totals.metrics):
             results = {k: r.now() for k, r in self._replica_step.results.items()}
             outputs = [self._with_results_now(output) for output in outputs]
+        return self._logs(results, outputs, shares)
+
+    def _outputs(self, portion: Portion) -> list:
+        """Returns what the step returned, one for each of this process's replicas."""
+        if self._session is None or self._session.accumulator is None:
+            return self._run(portion)
+        return self._session.accumulator.branch(lambda: self._run(portion))
+
+    def _logs(self, results: dict[str, Any], outputs: list, shares: list[Share]) -> Any:
+        """Returns metrics' results, and of what else the step returned the replicas' mean."""
         if not results:
             return self._mean(outputs, shares)
         own = [{k: v for k, v in o.items() if k not in results} for o in outputs]

@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
 from tfdml.strategies.accumulation import GatheredAlike, restart
 from tfdml.strategies.agreement import check_gradients_alike
@@ -76,14 +77,13 @@ def _summed(
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
-    sums = sum_over_replicas(
-        extended,
-        extended.aggregator_of(outer),
-        label,
+    given = StepGradients(
         [None if r else g for g, r in zip(grads, replaces, strict=True)],
         _distinct_names(inner, variables),
+        label,
         functools.partial(_rates, outer, inner),
     )
+    sums = sum_over_replicas(extended, extended.aggregator_of(outer), given)
     places = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
     largest = extended.largest(f"{label}/replacing", [grads[i] for i in places])
     for i, value in zip(places, largest, strict=True):
@@ -152,10 +152,10 @@ def _each_row_once(gradient: Any, variable: keras.Variable) -> Any:
     return tf.convert_to_tensor(gradient) if is_compiled_whole() else add_up_rows(gradient)
 
 
-def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | None, tf.Tensor]:
+def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> Rates:
     """Returns the loss scale, None without one, and the learning rate."""
     scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
-    return scale, tf.convert_to_tensor(inner.learning_rate)
+    return Rates(scale, tf.convert_to_tensor(inner.learning_rate))
 
 
 def _sgd_update_step(original: Callable) -> Callable:

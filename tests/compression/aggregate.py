@@ -1,0 +1,20 @@
+"""An aggregator's step, from plain arguments."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
+
+
+def aggregate(
+    aggregator: GradientAggregator,
+    gradients: Sequence[Gradient],
+    names: Sequence[str],
+    label: str,
+    loss_scale: tf.Tensor | None = None,
+    learning_rate: tf.Tensor | None = None,
+) -> list[Gradient]:
+    """Returns the sums of a step's gradients."""
+    rates = Rates(loss_scale, learning_rate)
+    return aggregator.aggregate(StepGradients(gradients, names, label, lambda: rates))
