@@ -42,6 +42,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             guard = guard_of(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.place)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
+        self.extended.keras_hooks = keras_seam.ReplicaHooks()
         note_strategy(self)
 
     @property

@@ -8,7 +8,7 @@ computed before the update, as in Keras's own step.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -16,11 +16,10 @@ import tensorflow as tf
 
 
 class Update(NamedTuple):
-    """A call of an optimizer's `apply`, to be made behind the compiled part."""
+    """An update to be made behind the compiled part: what makes it, by which gradients."""
 
-    optimizer: keras.Optimizer
+    make: Callable[[list], None]
     gradients: list
-    variables: list | None
 
 
 # The updates of the step that is being compiled. Each replica has a thread of its own.
@@ -39,12 +38,17 @@ def _holding_back() -> Iterator[list[Update]]:
         _held_back.reset(token)
 
 
-def hold_back(optimizer: keras.Optimizer, gradients: list, variables: list | None) -> bool:
-    """Notes an update for later, and returns True, where a step is being compiled."""
+def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
+    """Notes an update for later, and returns True, where a step is being compiled.
+
+    Args:
+        update: Makes it, given the gradients.
+        gradients: The gradients.
+    """
     updates = _held_back.get()
     if updates is None:
         return False
-    updates.append(Update(optimizer, list(gradients), variables))
+    updates.append(Update(update, list(gradients)))
     return True
 
 
@@ -81,7 +85,7 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
 
         outputs, gradients = _without_exchange(before_the_update, data)
         for update, own in zip(updates, gradients, strict=True):
-            update.optimizer.apply(own, update.variables)
+            update.make(own)
         return outputs
 
     return step_with_update

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.keras_seam.current import current_share
+from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.share import Share
 from tfdml.strategies.tensorflow_seam import is_inner
 
@@ -78,7 +79,7 @@ def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:
     return tf.nest.pack_sequence_as(output_gradients, [weight(*pair) for pair in flat])
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (tf.GradientTape, "gradient", _gradient),
     (tf.GradientTape, "jacobian", _jacobian),
 ]
