@@ -57,7 +57,7 @@ NEEDED_BY = {
     "nn._compute_moments_sync": (step_cases.synchronized, "unequal"),
     "BatchNormalization._moments": (step_cases.synchronized, "masked"),
     "Variable.__array__": (scope_cases.numbers_of_variables,),
-    "Variable.handle": (scope_cases.losses_and_metrics,),
+    "Variable.handle": (scope_cases.update_outside,),
     "Variable._direct_assign": (scope_cases.losses_and_metrics,),
     "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),
     "LossScaleOptimizer.apply": (training_cases.overflow_counts, 11),

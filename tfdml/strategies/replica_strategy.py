@@ -62,6 +62,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
 
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
+        # Keras knows this way only to take a step. A `GlobalStep` is called here, for all replicas
+        # together, and calls `run` once itself, for the part that each of them does alone.
         if isinstance(fn, GlobalStep):
             with self.extended.making_graph(fn.name):
                 return fn(*args)

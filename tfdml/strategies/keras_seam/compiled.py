@@ -6,13 +6,14 @@ computed before the update, as in Keras's own step.
 """
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from tfdml.strategies.traced import traced, tracing
 
 
 class Update(NamedTuple):
@@ -22,22 +23,6 @@ class Update(NamedTuple):
     gradients: list
 
 
-# The updates of the step that is being compiled. Each replica has a thread of its own.
-_held_back: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar(
-    "_held_back", default=None
-)
-
-
-@contextlib.contextmanager
-def _holding_back() -> Iterator[list[Update]]:
-    updates: list[Update] = []
-    token = _held_back.set(updates)
-    try:
-        yield updates
-    finally:
-        _held_back.reset(token)
-
-
 def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
     """Notes an update for later, and returns True, where a step is being compiled.
 
@@ -45,7 +30,7 @@ def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
         update: Makes it, given the gradients.
         gradients: The gradients.
     """
-    updates = _held_back.get()
+    updates = traced().held_back
     if updates is None:
         return False
     updates.append(Update(update, list(gradients)))
@@ -78,10 +63,10 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
         # Made anew with each graph: what it takes from that, like the replica's share, is of it.
         @tf.function(jit_compile=True, autograph=False)
         def before_the_update(data: Any) -> tuple[Any, list[list]]:
-            with _holding_back() as found:
+            updates.clear()
+            with tracing(held_back=updates):
                 outputs = step(data)
-            updates[:] = found
-            return outputs, [update.gradients for update in found]
+            return outputs, [update.gradients for update in updates]
 
         outputs, gradients = _without_exchange(before_the_update, data)
         for update, own in zip(updates, gradients, strict=True):
@@ -106,15 +91,6 @@ def _without_exchange(function: Callable, data: Any) -> Any:
         ) from error
 
 
-# Whether XLA compiles the whole step that is being traced, its update included.
-_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("_whole", default=False)
-
-
-def is_compiled_whole() -> bool:
-    """Returns whether XLA compiles the whole step that is being traced."""
-    return _whole.get()
-
-
 def compiled_whole(step: Callable) -> Callable:
     """Returns the step of the only replica, which Keras has XLA compile as a whole.
 
@@ -125,11 +101,8 @@ def compiled_whole(step: Callable) -> Callable:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)
     def noted(data: Any) -> Any:
-        token = _whole.set(True)
-        try:
+        with tracing(compiled_whole=True):
             return step(data)
-        finally:
-            _whole.reset(token)
 
     return noted
 

@@ -14,7 +14,7 @@ from tfdml.strategies.accumulation import GatheredAlike, restart
 from tfdml.strategies.agreement import check_gradients_alike
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gradient_exchange import sum_over_replicas
-from tfdml.strategies.keras_seam.compiled import hold_back, is_compiled_whole
+from tfdml.strategies.keras_seam.compiled import hold_back
 from tfdml.strategies.keras_seam.current import (
     current_extended,
     current_replicas,
@@ -24,6 +24,7 @@ from tfdml.strategies.keras_seam.current import (
     updating,
 )
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.traced import traced
 
 
 def apply(
@@ -165,7 +166,7 @@ def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
     gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
-    return tf.convert_to_tensor(gradient) if is_compiled_whole() else add_up_rows(gradient)
+    return tf.convert_to_tensor(gradient) if traced().compiled_whole else add_up_rows(gradient)
 
 
 def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> tuple[tf.Tensor | None, tf.Tensor]:
