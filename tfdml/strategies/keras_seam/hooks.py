@@ -87,5 +87,8 @@ class Hooks(abc.ABC):
 
 
 def hooks_of(strategy: tf.distribute.Strategy | None) -> Hooks | None:
-    """Returns the hooks of a strategy of ours, parameter servers included; None of any other."""
+    """Returns the hooks of a strategy of ours, parameter servers included; None of any other.
+
+    A strategy's constructor notes them at its extended part.
+    """
     return getattr(getattr(strategy, "extended", None), "keras_hooks", None)
