@@ -92,3 +92,13 @@ def test_insides_are_known_in_one_place(file):
 def test_recipes_use_public_names_only():
     for file in (PACKAGE.parent / "recipes").glob("*.py"):
         assert not {n for n in _imports(file) if n.startswith("tfdml.")}, file
+
+
+def test_context_variables_are_few():
+    """State goes by argument; by context only past Keras's own functions and a user's."""
+    found = {str(f.relative_to(PACKAGE)) for f in FILES if "ContextVar(" in f.read_text()}
+    assert found == {
+        "strategies/alone.py",  # `tfdml.alone()`: a public block of the user's.
+        "strategies/keras_seam/calls.py",
+        "strategies/traced.py",
+    }

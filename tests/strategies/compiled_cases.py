@@ -59,6 +59,21 @@ def compressed(name: str) -> dict:
     return fitted(compiled(job.strategy(compression=name), optimizer=made, jit_compile=True), x, y)
 
 
+class Twice(keras.optimizers.SGD):
+    """Makes an update by twice the gradients."""
+
+    def apply(self, grads, trainable_variables=None):
+        """Applies them."""
+        super().apply([2.0 * g for g in grads], trainable_variables)
+
+
+def own_apply() -> dict:
+    """An optimizer with an `apply` of its own."""
+    x, y = data(50)
+    model = compiled(job.strategy(), optimizer=InScope(Twice, 0.02), jit_compile=True)
+    return fitted(model, x, y)
+
+
 def gathered(steps: int) -> dict:
     """Gradients of several steps, exchanged once."""
     x, y = data(50)

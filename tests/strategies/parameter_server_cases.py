@@ -213,18 +213,16 @@ def without(part: str | None):
     Args:
         part: Such as "Variable.assign_add"; None for none.
     """
-    from tfdml.strategies.keras_seam import parameter_servers
+    from tfdml.strategies.keras_seam import entry, parameter_servers, replacing
 
     taken = [
         (o, n, getattr(o, n))
-        for o, n, _ in parameter_servers.REPLACEMENTS
+        for o, n, _ in [*entry.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
         if f"{o.__name__}.{n}" == part
     ]
     assert bool(taken) == (part is not None)
-    for owner, name, keras_s in taken:
-        while hasattr(keras_s, "_tfdml_replaces"):
-            keras_s = keras_s._tfdml_replaces
-        setattr(owner, name, keras_s)
+    for owner, name, _ in taken:
+        setattr(owner, name, replacing.original(owner, name))
     try:
         yield
     finally:

@@ -58,6 +58,10 @@ def test_compressed(ranks, name):
     assert_same_bits(ranks(2).run(compiled_cases.compressed, name))
 
 
+def test_an_apply_of_its_own_is_called_once(ranks):
+    assert_invariant(ranks.run_sizes((1, 2), compiled_cases.own_apply))
+
+
 def test_gradients_of_several_steps(ranks):
     assert_invariant(ranks.run_sizes((1, 2), compiled_cases.gathered, 3))
 

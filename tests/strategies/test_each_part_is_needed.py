@@ -17,7 +17,7 @@ from tests.strategies import (
 )
 from tests.strategies.compare import assert_invariant
 from tfdml.strategies import keras_seam
-from tfdml.strategies.keras_seam import seam
+from tfdml.strategies.keras_seam import replacing, seam
 
 
 def _name(owner, name: str) -> str:
@@ -29,7 +29,7 @@ def without(part: str, case: Callable, *args):
     seam.install()
     owner, name = next((o, n) for o, n, _ in seam.REPLACEMENTS if _name(o, n) == part)
     ours = inspect.getattr_static(owner, name)
-    setattr(owner, name, ours._tfdml_replaces)
+    setattr(owner, name, replacing.original(owner, name))
     try:
         # Making a strategy would put the part back.
         with mock.patch.object(keras_seam, "install"):
@@ -57,6 +57,7 @@ NEEDED_BY = {
     "nn._compute_moments_sync": (step_cases.synchronized, "unequal"),
     "BatchNormalization._moments": (step_cases.synchronized, "masked"),
     "Variable.__array__": (scope_cases.numbers_of_variables,),
+    "Variable.handle": (scope_cases.update_outside,),
     "Variable._direct_assign": (scope_cases.losses_and_metrics,),
     "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),
     "LossScaleOptimizer.apply": (training_cases.overflow_counts, 11),

@@ -1,11 +1,15 @@
 """What tfdml knows of Keras's insides: when Keras moves, this says what changed."""
 
 import inspect
+import json
+import re
+import subprocess
+import sys
 
 import keras
 import pytest
 
-from tfdml.strategies.keras_seam import seam
+from tfdml.strategies.keras_seam import parameter_servers, replacing, seam
 
 # The signatures that the seam was written for (Keras 3.15).
 SIGNATURES = {
@@ -30,6 +34,7 @@ SIGNATURES = {
     "keras.src.backend.tensorflow.nn._compute_moments_sync": "x axes keepdims",
     "BatchNormalization._moments": "inputs mask",
     "Variable.__array__": "dtype",
+    "Variable.handle": "",
     "Variable._direct_assign": "value",
     "keras.src.saving.saving_lib.get_attr_skipset": "obj_type",
     "LossScaleOptimizer.apply": "grads trainable_variables",
@@ -54,13 +59,66 @@ SIGNATURES = {
     "keras.src.models.cloning._clone_sequential_model": "model clone_function input_tensors",
     "ReplicaContext.all_gather": "value axis options",
     "SeedGenerator.next": "ordered",
+    "TensorFlowTrainer.train_on_batch": "x y sample_weight class_weight return_dict",
+    "keras.src.saving.saving_lib.deserialize_keras_object": (
+        "config custom_objects safe_mode kwargs"
+    ),
+    "keras.src.saving.serialization_lib.deserialize_keras_object": (
+        "config custom_objects safe_mode kwargs"
+    ),
+    "keras.src.legacy.saving.legacy_h5_format.load_model_from_hdf5": (
+        "filepath custom_objects compile safe_mode"
+    ),
+    # Under parameter servers only.
+    "TFEpochIterator.tf_sync": "",
+    "Variable.assign_add": "value",
+    "Variable.assign_sub": "value",
+    "TFOptimizer.assign_add": "variable value",
+    "TFOptimizer.assign_sub": "variable value",
+    "TFOptimizer._distributed_tf_update_step": "distribution grads_and_vars learning_rate",
+    "LossScaleOptimizer._stateful_handle_non_finite_grads": "",
+    "Layer.trainable_variables": "",
+    "Layer.trainable_weights": "",
+    "Embedding.call": "inputs",
+    "TFOptimizer.add_variable_from_reference": "reference_variable name initializer",
+    "BaseOptimizer.save_own_variables": "store",
+    "BaseOptimizer.load_own_variables": "store",
+    "BaseOptimizer._clip_gradients": "grads",
 }
+ALL = [*seam.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
+# Run in a process of its own: prints which functions are ours after each step.
+INSTALLED = """
+import gc, json, sys, types
+import keras
+import tensorflow as tf
+import tfdml
+from tfdml.strategies.keras_seam import parameter_servers
+
+def ours():
+    found = set()
+    roots = [o for o in gc.get_objects() if isinstance(o, type)]
+    roots += [m for n, m in list(sys.modules.items()) if n.startswith(("keras", "tensorflow"))]
+    for owner in roots:
+        for name, value in list(vars(owner).items()):
+            function = value.fget if isinstance(value, property) else value
+            if isinstance(function, types.FunctionType) and hasattr(function, "_tfdml_replaces"):
+                found.add(f"{owner.__name__.split('.')[-1]}.{name}")
+    return sorted(found)
+
+steps = [ours()]
+tfdml.MirroredStrategy()
+steps += [ours(), hasattr(tf.__internal__.distribute.ShardedVariable, "__array__")]
+parameter_servers.install()
+steps += [ours()]
+print(json.dumps(steps))
+"""
 
 
 def _signatures() -> dict[str, str]:
     found = {}
-    for owner, name, _ in seam.REPLACEMENTS:
-        function = inspect.unwrap(getattr(owner, name))
+    for owner, name, _ in ALL:
+        function = inspect.getattr_static(owner, name)
+        function = inspect.unwrap(getattr(function, "fget", function))
         names = [p for p in inspect.signature(function).parameters if p != "self"]
         found[f"{owner.__name__}.{name}"] = " ".join(names)
     return found
@@ -75,6 +133,45 @@ def test_another_keras_is_refused(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     with pytest.raises(ImportError, match=r"Keras must be 3\.15\.\*.* Received: Keras 3\.99\.0"):
         seam.install()
+
+
+def _table(text: str) -> list[str]:
+    """Returns the functions of a table's first column."""
+    return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+
+
+def test_the_table_is_what_is_installed():
+    """Replicas alone leave what parameter servers need as Keras made it."""
+    replicas, servers = seam.__doc__.split("What else parameter servers need")
+    replicas, servers = _table(replicas), _table(servers)
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    before, mirrored, array, both = json.loads(done.stdout.splitlines()[-1])
+    assert before == []
+    assert mirrored == sorted(replicas)
+    assert not array
+    assert both == sorted(replicas + servers)
+
+
+@pytest.mark.parametrize("order", [ALL, ALL[::-1]], ids=["in order", "reversed"])
+def test_each_function_is_wrapped_once(order):
+    assert len({(owner, name) for owner, name, _ in order}) == len(order)
+    replacing.put_in_place(order)
+    ours = [(o, n, inspect.getattr_static(o, n)) for o, n, _ in order]
+    try:
+        keras_s = [(o, n, replacing.original(o, n)) for o, n, _ in ours]
+        for owner, name, function in keras_s:
+            setattr(owner, name, function)
+        # With Keras's own function in place nothing of ours is left.
+        assert all(replacing.original(o, n) is None for o, n, _ in order)
+        replacing.put_in_place(order)
+        replacing.put_in_place(order[::-1])
+        assert [(o, n, replacing.original(o, n)) for o, n, _ in order] == keras_s
+    finally:
+        for owner, name, function in ours:
+            setattr(owner, name, function)
 
 
 def test_installing_twice_wraps_once():
@@ -99,10 +196,10 @@ def test_models_of_other_strategies_go_straight_to_keras():
         return [history.history, model.predict(x, verbose=0).tolist()]
 
     with_seam = train()
-    replaced = [(o, n, getattr(o, n)) for o, n, _ in seam.REPLACEMENTS]
+    replaced = [(o, n, inspect.getattr_static(o, n)) for o, n, _ in seam.REPLACEMENTS]
     try:
-        for owner, name, replacement in replaced:
-            setattr(owner, name, replacement._tfdml_replaces)
+        for owner, name, _ in replaced:
+            setattr(owner, name, replacing.original(owner, name))
         without = train()
     finally:
         for owner, name, replacement in replaced:

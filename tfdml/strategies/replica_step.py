@@ -5,13 +5,14 @@ it, under any key, has to be the result of the whole data, which is known behind
 """
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from tfdml.strategies.traced import traced, tracing
 
 
 class Result(NamedTuple):
@@ -31,10 +32,6 @@ class Result(NamedTuple):
         """Returns the metric's result as it is now."""
         found = self.metric.result()
         return found if self.key is None else found[self.key]
-
-
-# What metrics have returned on the replica that calls. Each replica has a thread of its own.
-_noted: contextvars.ContextVar[list[Result] | None] = contextvars.ContextVar("_noted", default=None)
 
 
 class ReplicaStep:
@@ -66,12 +63,9 @@ class ReplicaStep:
             return self._model.distribute_strategy.run(self._step, args=(data,))
 
     def _note(self, step: Callable, data: Any) -> Any:
-        token = _noted.set([])
-        try:
+        results: list[Result] = []
+        with tracing(results=results):
             outputs = step(data)
-            results = _noted.get()
-        finally:
-            _noted.reset(token)
         if isinstance(outputs, dict):
             found = {id(result.value): result for result in results}
             own = {k: v for k, v in outputs.items() if id(v) not in found}
@@ -134,7 +128,7 @@ def _noting(metrics: list[keras.metrics.Metric]) -> Iterator[None]:
 
 
 def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Any:
-    found, noted = result(), _noted.get()
+    found, noted = result(), traced().results
     if noted is not None:
         parts = found if isinstance(found, dict) else {None: found}
         noted += [Result(metric, key, value) for key, value in parts.items()]

@@ -42,6 +42,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             guard = guard_of(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.place)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
+        self.extended.keras_hooks = keras_seam.ReplicaHooks()
         note_strategy(self)
 
     @property
@@ -61,6 +62,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
 
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
+        # Keras knows this way only to take a step. A `GlobalStep` is called here, for all replicas
+        # together, and calls `run` once itself, for the part that each of them does alone.
         if isinstance(fn, GlobalStep):
             with self.extended.making_graph(fn.name):
                 return fn(*args)

@@ -6,7 +6,6 @@ holds one holds the model's.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,8 +15,9 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.models import cloning
 from keras.src.saving import saving_lib, serialization_lib
 
-from tfdml.strategies.alone import strategy_made_last
+from tfdml.strategies.alone import check_not_alone, model_made_outside, strategy_made_last
 from tfdml.strategies.keras_seam.current import extended_of, is_ours
+from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.rank_state import optimizers_of
 from tfdml.strategies.replica_step import all_metrics
 
@@ -61,6 +61,22 @@ def adopt_read(model: keras.Model) -> None:
             part._distribute_strategy = strategy
     # They were made for one device.
     model.train_function = model.test_function = model.predict_function = None
+
+
+def check_made_inside(model: keras.Model, call: str) -> None:
+    """Refuses a model that was made outside of the scope, and shows that it should not have been.
+
+    It is used in the scope, its optimizer was made there, or there is a job that it should share.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    for strategy in (
+        tf.distribute.get_strategy(),
+        getattr(optimizer, "_distribution_strategy", None),
+    ):
+        if model._distribute_strategy is None and extended_of(strategy) is not None:
+            raise model_made_outside(model, strategy.rank)
+    if call in ("fit", "train_on_batch") and not is_ours(model._distribute_strategy):
+        check_not_alone(model)
 
 
 def _partitions(strategy: tf.distribute.Strategy) -> bool:
@@ -120,7 +136,7 @@ def _read(original: Callable) -> Callable:
     return read
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (cloning, "_clone_functional_model", _clone),
     (cloning, "_clone_sequential_model", _clone),
     (saving_lib, "deserialize_keras_object", _read),

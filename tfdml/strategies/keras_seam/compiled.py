@@ -6,45 +6,34 @@ computed before the update, as in Keras's own step.
 """
 
 import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdml.strategies.traced import traced, tracing
+
 
 class Update(NamedTuple):
-    """A call of an optimizer's `apply`, to be made behind the compiled part."""
+    """An update to be made behind the compiled part: what makes it, by which gradients."""
 
-    optimizer: keras.Optimizer
+    make: Callable[[list], None]
     gradients: list
-    variables: list | None
 
 
-# The updates of the step that is being compiled. Each replica has a thread of its own.
-_held_back: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar(
-    "_held_back", default=None
-)
+def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
+    """Notes an update for later, and returns True, where a step is being compiled.
 
-
-@contextlib.contextmanager
-def _holding_back() -> Iterator[list[Update]]:
-    updates: list[Update] = []
-    token = _held_back.set(updates)
-    try:
-        yield updates
-    finally:
-        _held_back.reset(token)
-
-
-def hold_back(optimizer: keras.Optimizer, gradients: list, variables: list | None) -> bool:
-    """Notes an update for later, and returns True, where a step is being compiled."""
-    updates = _held_back.get()
+    Args:
+        update: Makes it, given the gradients.
+        gradients: The gradients.
+    """
+    updates = traced().held_back
     if updates is None:
         return False
-    updates.append(Update(optimizer, list(gradients), variables))
+    updates.append(Update(update, list(gradients)))
     return True
 
 
@@ -74,14 +63,14 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
         # Made anew with each graph: what it takes from that, like the replica's share, is of it.
         @tf.function(jit_compile=True, autograph=False)
         def before_the_update(data: Any) -> tuple[Any, list[list]]:
-            with _holding_back() as found:
+            updates.clear()
+            with tracing(held_back=updates):
                 outputs = step(data)
-            updates[:] = found
-            return outputs, [update.gradients for update in found]
+            return outputs, [update.gradients for update in updates]
 
         outputs, gradients = _without_exchange(before_the_update, data)
         for update, own in zip(updates, gradients, strict=True):
-            update.optimizer.apply(own, update.variables)
+            update.make(own)
         return outputs
 
     return step_with_update
@@ -102,15 +91,6 @@ def _without_exchange(function: Callable, data: Any) -> Any:
         ) from error
 
 
-# Whether XLA compiles the whole step that is being traced, its update included.
-_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("_whole", default=False)
-
-
-def is_compiled_whole() -> bool:
-    """Returns whether XLA compiles the whole step that is being traced."""
-    return _whole.get()
-
-
 def compiled_whole(step: Callable) -> Callable:
     """Returns the step of the only replica, which Keras has XLA compile as a whole.
 
@@ -121,11 +101,8 @@ def compiled_whole(step: Callable) -> Callable:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)
     def noted(data: Any) -> Any:
-        token = _whole.set(True)
-        try:
+        with tracing(compiled_whole=True):
             return step(data)
-        finally:
-            _whole.reset(token)
 
     return noted
 

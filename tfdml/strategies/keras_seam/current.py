@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdml.strategies.accumulation import accumulation_steps
 from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.keras_seam.hooks import hooks_of
 from tfdml.strategies.parameter_server.step_scope import current_step
 from tfdml.strategies.share import Share
 
@@ -71,8 +71,7 @@ def is_outside_of_replicas() -> bool:
 
 def is_ours(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether a strategy is one of ours, parameter servers included."""
-    extended = getattr(strategy, "extended", None)
-    return isinstance(extended, ReplicaExtended | ParameterServerExtended)
+    return hooks_of(strategy) is not None
 
 
 def current_extended() -> ReplicaExtended | None:

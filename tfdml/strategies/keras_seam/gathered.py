@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.strategies.keras_seam.current import current_share
+from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.share import Share
 
 
@@ -55,6 +56,6 @@ def _gathered(
     return gathered(own)
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (tf.distribute.ReplicaContext, "all_gather", _all_gather),
 ]

@@ -4,7 +4,6 @@ The weight is what the backward pass begins with, so that it goes through what r
 there: with synchronized `BatchNormalization`, gradients that are weighted afterwards are wrong.
 """
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,10 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.keras_seam.current import current_share
+from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.share import Share
 from tfdml.strategies.tensorflow_seam import is_inner
-
-# Whether the caller is in the middle of a gradient's computation: it may take others on the way,
-# as `tf.recompute_grad` does. Each replica has a thread of its own.
-_taking: contextvars.ContextVar[bool] = contextvars.ContextVar("_taking", default=False)
+from tfdml.strategies.traced import traced, tracing
 
 
 def _gradient(original: Callable) -> Callable:
@@ -29,7 +26,9 @@ def _gradient(original: Callable) -> Callable:
 
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target, sources, output_gradients=None, *args, **kwargs):
-        share = None if _taking.get() or not _has_variable(sources) else current_share()
+        share = None
+        if _has_variable(sources) and not traced().takes_gradient:
+            share = current_share()
         if share is not None and not is_inner(self):
             output_gradients = _weighted(target, output_gradients, share)
         return _taken(original, self, target, sources, output_gradients, *args, **kwargs)
@@ -48,11 +47,8 @@ def _jacobian(original: Callable) -> Callable:
 
 
 def _taken(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    token = _taking.set(True)
-    try:
+    with tracing(takes_gradient=True):
         return original(*args, **kwargs)
-    finally:
-        _taking.reset(token)
 
 
 def _has_variable(sources: Any) -> bool:
@@ -78,7 +74,7 @@ def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:
     return tf.nest.pack_sequence_as(output_gradients, [weight(*pair) for pair in flat])
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (tf.GradientTape, "gradient", _gradient),
     (tf.GradientTape, "jacobian", _jacobian),
 ]

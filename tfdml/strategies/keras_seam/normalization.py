@@ -1,7 +1,6 @@
 """Synchronized `BatchNormalization`: the moments of the global batch, by one exchange."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,6 +8,7 @@ from keras.src.backend.tensorflow import nn
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
 from tfdml.strategies.keras_seam.current import current_extended, current_share
+from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _compute_moments_sync(original: Callable) -> Callable:
@@ -73,7 +73,7 @@ def _global_moments(
     return mean, variance
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (nn, "_compute_moments_sync", _compute_moments_sync),
     (BatchNormalization, "_moments", _moments),
 ]

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
@@ -16,7 +15,7 @@ from tfdml.strategies.accumulation import GatheredAlike, restart
 from tfdml.strategies.agreement import check_gradients_alike
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gradient_exchange import sum_over_replicas
-from tfdml.strategies.keras_seam.compiled import hold_back, is_compiled_whole
+from tfdml.strategies.keras_seam.compiled import hold_back
 from tfdml.strategies.keras_seam.current import (
     current_extended,
     current_replicas,
@@ -25,55 +24,73 @@ from tfdml.strategies.keras_seam.current import (
     is_updating,
     updating,
 )
+from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.traced import traced
 
 
-def _apply(original: Callable) -> Callable:
-    """`apply` of the outermost optimizer: gradients are summed before anything else is done."""
+def apply(
+    keras_apply: Callable,
+    optimizer: keras.Optimizer,
+    gradients: Sequence,
+    given: Sequence | None,
+) -> None:
+    """Makes an update by what all replicas' gradients sum up to, before anything else is done.
 
-    def apply(self, grads, trainable_variables=None):
-        if current_strategy() is None:
-            if extended_of(self._distribution_strategy) is None:
-                return original(self, grads, trainable_variables)
-            return _apply_alike(original, self, list(grads), trainable_variables)
-        if is_updating():
-            return original(self, grads, trainable_variables)
-        if hold_back(self, grads, trainable_variables):
-            return None
-        inner = _inner(self)
-        variables = list(
-            inner._trainable_variables if trainable_variables is None else trainable_variables
-        )
-        grads = [_each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
-        extended = current_replicas()
-        if extended is None:
-            with updating():
-                return original(self, grads, trainable_variables)
-        accumulator = extended.accumulator
-        if inner.gradient_accumulation_steps:
-            if accumulator is None or accumulator.optimizer is not inner:
-                raise ValueError(
-                    "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
-                    f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
-                    "applied elsewhere. Sum the gradients of several steps yourself there."
-                )
-            if not accumulator.updates:
-                return accumulator.keep(grads, variables)
-            grads = accumulator.take(grads, variables)
-        grads = _summed(extended, self, grads, variables)
-        before = tf.convert_to_tensor(inner._iterations)
+    Args:
+        keras_apply: Keras's own `apply`.
+        optimizer: The optimizer that is called: with a loss scale around it or without.
+        gradients: A replica's gradients; outside of replicas the whole job's.
+        given: Their variables; None for all that the optimizer knows.
+    """
+    if current_strategy() is None:
+        _apply_alike(keras_apply, optimizer, list(gradients), given)
+        return
+    if is_updating():
+        # Keras's own call of the optimizer inside of a loss scale.
+        keras_apply(optimizer, gradients, given)
+        return
+    update = functools.partial(_update, keras_apply, optimizer, given=given)
+    if not hold_back(update, gradients):
+        update(gradients)
+
+
+def _update(
+    keras_apply: Callable, optimizer: keras.Optimizer, gradients: Sequence, given: Sequence | None
+) -> None:
+    """Makes the update, in every replica, or keeps the gradients for the one that follows."""
+    inner = inner_of(optimizer)
+    variables = list(inner._trainable_variables if given is None else given)
+    grads = [each_row_once(g, v) for g, v in zip(gradients, variables, strict=True)]
+    extended = current_replicas()
+    if extended is None:
         with updating():
-            original(self, grads, variables)
-        if inner is not self and inner.gradient_accumulation_steps:
-            restart(inner, before)
-
-    return apply
+            keras_apply(optimizer, grads, given)
+        return
+    accumulator = extended.accumulator
+    if inner.gradient_accumulation_steps:
+        if accumulator is None or accumulator.optimizer is not inner:
+            raise ValueError(
+                "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
+                f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
+                "applied elsewhere. Sum the gradients of several steps yourself there."
+            )
+        if not accumulator.updates:
+            accumulator.keep(grads, variables)
+            return
+        grads = accumulator.take(grads, variables)
+    grads = _summed(extended, optimizer, grads, variables)
+    before = tf.convert_to_tensor(inner._iterations)
+    with updating():
+        keras_apply(optimizer, grads, variables)
+    if inner is not optimizer and inner.gradient_accumulation_steps:
+        restart(inner, before)
 
 
 def _summed(
     extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
 ) -> list:
     """Returns a replica's gradients summed over all; of what replaces a variable, the largest."""
-    inner, label = _inner(outer), f"gradients/{outer.name}"
+    inner, label = inner_of(outer), f"gradients/{outer.name}"
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
@@ -91,7 +108,7 @@ def _summed(
     return sums
 
 
-def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
     """Returns the optimizer without the loss scale around it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -100,14 +117,14 @@ def _apply_alike(
     original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
 ) -> None:
     """`apply` outside of a step: the gradients are the whole job's, and every replica gets them."""
-    strategy, inner = outer._distribution_strategy, _inner(outer)
+    strategy, inner = outer._distribution_strategy, inner_of(outer)
     check_gradients_alike(grads, strategy.extended.collective)
     with strategy.scope():
         if not outer.built and given is not None:
             # Variables are made outside of the replicas.
             outer.build(list(given))
         variables = list(inner._trainable_variables if given is None else given)
-        grads = [_each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+        grads = [each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
 
         def update(values: list) -> None:
             with updating():
@@ -139,7 +156,7 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
     return [names[id(variable)] for variable in variables]
 
 
-def _each_row_once(gradient: Any, variable: keras.Variable) -> Any:
+def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
     """Returns a gradient; a sparse one with its shape and each row once.
 
     In a graph the shape is not known of an embedding's gradient. XLA cannot compile what the number
@@ -149,7 +166,7 @@ def _each_row_once(gradient: Any, variable: keras.Variable) -> Any:
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
     gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
-    return tf.convert_to_tensor(gradient) if is_compiled_whole() else add_up_rows(gradient)
+    return tf.convert_to_tensor(gradient) if traced().compiled_whole else add_up_rows(gradient)
 
 
 def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> Rates:
@@ -201,10 +218,8 @@ def _all_reduce_sum_gradients(original: Callable) -> Callable:
     return all_reduce_sum_gradients
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
-    (BaseOptimizer, "apply", _apply),
+REPLACEMENTS: list[Replacement] = [
     (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
-    (LossScaleOptimizer, "apply", _apply),
     (keras.optimizers.SGD, "update_step", _sgd_update_step),
     (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
 ]

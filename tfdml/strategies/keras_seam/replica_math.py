@@ -1,7 +1,6 @@
 """What a replica computes otherwise than one alone: estimates of losses, other random numbers."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +11,7 @@ from keras.src.random.seed_generator import SeedGenerator
 
 from tfdml.strategies.keras_seam import losses
 from tfdml.strategies.keras_seam.current import current_share, is_outside_of_replicas
+from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _reduce_weighted_values(original: Callable) -> Callable:
@@ -85,19 +85,16 @@ def _mean_update_state(original: Callable) -> Callable:
     return update_state
 
 
-def _next_seed(original: Callable) -> Callable:
-    def next_seed(self, ordered=True):
-        seed = original(self, ordered)
-        if current_share() is None:
-            return seed
-        # Another stream on each replica; on the first, and on one alone, Keras's own.
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return seed + tf.cast(tf.stack([replica * 1_000_003, 0]), seed.dtype)
-
-    return next_seed
+def next_seed(keras_next: Callable, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
+    """Returns a seed of another stream on each replica; on the first, and alone, Keras's own."""
+    seed = keras_next(generator, ordered)
+    if current_share() is None:
+        return seed
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return seed + tf.cast(tf.stack([replica * 1_000_003, 0]), seed.dtype)
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
     (keras_loss, "reduce_weighted_values", _reduce_weighted_values),
     (keras_loss, "scale_loss_for_distribution", _scale),
     (keras_loss, "unscale_loss_for_distribution", _scale),
@@ -105,5 +102,4 @@ REPLACEMENTS: list[tuple[Any, str, Callable]] = [
     (tf.nn, "compute_average_loss", _average_loss),
     (tf.nn, "scale_regularization_loss", _regularization_loss),
     (keras.metrics.Mean, "update_state", _mean_update_state),
-    (SeedGenerator, "next", _next_seed),
 ]

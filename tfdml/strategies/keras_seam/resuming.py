@@ -1,7 +1,6 @@
 """How a callback resumes a `fit`: it is asked before the data are set up, and comes last."""
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import keras
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.random import seed_generator
 
+from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.data_position import DataPosition
 
 
@@ -39,31 +39,16 @@ class ResumingCallback(keras.callbacks.Callback):
         """Called at the end of a `fit`, whatever has ended it."""
 
 
-# The position of the training data while Keras sets them up.
-_set_up_next: contextvars.ContextVar[DataPosition | None] = contextvars.ContextVar(
-    "_set_up_next", default=None
-)
-_setting_up: contextvars.ContextVar[DataPosition | None] = contextvars.ContextVar(
-    "_setting_up", default=None
-)
-
-
-def position() -> DataPosition | None:
-    """Returns the position of the training data that Keras sets up now; None if it is of others."""
-    return _setting_up.get()
-
-
 @contextlib.contextmanager
-def resumed(model: keras.Model, call: str, arguments: dict[str, Any]) -> Iterator[None]:
+def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
     """While this is entered, a `fit` runs; it goes on where its callback says.
 
     Args:
-        model: The model.
-        call: The name of the call.
+        call: The call; is told where its training data are.
         arguments: The call's; gets the callbacks in their order.
     """
-    given = arguments.get("callbacks")
-    if call != "fit" or isinstance(given, keras.callbacks.CallbackList):
+    model, given = call.model, arguments.get("callbacks")
+    if call.name != "fit" or isinstance(given, keras.callbacks.CallbackList):
         yield
         return
     callbacks = keras.tree.flatten(given) if given else []
@@ -86,44 +71,35 @@ def resumed(model: keras.Model, call: str, arguments: dict[str, Any]) -> Iterato
     arguments["callbacks"] = [*others, own[0]]
     try:
         state = own[0].begin_fit(model, arguments["callbacks"])
-        own[0].data = DataPosition(model, data, state)
-        token = _set_up_next.set(own[0].data)
+        own[0].data = call.resumed = DataPosition(model, data, state)
         model._tfdml_position = own[0].data
         try:
             yield
         finally:
             del model._tfdml_position
-            _set_up_next.reset(token)
     finally:
         model._initial_epoch = None
         own[0].end_fit()
 
 
 @contextlib.contextmanager
-def without_position() -> Iterator[None]:
-    """While this is entered, data are set up as by a `fit` that nothing resumes."""
-    token = _setting_up.set(None)
-    try:
-        yield
-    finally:
-        _setting_up.reset(token)
+def setting_up(iterator: TFEpochIterator) -> Iterator[Call]:
+    """While this is entered, Keras sets up data; the first of a `fit` are those to train on.
 
-
-@contextlib.contextmanager
-def setting_up(iterator: TFEpochIterator) -> Iterator[None]:
-    """While this is entered, Keras sets up data; the first of a `fit` are those to train on."""
-    found = _set_up_next.get()
-    if found is None:
-        yield
+    Args:
+        iterator: What iterates over them; it begins where the `fit` goes on.
+    """
+    call = current_call()
+    if call is None:
+        with in_call(Call()) as call:
+            yield call
         return
-    _set_up_next.set(None)
-    token = _setting_up.set(found)
-    try:
-        yield
-    finally:
-        _setting_up.reset(token)
-    found.attach(iterator)
-    iterator._tfdml_position = found
+    found, call.resumed = call.resumed, None
+    with call.having(position=found):
+        yield call
+    if found is not None:
+        found.attach(iterator)
+        iterator._tfdml_position = found
 
 
 def global_seed_generator(make: bool) -> keras.random.SeedGenerator | None:

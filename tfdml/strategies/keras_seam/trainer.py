@@ -1,10 +1,10 @@
-"""`fit`, `evaluate` and `predict`: their checks, their data, and steps on global batches."""
+"""What replicas do in `fit`, `evaluate` and `predict`: checks, data, steps on global batches."""
 
-import contextvars
+import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import keras
@@ -17,12 +17,11 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.runtime.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import misuse
 from tfdml.strategies.agreement import check_arrays
-from tfdml.strategies.alone import check_not_alone, model_made_outside
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gathering import concat_rows
 from tfdml.strategies.iteration import Passes
 from tfdml.strategies.keras_seam import resuming
-from tfdml.strategies.keras_seam.adopting import adopt, adopt_read
+from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.building import (
     build_for_predict,
@@ -30,56 +29,23 @@ from tfdml.strategies.keras_seam.building import (
     is_called_by_own_steps,
 )
 from tfdml.strategies.keras_seam.callbacks import NotedCallbacks, for_this_process
+from tfdml.strategies.keras_seam.calls import Call, current_call
 from tfdml.strategies.keras_seam.compiled import compiled, compiled_whole, not_as_a_whole
-from tfdml.strategies.keras_seam.current import extended_of, is_ours, replicas_of
+from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data_source import batch_spec, portions
+from tfdml.strategies.keras_seam.hooks import Hooks
+from tfdml.strategies.keras_seam.optimizers import apply
 from tfdml.strategies.keras_seam.progress import with_progress
+from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.replica_math import next_seed
 from tfdml.strategies.step import MetricStep, PredictStep
-
-
-def _loop(original: Callable) -> Callable:
-    """`fit`, `evaluate` and `predict`."""
-    signature = inspect.signature(original)
-
-    def loop(self, *args, **kwargs):
-        if original.__name__ == "fit":
-            adopt_read(self)
-        extended = extended_of(self._distribute_strategy)
-        if extended is None:
-            _check_made_inside(self, original.__name__)
-            bound = signature.bind(self, *args, **kwargs)
-            with resuming.resumed(self, original.__name__, bound.arguments):
-                return original(*bound.args, **bound.kwargs)
-        bound = signature.bind(self, *args, **kwargs)
-        with extended.collective_call(original.__name__):
-            _prepare(self, original.__name__, bound.arguments, extended)
-            with resuming.resumed(self, original.__name__, bound.arguments):
-                return original(*bound.args, **bound.kwargs)
-
-    return loop
-
-
-def _check_made_inside(model: keras.Model, call: str) -> None:
-    """Refuses a model that was made outside of the scope, and shows that it should not have been.
-
-    It is used in the scope, its optimizer was made there, or there is a job that it should share.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    for strategy in (
-        tf.distribute.get_strategy(),
-        getattr(optimizer, "_distribution_strategy", None),
-    ):
-        if model._distribute_strategy is None and extended_of(strategy) is not None:
-            raise model_made_outside(model, strategy.rank)
-    if call in ("fit", "train_on_batch") and not is_ours(model._distribute_strategy):
-        check_not_alone(model)
 
 
 def _train_on_batch(original: Callable) -> Callable:
     def train_on_batch(self, *args, **kwargs):
         adopt_read(self)
         if extended_of(self._distribute_strategy) is None:
-            _check_made_inside(self, "train_on_batch")
+            check_made_inside(self, "train_on_batch")
         return original(self, *args, **kwargs)
 
     return train_on_batch
@@ -116,39 +82,6 @@ def _callback_list(original: Callable) -> Callable:
     return __init__
 
 
-# The extension whose data Keras is setting up.
-_distributing: contextvars.ContextVar[ReplicaExtended | None] = contextvars.ContextVar(
-    "_distributing", default=None
-)
-
-
-def _epoch_iterator(original: Callable) -> Callable:
-    def __init__(self, distribute_strategy=None, *args, **kwargs):
-        with resuming.setting_up(self):
-            set_up(self, distribute_strategy, *args, **kwargs)
-
-    def set_up(self, distribute_strategy, *args, **kwargs):
-        extended = extended_of(distribute_strategy)
-        if extended is None:
-            original(self, distribute_strategy, *args, **kwargs)
-            return
-        token = _distributing.set(extended)
-        try:
-            with extended.global_steps():
-                original(self, distribute_strategy, *args, **kwargs)
-        finally:
-            _distributing.reset(token)
-        self.data_adapter, self._distributed_dataset = portions(
-            self.data_adapter,
-            self._distributed_dataset,
-            extended,
-            by_steps=self.steps_per_epoch is not None,
-        )
-        self._num_batches = self.data_adapter.num_batches
-
-    return __init__
-
-
 def _get_iterator(original: Callable) -> Callable:
     def get_iterator(self):
         data = original(self)
@@ -159,9 +92,10 @@ def _get_iterator(original: Callable) -> Callable:
 
 def _get_tf_dataset(original: Callable) -> Callable:
     def get_tf_dataset(self):
-        extended, position = _distributing.get(), resuming.position()
-        if extended is None and position is None:
+        call = current_call()
+        if call is None or (call.extended is None and call.position is None):
             return original(self)
+        extended, position = call.extended, call.position
         collective = LocalCollective() if extended is None else extended.collective
         check_arrays(self._inputs, collective)
 
@@ -194,87 +128,97 @@ def _logs_of_epoch(original: Callable) -> Callable:
     return get_metrics_result_or_logs
 
 
-def _maybe_symbolic_build(original: Callable) -> Callable:
-    def maybe_symbolic_build(self, iterator=None, data_batch=None):
-        if extended_of(self._distribute_strategy) is None:
-            return original(self, iterator, data_batch)
-        if is_called_by_own_steps(self):
-            return build_optimizer(self)
-        if iterator is None:
-            adopt(self)
-            return original(self, iterator, data_batch)
-        # From what the data declare: Keras would take a batch, which a generator cannot give back.
-        return original(self, data_batch=batch_spec(iterator._distributed_dataset))
+class ReplicaHooks(Hooks):
+    """What replicas do where Keras comes to them: steps on global batches."""
 
-    return maybe_symbolic_build
+    @contextlib.contextmanager
+    def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
+        """Checks the call; the guard is told of it."""
+        extended = extended_of(call.model._distribute_strategy)
+        with extended.collective_call(call.name):
+            _prepare(call.model, call.name, arguments, extended)
+            with resuming.resumed(call, arguments):
+                yield
 
+    def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
+        """Data come as portions of global batches; see `feed_modes`."""
+        extended = strategy.extended
+        with call.having(extended=extended), extended.global_steps():
+            keras_init(iterator, strategy, *args, **kwargs)
+        iterator.data_adapter, iterator._distributed_dataset = portions(
+            iterator.data_adapter,
+            iterator._distributed_dataset,
+            extended,
+            by_steps=iterator.steps_per_epoch is not None,
+        )
+        iterator._num_batches = iterator.data_adapter.num_batches
 
-def _make_function(original: Callable) -> Callable:
-    def make_function(self, step_function):
-        if extended_of(self._distribute_strategy) is None:
-            return original(self, step_function)
-        extended, name = extended_of(self._distribute_strategy), step_function.__name__
-        if replicas_of(self) is None:
-            step = compiled_whole(step_function) if self.jit_compile else step_function
-            function = original(self, step)
+    def build(self, keras_build, model, iterator, data_batch) -> None:
+        """Builds from what the data declare, and reads no batch."""
+        if is_called_by_own_steps(model):
+            build_optimizer(model)
+        elif iterator is None:
+            adopt(model)
+            keras_build(model, iterator, data_batch)
         else:
-            around = functools.partial(compiled, self) if self.jit_compile else None
-            with not_as_a_whole(self):
+            # Keras would take a batch, which a generator cannot give back.
+            keras_build(model, data_batch=batch_spec(iterator._distributed_dataset))
+
+    def make_function(self, keras_make, model, step) -> Callable:
+        """A step is a `MetricStep` on a global batch; of XLA see `compiled`."""
+        extended, name = extended_of(model._distribute_strategy), step.__name__
+        if replicas_of(model) is None:
+            function = keras_make(model, compiled_whole(step) if model.jit_compile else step)
+        else:
+            around = functools.partial(compiled, model) if model.jit_compile else None
+            with not_as_a_whole(model):
                 # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
-                function = original(self, MetricStep(self, step_function, around))
+                function = keras_make(model, MetricStep(model, step, around))
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
                 # Its end must be seen here: Keras's loop takes no end for an answer.
-                more = itertools.islice(iterator, self.steps_per_execution - 1)
+                more = itertools.islice(iterator, model.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
-            with extended.collective_step(f"the exchange of {name}", self.steps_per_execution):
+            with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
                 return function(iterator)
 
         return on_batches
 
-    return make_function
-
-
-def _make_predict_function(original: Callable) -> Callable:
-    def make_predict_function(self, force=False):
-        if replicas_of(self) is None or (self.predict_function is not None and not force):
-            return original(self, force)
-        around = functools.partial(compiled, self) if self.jit_compile else None
-        step = PredictStep(self, self.predict_step, around)
+    def make_predict_function(self, keras_make, model, force) -> None:
+        """A step is a `PredictStep` on a global batch."""
+        extended = replicas_of(model)
+        if extended is None:
+            keras_make(model, force)
+            return
+        around = functools.partial(compiled, model) if model.jit_compile else None
+        step = PredictStep(model, model.predict_step, around)
 
         def predict_function(data: list) -> Any:
-            outputs = [self.distribute_strategy.run(step, args=(batch,)) for batch in data]
+            outputs = [model.distribute_strategy.run(step, args=(batch,)) for batch in data]
             return tf.nest.map_structure(lambda *parts: concat_rows(parts), *outputs)
 
-        if not self.run_eagerly:
+        if not model.run_eagerly:
             own = tf.autograph.experimental.do_not_convert(predict_function)
             predict_function = tf.function(own, reduce_retracing=True)
-        extended = replicas_of(self)
 
         def on_batches(data: list) -> Any:
-            if self.jit_compile:
-                build_for_predict(self, extended.portion_of(data[0]).parts[0])
+            if model.jit_compile:
+                build_for_predict(model, extended.portion_of(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 
-        self.predict_function = on_batches
+        model.predict_function = on_batches
 
-    return make_predict_function
+    next_seed = staticmethod(next_seed)
+    apply = staticmethod(apply)
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
-    (TensorFlowTrainer, "fit", _loop),
-    (TensorFlowTrainer, "evaluate", _loop),
-    (TensorFlowTrainer, "predict", _loop),
+REPLACEMENTS: list[Replacement] = [
     (TensorFlowTrainer, "train_on_batch", _train_on_batch),
     (CallbackList, "__init__", _callback_list),
-    (TFEpochIterator, "__init__", _epoch_iterator),
     (TFEpochIterator, "_get_iterator", _get_iterator),
     (TFEpochIterator, "_enumerate_iterator", _enumerate_iterator),
     (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
     (TensorFlowTrainer, "_get_metrics_result_or_logs", _logs_of_epoch),
-    (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
-    (TensorFlowTrainer, "_make_function", _make_function),
-    (TensorFlowTrainer, "make_predict_function", _make_predict_function),
 ]

@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow.core import Variable
 from keras.src.saving import saving_lib
 
 from tfdml.strategies.keras_seam.current import extended_of, is_outside_of_replicas
+from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _initialize(original: Callable) -> Callable:
@@ -57,15 +58,6 @@ def _handle(original: Callable) -> Callable:
     return handle
 
 
-def install() -> None:
-    """Puts what is no function in place, once."""
-    getter = Variable.handle.fget
-    if not hasattr(getter, "_tfdml_replaces"):
-        replacement = _handle(getter)
-        replacement._tfdml_replaces = getter
-        Variable.handle = property(replacement, doc=Variable.handle.__doc__)
-
-
 def _attributes_to_skip(original: Callable) -> Callable:
     """The names that files leave out: Keras makes an optimizer or a layer to see them.
 
@@ -85,7 +77,8 @@ def _attributes_to_skip(original: Callable) -> Callable:
     return get_attr_skipset
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
+    (Variable, "handle", _handle),
     (Variable, "_initialize_with_initializer", _initialize),
     (Variable, "__array__", _array),
     (Variable, "_direct_assign", _direct_assign),

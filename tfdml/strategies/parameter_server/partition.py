@@ -15,13 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 
-def _as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """Returns what NumPy makes an array of a `ShardedVariable` by."""
     del copy
     return np.asarray(sharded.numpy(), dtype)
-
-
-# NumPy, by which Keras writes files, would take it for a sequence.
-tf.__internal__.distribute.ShardedVariable.__array__ = _as_array
 
 
 def is_partitioned(variable: Any) -> bool:

@@ -1,5 +1,6 @@
 """What Keras calls for a step, under parameter servers: a function that hands tasks to workers."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -83,3 +84,10 @@ class LoggingFunction(RemoteFunction):
         """Gives up all tasks, and what they have returned."""
         super().cancel()
         self._ended.clear()
+
+
+def functions_of(model: keras.Model) -> Iterator[RemoteFunction]:
+    """Yields what a model has made for Keras to call: for training, evaluation, prediction."""
+    for function in (model.train_function, model.test_function, model.predict_function):
+        if isinstance(function, RemoteFunction):
+            yield function

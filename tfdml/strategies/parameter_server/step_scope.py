@@ -5,7 +5,6 @@ them. All else is read from the servers and changed there. Keras's `assign_add` 
 send it to the worker, add there and send it back, and so lose what other workers add meanwhile.
 """
 
-import contextvars
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.share import Share
+from tfdml.strategies.traced import traced, tracing
 
 # Between the random streams of two workers.
 STREAM_STRIDE = 1_000_003
-
-_current: contextvars.ContextVar["StepScope | None"] = contextvars.ContextVar(
-    "_current", default=None
-)
 
 
 class StepScope(keras.StatelessScope):
@@ -61,12 +57,13 @@ class StepScope(keras.StatelessScope):
         self._totals = totals
 
     def __enter__(self) -> "StepScope":
-        self._token = _current.set(self)
+        self._tracing = tracing(scope=self)
+        self._tracing.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _current.reset(self._token)
+        self._tracing.__exit__(*error)
 
     @property
     def gradients(self) -> list:
@@ -109,7 +106,7 @@ class StepScope(keras.StatelessScope):
 
 def current_step() -> StepScope | None:
     """Returns the scope of the step that is being traced."""
-    return _current.get()
+    return traced().scope
 
 
 def add_on_server(variable: keras.Variable, value: Any) -> tf.Tensor:

@@ -9,6 +9,7 @@ from tfdml.runtime.meeting import bounded
 from tfdml.runtime.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
 from tfdml.strategies.alone import note_strategy
+from tfdml.strategies.keras_seam import parameter_servers
 from tfdml.strategies.parameter_server import checks
 from tfdml.strategies.parameter_server.connection import chief_task, connect
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -99,6 +100,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         compressor = check_compressor(given)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()
+        parameter_servers.install()
         tensorflow_seam.install()
         self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)
         self.synchronous = synchronous
@@ -108,6 +110,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         super().__init__(self.connection.resolver)
         # TensorFlow's constructor makes an extension of its own, and has no argument for another.
         extended = ParameterServerExtended(self, self.connection.resolver, variable_partitioner)
+        extended.keras_hooks = parameter_servers.ServerHooks()
         tf.distribute.Strategy.__init__(self, extended)
         note_strategy(self)
         if backup_workers >= self.size:

@@ -1,14 +1,4 @@
-"""Where partitioned variables, and lookups that stay sparse, enter Keras 3.15.
-
-| Keras's function | what is different for variables on parameter servers |
-|---|---|
-| `Layer.trainable_variables`, `trainable_weights` | parts in the place of a partitioned variable |
-| `Embedding.call` | looks rows up on the server; Keras would fetch the whole table |
-| `TFOptimizer.add_variable_from_reference` | a slot knows which part it belongs to |
-| `BaseOptimizer.save_own_variables`, `load_own_variables` | files hold whole slots |
-| `BaseOptimizer._clip_gradients` | `clipnorm` is of the whole |
-| `TFOptimizer._distributed_tf_update_step` | LARS and LAMB are given all parts at once |
-"""
+"""Partitioned variables, and lookups that stay sparse."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +10,7 @@ from keras.src.layers.core.embedding import Embedding
 from keras.src.layers.layer import Layer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.partition import (
     assign_joined,
@@ -106,21 +97,31 @@ def _clip_gradients(original: Callable) -> Callable:
     return clip_gradients
 
 
-def _distributed_tf_update_step(original: Callable) -> Callable:
-    def update(self, distribution, grads_and_vars, learning_rate):
-        grads_and_vars = list(grads_and_vars)
-        if not hasattr(self, "update_parts"):
-            return original(self, distribution, grads_and_vars, learning_rate)
-        wholes = {self._var_key(v): getattr(v, "whole", None) for v in self._trainable_variables}
-        named = [_Named(wholes[self._var_key(v)]) for _, v in grads_and_vars]
-        for places in groups(named):
-            pairs = [grads_and_vars[i] for i in places]
-            if len(pairs) == 1:
-                original(self, distribution, pairs, learning_rate)
-            else:
-                self.update_parts([g for g, _ in pairs], [v for _, v in pairs], learning_rate)
+def update_wholes(
+    original: Callable,
+    optimizer: BaseOptimizer,
+    distribution: tf.distribute.Strategy,
+    grads_and_vars: list[tuple[Any, tf.Variable]],
+    learning_rate: Any,
+) -> None:
+    """Updates variables; LARS and LAMB, which have `update_parts`, are given all parts at once.
 
-    return update
+    Args:
+        original: Keras's `_distributed_tf_update_step`.
+        optimizer: The optimizer.
+        distribution: The strategy.
+        grads_and_vars: Gradients, and TensorFlow's variables.
+        learning_rate: The learning rate.
+    """
+    known = optimizer._trainable_variables
+    wholes = {optimizer._var_key(v): getattr(v, "whole", None) for v in known}
+    named = [_Named(wholes[optimizer._var_key(v)]) for _, v in grads_and_vars]
+    for places in groups(named):
+        pairs = [grads_and_vars[i] for i in places]
+        if len(pairs) == 1:
+            original(optimizer, distribution, pairs, learning_rate)
+        else:
+            optimizer.update_parts([g for g, _ in pairs], [v for _, v in pairs], learning_rate)
 
 
 class _Named:
@@ -130,21 +131,12 @@ class _Named:
         self.whole = whole
 
 
-def install() -> None:
-    """Puts this part of the seam in place, once."""
-    for name in ("trainable_variables", "trainable_weights"):
-        original = getattr(Layer, name)
-        if not hasattr(original.fget, "_tfdml_replaces"):
-            getter = _variables(original.fget)
-            getter._tfdml_replaces = original.fget
-            setattr(Layer, name, property(getter, doc=original.__doc__))
-
-
-REPLACEMENTS: list[tuple[Any, str, Callable]] = [
+REPLACEMENTS: list[Replacement] = [
+    (Layer, "trainable_variables", _variables),
+    (Layer, "trainable_weights", _variables),
     (Embedding, "call", _embedding_call),
     (TFOptimizer, "add_variable_from_reference", _add_variable_from_reference),
     (BaseOptimizer, "save_own_variables", _save_own_variables),
     (BaseOptimizer, "load_own_variables", _load_own_variables),
     (BaseOptimizer, "_clip_gradients", _clip_gradients),
-    (TFOptimizer, "_distributed_tf_update_step", _distributed_tf_update_step),
 ]

@@ -1,0 +1,127 @@
+"""The one way into Keras: where replicas and parameter servers differ from it, each in its own way.
+
+Each function here takes the place of one of Keras's. It asks the hooks of the strategy that is
+concerned, and goes straight on to Keras's own function where that strategy is none of ours.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+
+from tfdml.strategies.keras_seam import resuming
+from tfdml.strategies.keras_seam.adopting import adopt_read, check_made_inside
+from tfdml.strategies.keras_seam.calls import Call, in_call
+from tfdml.strategies.keras_seam.current import current_strategy
+from tfdml.strategies.keras_seam.hooks import hooks_of
+from tfdml.strategies.keras_seam.replacing import Replacement
+
+
+def _loop(original: Callable) -> Callable:
+    """`fit`, `evaluate` and `predict`."""
+    name, signature = original.__name__, inspect.signature(original)
+
+    def loop(self, *args, **kwargs):
+        if name == "fit":
+            adopt_read(self)
+        bound = signature.bind(self, *args, **kwargs)
+        hooks = hooks_of(self._distribute_strategy)
+        with in_call(Call(self, name, trains=name == "fit")) as call:
+            if hooks is None:
+                check_made_inside(self, name)
+                calling = resuming.resumed(call, bound.arguments)
+            else:
+                calling = hooks.calling(call, bound.arguments)
+            with calling:
+                return original(*bound.args, **bound.kwargs)
+
+    return loop
+
+
+def _epoch_iterator(original: Callable) -> Callable:
+    def __init__(self, distribute_strategy=None, *args, **kwargs):
+        hooks = hooks_of(distribute_strategy)
+        with resuming.setting_up(self) as call:
+            if hooks is None:
+                original(self, distribute_strategy, *args, **kwargs)
+            else:
+                hooks.set_up_data(original, call, self, distribute_strategy, *args, **kwargs)
+
+    return __init__
+
+
+def _maybe_symbolic_build(original: Callable) -> Callable:
+    def maybe_symbolic_build(self, iterator=None, data_batch=None):
+        hooks = hooks_of(self._distribute_strategy)
+        if hooks is None:
+            return original(self, iterator, data_batch)
+        return hooks.build(original, self, iterator, data_batch)
+
+    return maybe_symbolic_build
+
+
+def _make_function(original: Callable) -> Callable:
+    def make_function(self, step_function):
+        hooks = hooks_of(self._distribute_strategy)
+        if hooks is None:
+            return original(self, step_function)
+        return hooks.make_function(original, self, step_function)
+
+    return make_function
+
+
+def _make_predict_function(original: Callable) -> Callable:
+    def make_predict_function(self, force=False):
+        hooks = hooks_of(self._distribute_strategy)
+        if hooks is None:
+            return original(self, force)
+        if self.predict_function is None or force:
+            hooks.make_predict_function(original, self, force)
+        return self.predict_function
+
+    return make_predict_function
+
+
+def _next_seed(original: Callable) -> Callable:
+    def next_seed(self, ordered=True):
+        hooks = hooks_of(tf.distribute.get_strategy())
+        if hooks is None:
+            return original(self, ordered)
+        return hooks.next_seed(original, self, ordered)
+
+    return next_seed
+
+
+def _apply(original: Callable) -> Callable:
+    """`apply` of an optimizer, in a replica or for all.
+
+    The update of a `LossScaleOptimizer` comes here twice, because Keras has it call `apply` of the
+    optimizer inside, and either may be the one that a model has. The hooks tell them apart by
+    `is_updating`.
+    """
+
+    def apply(self, grads, trainable_variables=None):
+        hooks = hooks_of(current_strategy()) or hooks_of(self._distribution_strategy)
+        if hooks is None:
+            return original(self, grads, trainable_variables)
+        return hooks.apply(original, self, grads, trainable_variables)
+
+    return apply
+
+
+REPLACEMENTS: list[Replacement] = [
+    (TensorFlowTrainer, "fit", _loop),
+    (TensorFlowTrainer, "evaluate", _loop),
+    (TensorFlowTrainer, "predict", _loop),
+    (TFEpochIterator, "__init__", _epoch_iterator),
+    (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
+    (TensorFlowTrainer, "_make_function", _make_function),
+    (TensorFlowTrainer, "make_predict_function", _make_predict_function),
+    (SeedGenerator, "next", _next_seed),
+    (BaseOptimizer, "apply", _apply),
+    (LossScaleOptimizer, "apply", _apply),
+]

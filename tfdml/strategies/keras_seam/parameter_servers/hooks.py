@@ -1,0 +1,113 @@
+"""What parameter servers do in `fit`, `evaluate` and `predict`, on the chief and in a step."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.keras_seam import resuming
+from tfdml.strategies.keras_seam.adopting import adopt
+from tfdml.strategies.keras_seam.building import build_optimizer, is_called_by_own_steps
+from tfdml.strategies.keras_seam.calls import Call
+from tfdml.strategies.keras_seam.current import current_strategy, is_updating, updating
+from tfdml.strategies.keras_seam.hooks import Hooks
+from tfdml.strategies.keras_seam.optimizers import each_row_once, inner_of
+from tfdml.strategies.keras_seam.parameter_servers import data
+from tfdml.strategies.keras_seam.progress import with_progress
+from tfdml.strategies.parameter_server import checks
+from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
+from tfdml.strategies.parameter_server.remote_function import functions_of
+from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
+from tfdml.strategies.parameter_server.share_step import ShareStep
+from tfdml.strategies.parameter_server.step_scope import STREAM_STRIDE, current_step
+from tfdml.strategies.parameter_server.synchronous import SynchronousTraining
+from tfdml.strategies.parameter_server.worker_step import WorkerStep
+from tfdml.strategies.share import without_optionals
+
+
+class ServerHooks(Hooks):
+    """What parameter servers do where Keras comes to them: steps are tasks for workers."""
+
+    @contextlib.contextmanager
+    def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
+        """Checks the call; a lost server is named."""
+        model = call.model
+        with resuming.resumed(call, arguments):
+            adopt(model)
+            checks.check_call(model, call.name, arguments)
+            arguments["callbacks"] = with_progress(
+                arguments.get("callbacks"), arguments.get("verbose", "auto")
+            )
+            try:
+                yield
+            except Exception as error:
+                _give_up(model)
+                checks.explain_loss(model.distribute_strategy, call.name, error)
+                raise
+            except BaseException:
+                _give_up(model)
+                raise
+
+    def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
+        """Data are sent to the workers once, or read by the chief."""
+        if call.model is None:
+            keras_init(iterator, strategy, *args, **kwargs)
+        else:
+            data.set_up(call, iterator, strategy, *args, **kwargs)
+
+    def build(self, keras_build, model, iterator, data_batch) -> None:
+        """Builds from the data's shapes."""
+        if iterator is not None:
+            data_batch = without_optionals(iterator._distributed_dataset.element_spec)
+        if is_called_by_own_steps(model):
+            build_optimizer(model)
+        else:
+            with model._distribute_strategy.scope():
+                model._symbolic_build(data_batch=data_batch)
+        checks.check_partitions(model)
+
+    def make_function(self, keras_make, model, step) -> Callable:
+        """Steps are tasks for workers."""
+        strategy = model._distribute_strategy
+        checks.check_model(model)
+        if step.__name__ != "train_step":
+            return ScatteredEvaluation(model, strategy, WorkerStep(model, step))
+        if strategy.synchronous:
+            return SynchronousTraining(model, strategy, ShareStep(model, step))
+        return AsynchronousTraining(model, strategy, WorkerStep(model, step))
+
+    def make_predict_function(self, keras_make, model, force) -> None:
+        """Steps are tasks for workers."""
+        step = WorkerStep(model, model.predict_step)
+        model.predict_function = ScatteredPrediction(model, model._distribute_strategy, step)
+
+    def next_seed(self, keras_next, generator, ordered) -> tf.Tensor:
+        """Workers draw different random numbers; the counter loses nothing."""
+        step = current_step()
+        if step is None:
+            return keras_next(generator, ordered)
+        # A worker takes one step at a time, so in its own stream no two numbers are alike.
+        seed = tf.convert_to_tensor(generator.state) * 1
+        generator.state.assign_add(np.array([0, 1]))
+        return seed + tf.cast(tf.stack([step.stream * STREAM_STRIDE, 0]), seed.dtype)
+
+    def apply(self, keras_apply, optimizer, gradients, variables) -> None:
+        """A worker makes the update on the servers; a synchronous step's is left to the chief."""
+        outermost = current_strategy() is not None and not is_updating()
+        if outermost:
+            known = inner_of(optimizer)._trainable_variables if variables is None else variables
+            gradients = [each_row_once(g, v) for g, v in zip(gradients, known, strict=True)]
+        step = current_step()
+        if step is not None and step.share is not None:
+            step.applied.append((optimizer, list(gradients)))
+            return
+        with updating() if outermost else contextlib.nullcontext():
+            keras_apply(optimizer, gradients, variables)
+
+
+def _give_up(model: keras.Model) -> None:
+    for function in functions_of(model):
+        function.cancel()

@@ -1,0 +1,30 @@
+"""Puts functions of ours in the place of Keras's, each once, and takes them out again."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# A function of Keras's, or the getter of a property: its owner, its name, and what is given it and
+# returns what takes its place.
+Replacement = tuple[Any, str, Callable[[Callable], Callable]]
+
+
+def put_in_place(replacements: Iterable[Replacement]) -> None:
+    """Replaces Keras's functions; one that is replaced already stays as it is."""
+    for owner, name, make in replacements:
+        if original(owner, name) is not None:
+            continue
+        keras_s = inspect.getattr_static(owner, name)
+        getter = isinstance(keras_s, property)
+        function = keras_s.fget if getter else keras_s
+        ours = functools.wraps(function)(make(function))
+        ours._tfdml_replaces = keras_s
+        setattr(owner, name, property(ours, doc=keras_s.__doc__) if getter else ours)
+
+
+def original(owner: Any, name: str) -> Any:
+    """Returns what one of our functions has replaced; None where Keras's own is in place."""
+    found = inspect.getattr_static(owner, name)
+    function = found.fget if isinstance(found, property) else found
+    return getattr(function, "_tfdml_replaces", None)
