@@ -9,7 +9,8 @@ import tensorflow as tf
 from tests.data.conftest import records
 from tfdml.collectives.simulated import run_ranks
 from tfdml.data import TFRecordPipeline, read_tfrecords, write_tfrecords
-from tfdml.strategies.own_parts import own_portions
+from tfdml.row_split import LocalReplicas, OwnShareDataset
+from tfdml.strategies.own_parts import _visible_batch_size, own_portions
 from tfdml.strategies.share import Splitter
 
 SAMPLES, BATCH, RANKS = 100, 12, 2
@@ -24,94 +25,122 @@ def directory(tmp_path_factory) -> str:
     return path
 
 
+@pytest.fixture(scope="module")
+def pipelines(directory) -> list[TFRecordPipeline]:
+    """Each rank's pipeline, all of whose epochs are alike."""
+    return [read(directory, rank, reshuffle=False) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def plain(pipelines) -> list[tf.data.Dataset]:
+    """The same rows as `tf.data` alone yields them, batched by the global size."""
+    steps = [pipelines[0].ids(0, step) for step in range(pipelines[0].steps_per_epoch)]
+    own = [np.concatenate([np.array_split(ids, RANKS)[rank] for ids in steps]) for rank in (0, 1)]
+    slices = tf.data.Dataset.from_tensor_slices
+    return [slices(rows).batch(BATCH).with_options(OFF) for rows in own]
+
+
 def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPipeline:
     # A process's place in a job is all that a pipeline asks of a strategy.
     place = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
     return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
 
 
-def plain(directory: str, rank: int) -> tf.data.Dataset:
-    """Returns the same rows as `tf.data` alone yields them, batched by the global size."""
-    whole = read(directory, rank)
-    own = [np.array_split(whole.ids(0, step), RANKS)[rank] for step in range(whole.steps_per_epoch)]
-    return tf.data.Dataset.from_tensor_slices(np.concatenate(own)).batch(BATCH).with_options(OFF)
-
-
-def rows_of_steps(make) -> list:
-    """Returns for each rank the rows of each step, and those of all ranks then."""
+def rows_of_steps(datasets: list[tf.data.Dataset]) -> list:
+    """Returns for each rank its rows of each step, and how many all ranks have."""
 
     def of_rank(collective):
         splitter = Splitter(collective.rank, 1, collective.size)
-        portions, _ = own_portions(make(collective.rank), collective, splitter)
+        portions, _ = own_portions(datasets[collective.rank], collective, splitter)
         return [(p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in portions]
 
     return run_ranks(RANKS, of_rank)
 
 
-# Stages that yield the batches they are given, whose size the strategy finds in front of them.
-KEPT = {
-    "none": lambda dataset: dataset,
-    "options": lambda dataset: dataset.with_options(tf.data.Options()),
-    "prefetch": lambda dataset: dataset.prefetch(2),
-    "cache": lambda dataset: dataset.cache(),
-    "take": lambda dataset: dataset.take(3),
-    "skip": lambda dataset: dataset.skip(1),
-    "shard": lambda dataset: dataset.shard(2, 1),
-    "filter": lambda dataset: dataset.filter(lambda x: True),
-    "shuffle": lambda dataset: dataset.shuffle(3, seed=1),
-    "repeat": lambda dataset: dataset.cache().repeat(2),
-    "assert_cardinality": lambda d: d.apply(tf.data.experimental.assert_cardinality(5)),
-    "concatenate": lambda dataset: dataset.concatenate(tf.data.Dataset.range(30).batch(BATCH)),
-    "batch": lambda dataset: dataset.unbatch().batch(8),
-    "several": lambda dataset: dataset.skip(1).prefetch(2).with_options(tf.data.Options()),
+def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    return dataset.concatenate(tf.data.Dataset.range(30).batch(batch_size))
+
+
+# What users may put behind a pipeline, with the batch size that is seen then, None if none.
+STAGES = {
+    "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
+    "prefetch": (lambda d: d.prefetch(2), BATCH),
+    "cache": (lambda d: d.cache(), BATCH),
+    "take": (lambda d: d.take(3), BATCH),
+    "skip": (lambda d: d.skip(1), BATCH),
+    "shard": (lambda d: d.shard(2, 1), BATCH),
+    "filter": (lambda d: d.filter(lambda x: True), BATCH),
+    "shuffle": (lambda d: d.shuffle(3, seed=1), BATCH),
+    "repeat": (lambda d: d.repeat(), BATCH),
+    "assert": (lambda d: d.apply(tf.data.experimental.assert_cardinality(5)), BATCH),
+    "zip": (lambda d: tf.data.Dataset.zip(d, d.skip(0)), BATCH),
+    "concatenate": (lambda d: concatenated(d, BATCH), BATCH),
+    "several": (lambda d: d.cache().skip(1).repeat(2).prefetch(2), BATCH),
+    "batch": (lambda d: d.unbatch().batch(8), 8),
+    "two sizes": (lambda d: concatenated(d, 8), None),
+    "map": (lambda d: d.map(lambda x: x), None),
+    "unbatch": (lambda d: d.unbatch(), None),
+    "rebatch": (lambda d: d.rebatch(8), None),
+    "enumerate": (lambda d: d.enumerate(), None),
+    "window": (lambda d: d.window(2), None),
+    "flat_map": (lambda d: d.flat_map(tf.data.Dataset.from_tensors), None),
 }
 
 
-@pytest.mark.parametrize("stage", KEPT)
-def test_the_rows_of_each_step_are_those_of_plain_batches(directory, stage):
-    change = KEPT[stage]
-    found = rows_of_steps(lambda rank: change(read(directory, rank)))
-    assert found == rows_of_steps(lambda rank: change(plain(directory, rank)))
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_show_the_batch_size_that_they_show_of_plain_batches(pipelines, plain, stage):
+    change, size = STAGES[stage]
+    for datasets in (plain, pipelines):
+        assert _visible_batch_size(change(datasets[0])) == size
+
+
+@pytest.mark.parametrize("stage", ["prefetch", "several", "batch"])
+def test_the_rows_of_each_step_are_those_of_plain_batches(pipelines, plain, stage):
+    change, _ = STAGES[stage]
+    found, wanted = (rows_of_steps([change(d) for d in data]) for data in (pipelines, plain))
+    assert found == wanted
     assert len(found[0]) == len(found[1]) > 2
 
 
-REFUSED = {
-    "map": lambda dataset: dataset.map(lambda x: x),
-    "unbatch": lambda dataset: dataset.unbatch(),
-    "rebatch": lambda dataset: dataset.rebatch(8),
-    "enumerate": lambda dataset: dataset.enumerate(),
-    "two sizes": lambda dataset: dataset.concatenate(tf.data.Dataset.range(30).batch(8)),
-    "read outside of the scope": None,
-}
+def test_the_rows_of_each_step_without_other_stages(pipelines, plain):
+    assert rows_of_steps(pipelines) == rows_of_steps(plain)
 
 
-@pytest.mark.parametrize("stage", REFUSED)
-def test_batches_whose_size_cannot_be_seen_are_refused(directory, stage):
-    def pipeline(rank):
-        if REFUSED[stage] is None:
-            return read(directory, 0, 1).with_options(OFF)
-        return REFUSED[stage](read(directory, rank))
-
-    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size that can be"):
-        rows_of_steps(pipeline)
+def test_batches_whose_size_cannot_be_seen_are_refused(pipelines):
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+        rows_of_steps([pipeline.map(lambda x: x) for pipeline in pipelines])
 
 
-def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(directory):
-    for rank in range(RANKS):
-        pipeline, rows = read(directory, rank), [g.numpy().tolist() for g in plain(directory, rank)]
+def test_whole_batches_are_no_own_parts(directory):
+    whole = read(directory, 0, 1).with_options(OFF)
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+        rows_of_steps([whole, whole])
+
+
+def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipelines, plain):
+    for pipeline, groups in zip(pipelines, plain, strict=True):
+        rows = [group.numpy().tolist() for group in groups]
         assert [group.numpy().tolist() for group in pipeline] == rows
         assert [len(group) for group in rows[:-1]] == [BATCH] * (len(rows) - 1)
 
 
-def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory):
-    state = read(directory, 0).state_at(0, 2)
+def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pipelines):
+    state = {**pipelines[0].state_at(0, 0), "sample": SAMPLES - 1 - 2 * BATCH}
+    resumed = [read(directory, rank, reshuffle=False, state=state) for rank in range(RANKS)]
+    first, second = rows_of_steps(resumed)
+    assert [(len(rows), total) for rows, total in first] == [(6, 12), (6, 12), (1, 1)]
+    assert [(len(rows), total) for rows, total in second] == [(6, 12), (6, 12), (0, 1)]
+    used = [row for rows, _ in first + second for row in rows]
+    assert len(set(used)) == len(used) == 2 * BATCH + 1
 
-    def make(rank):
-        return read(directory, rank, state={**state, "sample": 99 - 2 * BATCH})
 
-    first, second = rows_of_steps(make)
-    assert [len(rows) for rows, _ in first] == [6, 6, 1]
-    assert [len(rows) for rows, _ in second] == [6, 6, 0]
-    assert [total for _, total in first] == [12, 12, 1]
-    whole = [row for pair in zip(first, second, strict=True) for rows, _ in pair for row in rows]
-    assert len(set(whole)) == len(whole) == 2 * BATCH + 1
+def test_shares_are_those_that_were_read_and_never_grouped(pipelines):
+    """The protocol: what strategies ask for is what was read, with the length of an epoch."""
+    for rank, pipeline in enumerate(pipelines):
+        assert isinstance(pipeline, OwnShareDataset)
+        assert pipeline.global_batch_size == BATCH
+        shares, steps = pipeline.own_shares(LocalReplicas(rank, 1, RANKS))
+        assert (shares, steps) == (pipeline._shares, pipeline.steps_per_epoch)
+        # Other replicas' rows cannot be read: its own are dealt in batches of another size.
+        other, steps = pipeline.own_shares(LocalReplicas(rank, 1, 4))
+        assert ([len(batch) for batch in other.take(2)], steps) == ([3, 3], None)
