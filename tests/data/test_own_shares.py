@@ -46,15 +46,17 @@ def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPi
     return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
 
 
-def rows_of_steps(datasets: list[tf.data.Dataset]) -> list:
-    """Returns for each rank its rows of each step, and how many all ranks have."""
+def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:
+    """Returns for each rank its rows of each step and how many all have; and the steps it knows."""
 
     def of_rank(collective):
         splitter = Splitter(collective.rank, 1, collective.size)
-        portions, _ = own_portions(datasets[collective.rank], collective, splitter)
-        return [(p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in portions]
+        portions, number = own_portions(datasets[collective.rank], collective, splitter)
+        rows = [(p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in portions]
+        return rows, number
 
-    return run_ranks(RANKS, of_rank)
+    rows, numbers = zip(*run_ranks(RANKS, of_rank), strict=True)
+    return list(rows), list(numbers)
 
 
 def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
@@ -97,24 +99,25 @@ def test_stages_show_the_batch_size_that_they_show_of_plain_batches(pipelines, p
 @pytest.mark.parametrize("stage", ["prefetch", "several", "batch"])
 def test_the_rows_of_each_step_are_those_of_plain_batches(pipelines, plain, stage):
     change, _ = STAGES[stage]
-    found, wanted = (rows_of_steps([change(d) for d in data]) for data in (pipelines, plain))
+    (found, _), (wanted, _) = (steps_of([change(d) for d in data]) for data in (pipelines, plain))
     assert found == wanted
     assert len(found[0]) == len(found[1]) > 2
 
 
-def test_the_rows_of_each_step_without_other_stages(pipelines, plain):
-    assert rows_of_steps(pipelines) == rows_of_steps(plain)
+def test_a_pipeline_itself_says_its_steps_too(pipelines, plain):
+    assert steps_of(pipelines) == steps_of(plain)
+    assert steps_of(pipelines)[1] == [pipelines[0].steps_per_epoch] * RANKS
 
 
 def test_batches_whose_size_cannot_be_seen_are_refused(pipelines):
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
-        rows_of_steps([pipeline.map(lambda x: x) for pipeline in pipelines])
+        steps_of([pipeline.map(lambda x: x) for pipeline in pipelines])
 
 
 def test_whole_batches_are_no_own_parts(directory):
     whole = read(directory, 0, 1).with_options(OFF)
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
-        rows_of_steps([whole, whole])
+        steps_of([whole, whole])
 
 
 def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipelines, plain):
@@ -127,7 +130,7 @@ def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipeline
 def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pipelines):
     state = {**pipelines[0].state_at(0, 0), "sample": SAMPLES - 1 - 2 * BATCH}
     resumed = [read(directory, rank, reshuffle=False, state=state) for rank in range(RANKS)]
-    first, second = rows_of_steps(resumed)
+    (first, second), _ = steps_of(resumed)
     assert [(len(rows), total) for rows, total in first] == [(6, 12), (6, 12), (1, 1)]
     assert [(len(rows), total) for rows, total in second] == [(6, 12), (6, 12), (0, 1)]
     used = [row for rows, _ in first + second for row in rows]
