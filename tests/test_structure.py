@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "runtime": {"topology", "collectives"},
     "native": {"topology", "horovod_build"},
     "compression": {"collectives", "native"},
-    "strategies": {"topology", "collectives", "compression", "runtime"},
+    "row_split": set(),
+    "strategies": {"topology", "collectives", "compression", "runtime", "row_split"},
     "horovod_build": {"topology", "runtime"},
     "optimizers": set(),
     "schedules": set(),
@@ -23,7 +24,7 @@ MAY_IMPORT = {
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
     "mixed_precision": set(),
-    "data": set(),
+    "data": {"row_split"},
     "cli": {
         "topology",
         "horovod_build",

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tfdml.data.fetching import Spans
 from tfdml.data.order import Bucketed, Layout, Sequential, Shuffled, permutation, scattered
-from tfdml.data.sharding import Batches, Worker
+from tfdml.data.sharding import Batches
+from tfdml.row_split import LocalReplicas
 
 
 @st.composite
@@ -61,8 +62,8 @@ def test_global_batches_are_the_same_for_any_number_of_workers(
     order, batch_size, end, processes, local, resumed
 ):
     batches = Batches(batch_size, end)
-    alone, replicas = Worker(), processes * local
-    workers = [Worker(r * local, local, replicas) for r in range(processes)]
+    alone, replicas = LocalReplicas(), processes * local
+    workers = [LocalReplicas(r * local, local, replicas) for r in range(processes)]
     first = min(resumed, len(order))
     left = len(order) - first
     steps = batches.steps(left)
@@ -99,7 +100,7 @@ def test_a_span_is_its_batches_one_after_the_other(
     first = min(resumed, len(order))
     stop = min(begin + count, batches.steps(len(order) - first))
     for rank in range(processes):
-        worker = Worker(rank, 1, processes)
+        worker = LocalReplicas(rank, 1, processes)
         span = batches.span(order, first, min(begin, stop), stop, worker)
         steps = [batches.rows(order, first, k, worker) for k in range(min(begin, stop), stop)]
         for field in ("ids", "weights", "places"):
@@ -156,7 +157,7 @@ def test_a_worker_may_keep_its_shards(workers):
         for epoch in range(6):
             order = Shuffled(layout, 3, epoch, 1600, 16, keep_shards)
             for rank, own in enumerate(blocks):
-                rows = Batches(512).span(order, 0, 0, 25, Worker(rank, 1, workers))
+                rows = Batches(512).span(order, 0, 0, 25, LocalReplicas(rank, 1, workers))
                 own |= set((rows.ids // 10).tolist())
         parts[keep_shards] = [len(own) / 1280 for own in blocks]
     assert max(parts[True]) < 1 / workers + 0.1

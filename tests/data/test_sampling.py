@@ -10,7 +10,8 @@ from tfdml.data import read_tfrecords, write_tfrecords
 from tfdml.data.dataset import Shuffling
 from tfdml.data.mixing import CYCLE, LayoutGroup, Mixed, counts_of
 from tfdml.data.order import Layout
-from tfdml.data.sharding import Batches, Worker
+from tfdml.data.sharding import Batches
+from tfdml.row_split import LocalReplicas
 
 
 def groups(sizes: list[int], seed: int | None) -> list[LayoutGroup]:
@@ -117,8 +118,8 @@ def test_workers_share_the_same_batches(two_sets):
     pipeline = read_tfrecords(two_sets, 8, features=["id"], ratios=[1, 3])
     order, batches = pipeline._order(0), Batches(8)
     for step in range(pipeline.steps_per_epoch):
-        whole = batches.rows(order, 0, step, Worker())
-        parts = [batches.rows(order, 0, step, Worker(r, 1, 3)) for r in range(3)]
+        whole = batches.rows(order, 0, step, LocalReplicas())
+        parts = [batches.rows(order, 0, step, LocalReplicas(r, 1, 3)) for r in range(3)]
         for field in ("ids", "places"):
             joined = np.concatenate([getattr(p, field) for p in parts])
             np.testing.assert_array_equal(joined, getattr(whole, field))

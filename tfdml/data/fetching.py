@@ -12,7 +12,8 @@ from tfdml.data.blocks import BlockReader
 from tfdml.data.framing import BadRecord
 from tfdml.data.ledger import Ledger
 from tfdml.data.order import Order
-from tfdml.data.sharding import Batches, Rows, Worker
+from tfdml.data.sharding import Batches, Rows
+from tfdml.row_split import LocalReplicas
 
 SPAN_RECORDS = 16_384
 SPAN_BYTES = 8 << 20
@@ -81,7 +82,7 @@ class Fetcher:
         self,
         reader: BlockReader,
         batches: Batches,
-        worker: Worker,
+        worker: LocalReplicas,
         order_of: Callable[[int], Order],
         seed: int,
         skips_corrupt: bool,
@@ -90,8 +91,7 @@ class Fetcher:
         self.reader, self._batches, self._worker = reader, batches, worker
         self._order_of, self._seed = order_of, seed
         self._skips_corrupt, self._ledger = skips_corrupt, ledger
-        own = worker.rows(batches.batch_size)
-        self._own_rows = own.stop - own.start
+        self._own_rows = worker.count(batches.batch_size)
         self.spans = Spans.of(self._own_rows, reader.record_bytes)
         self.skipped: dict[int, str] = {}
         self._planned: dict[tuple[int, int, int], Rows] = {}

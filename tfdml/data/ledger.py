@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.data.position import Position
-from tfdml.data.sharding import Worker
+from tfdml.row_split import LocalReplicas
 
 
 class Ledger:
@@ -27,7 +27,7 @@ class Ledger:
         recipe: What the order is made of.
     """
 
-    def __init__(self, directory: str, worker: Worker, recipe: dict[str, Any]):
+    def __init__(self, directory: str, worker: LocalReplicas, recipe: dict[str, Any]):
         os.makedirs(directory, exist_ok=True)
         name = f"{secrets.token_hex(6)}-{worker.first_replica}-of-{worker.num_replicas}.jsonl"
         # Open for as long as the pipeline lives; each line is flushed.

@@ -17,8 +17,8 @@ from tfdml.data.order import Order
 from tfdml.data.parsing import ImageDecoding, decoder, parser
 from tfdml.data.passes import passes
 from tfdml.data.position import Position, PositionCallback, from_state, to_state
-from tfdml.data.sharding import Batches, Worker
-from tfdml.data.shares import OwnShares
+from tfdml.data.sharding import Batches
+from tfdml.row_split import LocalReplicas
 
 
 class TFRecordPipeline(tf.data.Dataset):
@@ -50,7 +50,7 @@ class TFRecordPipeline(tf.data.Dataset):
         label: str | None,
         batches: Batches,
         shuffling: Shuffling,
-        worker: Worker,
+        worker: LocalReplicas,
         images: ImageDecoding,
         transform: Callable | None,
         augment: Callable | None,
@@ -71,12 +71,12 @@ class TFRecordPipeline(tf.data.Dataset):
                 f"`batch_size` must be at most the number of records for end='drop'. Received: "
                 f"batch_size={batches.batch_size}, of {length} records."
             )
-        own = worker.rows(batches.batch_size)
-        if own.start == own.stop:
+        own = worker.count(batches.batch_size)
+        if not own:
             raise ValueError(
                 f"`batch_size` must be at least the number of processes, because each reads its "
                 f"part of every batch. Received: batch_size={batches.batch_size} for "
-                f"{worker.num_replicas // worker.local_replicas} processes."
+                f"{worker.num_processes} processes."
             )
         # Where the next pass begins; where the one that is used began, and what of it is used.
         self._next = from_state(state, self._recipe())
@@ -107,9 +107,9 @@ class TFRecordPipeline(tf.data.Dataset):
             self._end_pass,
             parser(schema, names),
             finisher(decoder(schema, names, images), label, transform, augment, self._weighted),
-            own.stop - own.start,
+            own,
         )
-        self._inner = self._declared()
+        self._inner = self._shares if worker.is_alone else self._grouped()
         super().__init__(self._inner._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -177,7 +177,7 @@ class TFRecordPipeline(tf.data.Dataset):
             epoch: The epoch.
             step: The batch, from 0 on.
         """
-        return self._batches.rows(self._order(epoch), 0, step, Worker()).ids
+        return self._batches.rows(self._order(epoch), 0, step, LocalReplicas()).ids
 
     def _recipe(self) -> dict[str, Any]:
         """Returns what the order is made of."""
@@ -204,26 +204,27 @@ class TFRecordPipeline(tf.data.Dataset):
                 self._orders[epoch] = self._dataset.order(self._shuffling, epoch)
             return self._orders[epoch]
 
-    def _declared(self) -> tf.data.Dataset:
-        """Returns what strategies see: it says whether workers read apart, and the global size."""
-        if self._worker.is_alone:
-            return self._shares
+    def _grouped(self) -> tf.data.Dataset:
+        """Returns this process's own rows in groups of the global batch size."""
         options = tf.data.Options()
         policy = tf.data.experimental.AutoShardPolicy.OFF
         options.experimental_distribute.auto_shard_policy = policy
-        # The size is looked for in a `batch` at the end.
-        return self._shares.unbatch().batch(self.batch_size).with_options(options)
+        return self._shares.rebatch(self.batch_size).with_options(options)
 
     def cardinality(self) -> tf.Tensor:
         """Returns the global batches of a whole epoch, also where a pass begins within one."""
         return tf.constant(self.steps_per_epoch, tf.int64)
 
-    def rebatch(self, batch_size: Any, **options: Any) -> tf.data.Dataset:
-        """Returns the rows in batches of another size; strategies ask for their share by this."""
-        own = self._worker.rows(self.batch_size)
-        if not self._worker.is_alone and not options and batch_size == own.stop - own.start:
-            return OwnShares(self._shares, self.steps_per_epoch)
-        return super().rebatch(batch_size, **options)
+    @property
+    def global_batch_size(self) -> int | None:
+        """The rows of a global batch; None if this process reads all of them."""
+        return None if self._worker.is_alone else self.batch_size
+
+    def own_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
+        """Returns a process's rows of each global batch; see `OwnShareDataset`."""
+        if replicas.rows(self.batch_size) == self._worker.rows(self.batch_size):
+            return self._shares, self.steps_per_epoch
+        return self.rebatch(replicas.count(self.batch_size)), None
 
     def _begin_pass(self) -> np.ndarray:
         """Returns the epoch, first sample, own batches and spans of a pass: int64, `[4]`."""

@@ -6,41 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdml.data.order import Order
+from tfdml.row_split import LocalReplicas
 
 ENDS = ("exact", "drop", "pad")
 
 
-@dataclasses.dataclass(frozen=True)
-class Worker:
-    """A process's place among those that share global batches.
-
-    Rows are dealt as the strategies deal them: to replicas in their order, in shares that differ
-    by one row at most, the larger ones first.
-
-    Attributes:
-        first_replica: Its first replica.
-        local_replicas: The number of its replicas.
-        num_replicas: The number of all replicas.
-    """
-
-    first_replica: int = 0
-    local_replicas: int = 1
-    num_replicas: int = 1
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it reads all rows."""
-        return self.local_replicas == self.num_replicas
-
-    def rows(self, count: int) -> slice:
-        """Returns which of a batch's `count` rows are its own."""
-        last = self.first_replica + self.local_replicas
-        begin, end = (-(-r * count // self.num_replicas) for r in (self.first_replica, last))
-        return slice(begin, end)
-
-
-def worker_of(strategy: Any) -> Worker:
-    """Returns this process's place in a strategy's job.
+def worker_of(strategy: Any) -> LocalReplicas:
+    """Returns this process's replicas in a strategy's job.
 
     Args:
         strategy: A strategy; one without `rank` and `size` is of a single process.
@@ -48,7 +20,7 @@ def worker_of(strategy: Any) -> Worker:
     replicas = strategy.num_replicas_in_sync
     size = getattr(strategy, "size", 1)
     local = replicas // size
-    return Worker(getattr(strategy, "rank", 0) * local, local, replicas)
+    return LocalReplicas(getattr(strategy, "rank", 0) * local, local, replicas)
 
 
 class Rows(NamedTuple):
@@ -93,18 +65,18 @@ class Batches:
             return records // self.batch_size
         return -(-records // self.batch_size)
 
-    def own_steps(self, records: int, worker: Worker) -> int:
+    def own_steps(self, records: int, worker: LocalReplicas) -> int:
         """Returns the number of those of which a worker has rows: at most one fewer."""
         steps, left = self.steps(records), records % self.batch_size
         short = self.end == "exact" and left
-        own = worker.rows(left if short else self.batch_size)
-        return steps - 1 if steps and own.start == own.stop and short else steps
+        own = worker.count(left if short else self.batch_size)
+        return steps - 1 if steps and not own and short else steps
 
-    def rows(self, order: Order, first: int, step: int, worker: Worker) -> Rows:
+    def rows(self, order: Order, first: int, step: int, worker: LocalReplicas) -> Rows:
         """Returns a worker's rows of a global batch; see `span`."""
         return self.span(order, first, step, step + 1, worker)
 
-    def span(self, order: Order, first: int, begin: int, end: int, worker: Worker) -> Rows:
+    def span(self, order: Order, first: int, begin: int, end: int, worker: LocalReplicas) -> Rows:
         """Returns a worker's rows of consecutive global batches, one batch after the other.
 
         A batch's rows are in the order of their ids, so a worker's rows lie together: of the

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.row_split import OwnShareDataset
 from tfdml.strategies.feed_modes import ShardedFeed
 from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows, unpacked
 
@@ -15,6 +16,18 @@ UNKNOWN, ENDLESS = -1, -2
 # Stages at the end of a pipeline that yield the batches they are given.
 _PASSING_ON = {"_PrefetchDataset", "CacheDataset", "_OptionsDataset"}
 _BATCHING = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
+# Stages that yield batches of the size of those they are given, but not each of them once.
+_CHOOSING = {
+    "_AssertCardinalityDataset",
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_RepeatDataset",
+    "_ShardDataset",
+    "_ShuffleDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+}
 
 
 def own_portions(
@@ -34,8 +47,7 @@ def own_portions(
         ValueError: If the batch size is not known, or smaller than the number of processes.
     """
     batch_size = _batch_size(dataset, splitter)
-    edges = splitter.bounds(batch_size)
-    own = int(edges[-1] - edges[0])
+    own = splitter.count(batch_size)
     rows = known_rows(dataset)
     announced = tf.constant([[rows, own]], tf.int64)
     everybody = collective.all_gather(announced, "own_parts").numpy().tolist()
@@ -70,14 +82,18 @@ def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Da
     Raises:
         ValueError: If the batch size is not known, or smaller than the number of processes.
     """
-    edges = splitter.bounds(_batch_size(dataset, splitter))
-    batches = dataset.rebatch(int(edges[-1] - edges[0]))
-    length = int(batches.cardinality())
+    batch_size = _batch_size(dataset, splitter)
+    if isinstance(dataset, OwnShareDataset):
+        batches, length = dataset.own_shares(splitter)
+    else:
+        batches = dataset.rebatch(splitter.count(batch_size))
+        length = int(batches.cardinality())
+        length = length if length >= 0 else None
     local = splitter.local_replicas
     portions = batches.map(
         lambda *element: _shares(unpacked(element), local), num_parallel_calls=tf.data.AUTOTUNE
     )
-    return portions, length if length >= 0 else None
+    return portions, length
 
 
 def known_rows(dataset: tf.data.Dataset) -> int:
@@ -110,16 +126,29 @@ def known_rows(dataset: tf.data.Dataset) -> int:
 
 def _batch_size(dataset: tf.data.Dataset, splitter: Splitter) -> int:
     """Returns the global batch size."""
-    batch_size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
-    processes = splitter.num_replicas // splitter.local_replicas
-    edges = splitter.bounds(batch_size)
-    if batch_size < 0 or edges[-1] == edges[0]:
+    batch_size = _visible_batch_size(dataset)
+    if batch_size is None or not splitter.count(batch_size):
+        received = f"batch({batch_size})" if batch_size else "no batch size that can be seen"
         raise ValueError(
             f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
-            f"size and at least the number of processes, {processes}. Received: "
-            f"{'no batch size that can be seen' if batch_size < 0 else f'batch({batch_size})'}."
+            f"size and at least the number of processes, {splitter.num_processes}. Received: "
+            f"{received}."
         )
     return batch_size
+
+
+def _visible_batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the batch size that a dataset says or its last stages show, None if none."""
+    if isinstance(dataset, OwnShareDataset):
+        return dataset.global_batch_size
+    size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    if size >= 0:
+        return size
+    # TensorFlow does not know what our datasets say: they may be the inputs of such stages.
+    if type(dataset).__name__ not in _PASSING_ON | _CHOOSING:
+        return None
+    sizes = {_visible_batch_size(source) for source in dataset._inputs()}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _ceil(rows: int, size: int) -> int:

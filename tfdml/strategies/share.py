@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdml.row_split import LocalReplicas
+
 # What stands for None in the description of a `tf.data` element.
 _NONE_SPEC = type(tf.type_spec_from_value(None))
 # The bytes of a batch's digest.
@@ -65,34 +67,8 @@ class Portion(NamedTuple):
         return [Share(self.rows[i], self.global_rows) for i in range(len(self.parts))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Splitter:
-    """Splits global batches over replicas; this process's replicas are consecutive.
-
-    Shares are consecutive, in the order of the replicas, and differ by one row at most; the first
-    ones are the larger ones.
-
-    Attributes:
-        first_replica: This process's first replica.
-        local_replicas: The number of its replicas.
-        num_replicas: The number of all replicas.
-    """
-
-    first_replica: int
-    local_replicas: int
-    num_replicas: int
-
-    def bounds(self, global_rows: tf.Tensor | int) -> tf.Tensor | np.ndarray:
-        """Returns where the shares of this process's replicas begin, and where the last one ends.
-
-        Args:
-            global_rows: The batch's rows: int64, shape `[]`. A Python number costs no operation.
-
-        Returns:
-            int64, shape `[local replicas + 1]`.
-        """
-        edges = np.arange(self.local_replicas + 1, dtype=np.int64) + self.first_replica
-        return (edges * global_rows + (self.num_replicas - 1)) // self.num_replicas
+class Splitter(LocalReplicas):
+    """Splits global batches over replicas."""
 
     def portion(
         self, global_rows: tf.Tensor | int, take: Callable[[tf.Tensor | int, tf.Tensor | int], Any]
@@ -100,7 +76,7 @@ class Splitter:
         """Returns this process's portion of a batch.
 
         Args:
-            global_rows: The batch's rows, as in `bounds`.
+            global_rows: The batch's rows, as in `bounds`. A Python number costs no operation.
             take: `take(begin, end)` returns the rows of the batch from `begin` to before `end`.
         """
         # NumPy's numbers become constants of a graph, where TensorFlow's would be computed there.

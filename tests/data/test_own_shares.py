@@ -1,0 +1,149 @@
+"""Each process's rows of every global batch: by the pipeline's own word, and by its stages."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.data.conftest import records
+from tfdml.collectives.simulated import run_ranks
+from tfdml.data import TFRecordPipeline, read_tfrecords, write_tfrecords
+from tfdml.row_split import LocalReplicas, OwnShareDataset
+from tfdml.strategies.own_parts import _visible_batch_size, own_portions
+from tfdml.strategies.share import Splitter
+
+SAMPLES, BATCH, RANKS = 100, 12, 2
+OFF = tf.data.Options()
+OFF.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> str:
+    path = str(tmp_path_factory.mktemp("own"))
+    write_tfrecords(records(SAMPLES), path, shards=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pipelines(directory) -> list[TFRecordPipeline]:
+    """Each rank's pipeline, all of whose epochs are alike."""
+    return [read(directory, rank, reshuffle=False) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def plain(pipelines) -> list[tf.data.Dataset]:
+    """The same rows as `tf.data` alone yields them, batched by the global size."""
+    steps = [pipelines[0].ids(0, step) for step in range(pipelines[0].steps_per_epoch)]
+    own = [np.concatenate([np.array_split(ids, RANKS)[rank] for ids in steps]) for rank in (0, 1)]
+    slices = tf.data.Dataset.from_tensor_slices
+    return [slices(rows).batch(BATCH).with_options(OFF) for rows in own]
+
+
+def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPipeline:
+    # A process's place in a job is all that a pipeline asks of a strategy.
+    place = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
+    return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
+
+
+def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:
+    """Returns for each rank its rows of each step and how many all have; and the steps it knows."""
+
+    def of_rank(collective):
+        splitter = Splitter(collective.rank, 1, collective.size)
+        portions, number = own_portions(datasets[collective.rank], collective, splitter)
+        rows = [(p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in portions]
+        return rows, number
+
+    rows, numbers = zip(*run_ranks(RANKS, of_rank), strict=True)
+    return list(rows), list(numbers)
+
+
+def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    return dataset.concatenate(tf.data.Dataset.range(30).batch(batch_size))
+
+
+# What users may put behind a pipeline, with the batch size that is seen then, None if none.
+STAGES = {
+    "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
+    "prefetch": (lambda d: d.prefetch(2), BATCH),
+    "cache": (lambda d: d.cache(), BATCH),
+    "take": (lambda d: d.take(3), BATCH),
+    "skip": (lambda d: d.skip(1), BATCH),
+    "shard": (lambda d: d.shard(2, 1), BATCH),
+    "filter": (lambda d: d.filter(lambda x: True), BATCH),
+    "shuffle": (lambda d: d.shuffle(3, seed=1), BATCH),
+    "repeat": (lambda d: d.repeat(), BATCH),
+    "assert": (lambda d: d.apply(tf.data.experimental.assert_cardinality(5)), BATCH),
+    "zip": (lambda d: tf.data.Dataset.zip(d, d.skip(0)), BATCH),
+    "concatenate": (lambda d: concatenated(d, BATCH), BATCH),
+    "several": (lambda d: d.cache().skip(1).repeat(2).prefetch(2), BATCH),
+    "batch": (lambda d: d.unbatch().batch(8), 8),
+    "two sizes": (lambda d: concatenated(d, 8), None),
+    "map": (lambda d: d.map(lambda x: x), None),
+    "unbatch": (lambda d: d.unbatch(), None),
+    "rebatch": (lambda d: d.rebatch(8), None),
+    "enumerate": (lambda d: d.enumerate(), None),
+    "window": (lambda d: d.window(2), None),
+    "flat_map": (lambda d: d.flat_map(tf.data.Dataset.from_tensors), None),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_show_the_batch_size_that_they_show_of_plain_batches(pipelines, plain, stage):
+    change, size = STAGES[stage]
+    for datasets in (plain, pipelines):
+        assert _visible_batch_size(change(datasets[0])) == size
+
+
+@pytest.mark.parametrize("stage", ["prefetch", "several", "batch"])
+def test_the_rows_of_each_step_are_those_of_plain_batches(pipelines, plain, stage):
+    change, _ = STAGES[stage]
+    (found, _), (wanted, _) = (steps_of([change(d) for d in data]) for data in (pipelines, plain))
+    assert found == wanted
+    assert len(found[0]) == len(found[1]) > 2
+
+
+def test_a_pipeline_itself_says_its_steps_too(pipelines, plain):
+    assert steps_of(pipelines) == steps_of(plain)
+    assert steps_of(pipelines)[1] == [pipelines[0].steps_per_epoch] * RANKS
+
+
+def test_batches_whose_size_cannot_be_seen_are_refused(pipelines):
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+        steps_of([pipeline.map(lambda x: x) for pipeline in pipelines])
+
+
+def test_whole_batches_are_no_own_parts(directory):
+    whole = read(directory, 0, 1).with_options(OFF)
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+        steps_of([whole, whole])
+
+
+def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipelines, plain):
+    for pipeline, groups in zip(pipelines, plain, strict=True):
+        rows = [group.numpy().tolist() for group in groups]
+        assert [group.numpy().tolist() for group in pipeline] == rows
+        assert [len(group) for group in rows[:-1]] == [BATCH] * (len(rows) - 1)
+
+
+def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pipelines):
+    state = {**pipelines[0].state_at(0, 0), "sample": SAMPLES - 1 - 2 * BATCH}
+    resumed = [read(directory, rank, reshuffle=False, state=state) for rank in range(RANKS)]
+    (first, second), _ = steps_of(resumed)
+    assert [(len(rows), total) for rows, total in first] == [(6, 12), (6, 12), (1, 1)]
+    assert [(len(rows), total) for rows, total in second] == [(6, 12), (6, 12), (0, 1)]
+    used = [row for rows, _ in first + second for row in rows]
+    assert len(set(used)) == len(used) == 2 * BATCH + 1
+
+
+def test_shares_are_those_that_were_read_and_never_grouped(pipelines):
+    """The protocol: what strategies ask for is what was read, with the length of an epoch."""
+    for rank, pipeline in enumerate(pipelines):
+        assert isinstance(pipeline, OwnShareDataset)
+        assert pipeline.global_batch_size == BATCH
+        shares, steps = pipeline.own_shares(LocalReplicas(rank, 1, RANKS))
+        assert (shares, steps) == (pipeline._shares, pipeline.steps_per_epoch)
+        # Other replicas' rows cannot be read: its own are dealt in batches of another size.
+        other, steps = pipeline.own_shares(LocalReplicas(rank, 1, 4))
+        assert ([len(batch) for batch in other.take(2)], steps) == ([3, 3], None)

@@ -1,0 +1,60 @@
+"""Who works on which rows: every row once, alike for numbers and tensors, without TensorFlow."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdml import row_split
+from tfdml.data.sharding import worker_of
+from tfdml.row_split import LocalReplicas, OwnShareDataset
+from tfdml.strategies.share import Splitter
+
+
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 4))
+def test_rows_are_dealt_once_in_order_and_evenly(rows, processes, local):
+    replicas = processes * local
+    places = [LocalReplicas(p * local, local, replicas) for p in range(processes)]
+    bounds = [place.bounds(rows).tolist() for place in places]
+    ends = [0] + [end for own in bounds for end in own[1:]]
+    sizes = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    assert ends[-1] == sum(sizes) == rows
+    assert 0 <= min(sizes) <= max(sizes) <= min(sizes) + 1
+    assert sizes[0] == max(sizes)
+    for place, own, before in zip(places, bounds, [0, *(b[-1] for b in bounds)], strict=False):
+        assert own[0] == before
+        assert place.rows(rows) == slice(own[0], own[-1])
+        assert place.count(rows) == own[-1] - own[0]
+        assert place.num_processes == processes
+        assert place.is_alone == (processes == 1)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 12])
+def test_a_tensor_is_split_as_a_number_is(rows):
+    place = LocalReplicas(2, 2, 6)
+    bounds = place.bounds(tf.constant(rows, tf.int64))
+    assert bounds.dtype == tf.int64
+    assert bounds.numpy().tolist() == place.bounds(rows).tolist()
+
+
+def test_strategies_and_data_split_by_this_alone():
+    class Two:
+        num_replicas_in_sync, size, rank = 6, 2, 1
+
+    assert worker_of(Two()) == LocalReplicas(3, 3, 6)
+    assert Splitter.bounds is LocalReplicas.bounds
+    assert Splitter.rows is LocalReplicas.rows
+
+
+def test_plain_datasets_do_not_say_their_shares():
+    assert not isinstance(tf.data.Dataset.range(4).batch(2), OwnShareDataset)
+
+
+def test_it_needs_no_tensorflow():
+    tree = ast.parse(Path(row_split.__file__).read_text())
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert names == {"dataclasses", "typing", "numpy"}
