@@ -95,9 +95,7 @@ def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras
             ]
         )
         steps = 2 if "accumulation" in features else None
-        optimizer = keras.optimizers.SGD(
-            RATE, momentum=MOMENTUM, gradient_accumulation_steps=steps
-        )
+        optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, gradient_accumulation_steps=steps)
         if "loss_scaling" in features:
             optimizer = tfdml.mixed_precision.LossScaleOptimizer(
                 optimizer, initial_scale=2.0**10, dynamic_growth_steps=3
@@ -148,9 +146,7 @@ def _rows(features: Iterable[str], records: str | None) -> tuple[np.ndarray, np.
     return x, y
 
 
-def data_of(
-    features: Iterable[str], strategy: tf.distribute.Strategy, records: str | None
-) -> dict:
+def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: str | None) -> dict:
     """Returns what `fit` is given as data.
 
     Args:
@@ -252,6 +248,47 @@ def _life(
     if "checkpoint_resume" in features:
         assert seen[0] in (ENDS_AT, ENDS_AT + 1), "It resumes; it does not begin."
     return outcome_of(features, model, history)
+
+
+def joined(features: tuple[str, ...], at: int) -> dict:
+    """Trains with a codec that comes after some steps, and begins with nothing kept.
+
+    An elastic job to which a second rank comes does the same: one process compresses nothing.
+
+    Args:
+        features: A codec.
+        at: The steps until then.
+    """
+    x, y = data(ROWS)
+    with deciding(features):
+        plain = model_of((), strategy_of(()))
+        rows = slice(None, at * BATCH)
+        plain.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+        strategy = strategy_of(features)
+        model = model_of(features, strategy)
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        model.set_weights(plain.get_weights())
+        for own, before in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
+            own.assign(before.numpy())
+        rows = slice(at * BATCH, None)
+        history = model.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+        return outcome_of(features, model, history)
+
+
+def elastic_on_servers(synchronous: bool) -> dict:
+    """What `tfdml.elastic` makes of a model on parameter servers: a training that just runs."""
+    features = ("ps_sync" if synchronous else "ps_async",)
+    strategy = strategy_of(features)
+    model = model_of(features, strategy)
+    state = tfdml.elastic.KerasState(model)
+
+    @tfdml.elastic.run
+    def train(state):
+        given = data_of(features, strategy, None)
+        return model.fit(**given, epochs=1, verbose=0, callbacks=[state.committer(steps=3)])
+
+    return outcome_of(features, model, train(state))
 
 
 def said(features: tuple[str, ...]) -> str:
