@@ -236,15 +236,18 @@ def _life(
             os.kill(os.getpid(), signal.SIGTERM)
 
     callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=end))
+    code = None
     try:
         given = data_of(features, strategy, records)
         history = model.fit(**given, epochs=1, verbose=0, callbacks=callbacks)
     except SystemExit as ended:
-        assert ended.code == 75
-        return None
+        code = ended.code
     finally:
         if directory is not None:
             end_session(directory)
+    if ends_at is not None:
+        assert code == 75, "It was asked to end, and is to be started again."
+        return None
     if "checkpoint_resume" in features:
         assert seen[0] in (ENDS_AT, ENDS_AT + 1), "It resumes; it does not begin."
     return outcome_of(features, model, history)

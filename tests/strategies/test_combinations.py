@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.strategies.combinations import (
     ARGUMENTS,
     CODECS,
     FEATURES,
+    ONE_CODEC,
     TABLE,
     Apart,
     Equal,
@@ -21,6 +23,7 @@ from tests.strategies.compare import assert_close, assert_same_bits
 from tests.strategies.elastic_job import JOINS_AT, LOST, elastic
 
 SERVERS = {"ps_sync", "ps_async"}
+GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
 
 
 def _pairs(kind: type) -> list:
@@ -82,6 +85,18 @@ def test_every_argument_of_a_strategy_is_a_feature_or_none():
     }
     assert found == set(ARGUMENTS), "Say in `ARGUMENTS` which feature it is, and give it a row."
     assert {feature for feature in ARGUMENTS.values() if feature} <= set(FEATURES)
+
+
+def test_the_guarantees_name_what_is_refused():
+    text = GUARANTEES.read_text(encoding="utf-8").partition("## Features together")[2]
+    lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    assert any("a compressor | another compressor" in line for line in lines)
+    names = {name: said.partition("(")[0].split(", ") for name, said in FEATURES.items()}
+    for pair in (p.values[0] for p in _pairs(Refused) + _pairs(Apart)):
+        if TABLE[pair[1]][pair[0]] is ONE_CODEC or set(pair) == SERVERS:
+            continue
+        wanted = [name.split(" of several")[0] for feature in pair for name in names[feature]]
+        assert any(all(name in line for name in wanted) for line in lines), pair
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Equal))
