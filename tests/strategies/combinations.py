@@ -1,0 +1,277 @@
+"""The table of combinations: what becomes of each pair of features.
+
+A row has an entry for each feature above it, so that a new feature is a row at the end, which says
+how it meets all others. `test_combinations` does what an entry says.
+"""
+
+import dataclasses
+
+FEATURES = {
+    # Codecs: Strategy(compression=...); by what they keep between steps, and send.
+    "cast": "Float16, BFloat16",
+    "quantising": "QSGD, NaturalCompression, TernGrad",
+    "sign": "OneBit",
+    "sparse": "TopK, RandomK",
+    "low_rank": "PowerSGD",
+    "momentum": "DeepGradientCompression",
+    "auto": "Auto",
+    # What `compile` and `fit` are given.
+    "accumulation": "gradient_accumulation_steps",
+    "loss_scaling": "LossScaleOptimizer",
+    "jit": "jit_compile=True",
+    "local_devices": "several devices of a process",
+    "sharded_input": "AutoShardPolicy.OFF; own shares of read_tfrecords",
+    "mixed_data": "read_tfrecords of several data sets",
+    "checkpoint_resume": "FaultTolerantCheckpoint",
+    # Jobs.
+    "ps_sync": "ParameterServerStrategy(synchronous=True)",
+    "ps_async": "ParameterServerStrategy()",
+    "elastic": "tfdml.elastic",
+}
+CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
+
+# The arguments of the strategies, and the features that they are; "" where they leave every
+# number as it is, or are of one strategy alone.
+ARGUMENTS = {
+    "devices": "local_devices",
+    "compression": "cast",
+    "synchronous": "ps_sync",
+    "cluster_resolver": "",
+    "communication_options": "",
+    "variable_partitioner": "",
+    "backup_workers": "",
+    "max_staleness": "",
+    "bucket_bytes": "",
+    "check_desync": "",
+    "silence_limit": "",
+    "start_limit": "",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal:
+    """The pair is trained, on two ranks, and gives what the training without it gives.
+
+    With a codec that is the training with the codec alone; where a job's codec has no peer, as on
+    parameter servers, the training without one, within `rtol` and `atol`.
+
+    Attributes:
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+        by_default: Whether the test runs by default; else it is a slow one.
+    """
+
+    rtol: float = 1e-5
+    atol: float = 2e-6
+    by_default: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """The pair is an error, before a step.
+
+    Attributes:
+        message: Words of it.
+        by_default: As of `Equal`.
+    """
+
+    message: str
+    by_default: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """The features belong to different jobs: nobody can have both.
+
+    Attributes:
+        why: The reason.
+        message: Words of what is said to who tries.
+    """
+
+    why: str
+    message: str
+
+
+Outcome = Equal | Refused | Apart
+
+EQUAL = Equal()
+SHOWN = Equal(by_default=True)
+# Float16 rounds what two devices, or two halves of a batch, add up in another order.
+ROUNDED = Equal(rtol=1e-3, atol=2e-5)
+ONE_CODEC = Refused("`compression` must be a compressor such as", by_default=True)
+NOT_ON_WORKERS = Refused("nothing that a step leaves out is kept on a worker")
+NO_XLA_ON_SERVERS = Refused("`jit_compile` must not be True, because XLA cannot read variables")
+NO_DEVICES = Apart(
+    "a worker has one replica", "__init__() got an unexpected keyword argument 'devices'"
+)
+NO_SERVERS = Apart(
+    "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
+)
+
+TABLE: dict[str, dict[str, Outcome]] = {
+    "cast": {},
+    "quantising": {"cast": ONE_CODEC},
+    "sign": {"cast": ONE_CODEC, "quantising": ONE_CODEC},
+    "sparse": {"cast": ONE_CODEC, "quantising": ONE_CODEC, "sign": ONE_CODEC},
+    "low_rank": {
+        "cast": ONE_CODEC,
+        "quantising": ONE_CODEC,
+        "sign": ONE_CODEC,
+        "sparse": ONE_CODEC,
+    },
+    "momentum": {
+        "cast": ONE_CODEC,
+        "quantising": ONE_CODEC,
+        "sign": ONE_CODEC,
+        "sparse": ONE_CODEC,
+        "low_rank": ONE_CODEC,
+    },
+    # The other one is its candidate.
+    "auto": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": Refused("`candidates` must be compressors that can take turns", True),
+    },
+    "accumulation": {
+        "cast": ROUNDED,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": SHOWN,
+        "auto": EQUAL,
+    },
+    "loss_scaling": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": SHOWN,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+    },
+    "jit": {
+        "cast": ROUNDED,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+    },
+    "local_devices": {
+        "cast": ROUNDED,
+        "quantising": EQUAL,
+        "sign": SHOWN,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+    },
+    "sharded_input": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+    },
+    "mixed_data": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": SHOWN,
+    },
+    "checkpoint_resume": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+    },
+    "ps_sync": {
+        "cast": Equal(rtol=1e-3, atol=5e-5),
+        "quantising": Equal(rtol=1e-2, atol=2e-3),
+        "sign": NOT_ON_WORKERS,
+        "sparse": NOT_ON_WORKERS,
+        "low_rank": NOT_ON_WORKERS,
+        "momentum": NOT_ON_WORKERS,
+        "auto": NOT_ON_WORKERS,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": NO_XLA_ON_SERVERS,
+        "local_devices": NO_DEVICES,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+    },
+    # On one worker: its steps come one after the other.
+    "ps_async": {
+        "cast": Equal(rtol=1e-3, atol=5e-5),
+        "quantising": Equal(rtol=1e-2, atol=2e-3),
+        "sign": NOT_ON_WORKERS,
+        "sparse": NOT_ON_WORKERS,
+        "low_rank": NOT_ON_WORKERS,
+        "momentum": NOT_ON_WORKERS,
+        "auto": NOT_ON_WORKERS,
+        "accumulation": Refused("`gradient_accumulation_steps` must be None in asynchronous"),
+        "loss_scaling": EQUAL,
+        "jit": NO_XLA_ON_SERVERS,
+        "local_devices": NO_DEVICES,
+        "sharded_input": EQUAL,
+        "mixed_data": Refused("The data must be a `tf.data` pipeline of TensorFlow's own"),
+        "checkpoint_resume": EQUAL,
+        "ps_sync": Apart(
+            "`synchronous` is one or the other", "`max_staleness` must be None with `synchronous"
+        ),
+    },
+    # With a codec a second rank comes; without, it is lost afterwards.
+    "elastic": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "ps_sync": NO_SERVERS,
+        "ps_async": NO_SERVERS,
+    },
+}
