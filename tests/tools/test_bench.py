@@ -45,6 +45,8 @@ OTHER_PROCESSES = {
 }
 # What only the harness knows of a job.
 OF_THE_HARNESS = re.compile(r"^RESULT|TF_NUM_\w+_THREADS|OMP_NUM_THREADS|^horovodrun$|^netlab$")
+# A module that another one has imported runs as a program all the same.
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 COMMAND = re.compile(r"python -m (tools\.bench\.[\w.]+)([^\n`]*)")
 
 
