@@ -1,5 +1,6 @@
 """What a project has beside its code: each file keeps its form, and names only what exists."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -160,6 +161,9 @@ def check(words: list[str]) -> bool:
         paths = [word for word in rest if word.startswith("tests")]
         assert paths, words
         assert all((ROOT / path).exists() for path in paths), words
+    elif words[:2] == ["python", "-m"] and rest[1].startswith("tools."):
+        # tests/tools/test_bench.py checks the options.
+        assert importlib.util.find_spec(rest[1]) is not None, words
     elif program == "python" and rest[0].startswith("tools/"):
         assert (ROOT / rest[0]).exists(), words
     elif program == "ruff":
@@ -190,6 +194,7 @@ def test_commands_for_a_secure_job_exist():
         ["tools/keras_suite", "--everything"],
         ["tools/test", "--everything"],
         ["python", "-m", "pytest", "tests/nowhere"],
+        ["python", "-m", "tools.bench.nowhere"],
     ],
     ids=" ".join,
 )

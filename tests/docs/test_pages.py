@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +10,7 @@ import typer
 from tests.docs import pages
 from tests.docs.pages import INDEX, LINKED, PAGES, README, ROOT, name
 from tfdml.cli.main import app
+from tools.bench.compression.model import formula
 
 TFDML = typer.main.get_command(app)
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=name)
@@ -109,9 +109,6 @@ def test_python_compiles(page):
 
 def test_the_exchange_model_is_computed_and_the_measurements_are_quoted():
     """The table of the page on exchanges: 2(N-1)(α + S/(N·B)), beside compression.json."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    from bench_compression_model import formula
-
     measured = json.loads((ROOT / "tools/benchmarks/compression.json").read_text())
     codecs = {"`Float16`": "fp16", "8 bit": "int8", "4 bit": "int4", "1 bit": "onebit"}
     codecs |= {"none": "none", "PowerSGD, rank 4": "powersgd 4"}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools.overlap import Exchange, median_step, read_steps, record
+from tools.bench.overlap import Exchange, median_step, read_steps, record
 
 
 def _events(tensor: int, name: str, at: list[tuple[int, int, int]]) -> list[dict]:

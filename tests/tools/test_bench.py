@@ -1,0 +1,190 @@
+"""The benchmarks: every `--help`, every command that a text names, and the harness of all."""
+
+import ast
+import importlib
+import io
+import os
+import pkgutil
+import platform
+import re
+import runpy
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.tools.checkouts import ROOT, tracked_files
+from tests.tools.test_netlab import needs_root
+from tools import bench
+from tools.bench import harness
+
+RANK = "tests.tools.reporting_rank"
+SOURCES = {
+    found.name: Path(found.module_finder.path, f"{found.name.rpartition('.')[2]}.py")
+    for found in pkgutil.walk_packages(bench.__path__, "tools.bench.")
+    if not found.ispkg
+}
+PROGRAMS = [name for name, file in SOURCES.items() if '__name__ == "__main__"' in file.read_text()]
+LIBRARIES = [name for name in SOURCES if name not in PROGRAMS]
+# What a job starts, by the benchmark that starts it.
+PARTS = {
+    "tools.bench.compression.rank": "tools.bench.compression",
+    "tools.bench.compression.torch_rank": "tools.bench.compression",
+    "tools.bench.parameter_server.chief": "tools.bench.parameter_server",
+    "tools.bench.parameter_server.host": "tools.bench.parameter_server",
+    "tools.bench.recovery.rank": "tools.bench.recovery",
+}
+# Modules that start processes which are no job, and why.
+OTHER_PROCESSES = {
+    "tools.bench.compression.__main__": "installs PyTorch",
+    "tools.bench.parameter_server.chief": "stops a worker again and again",
+}
+# What only the harness knows of a job.
+OF_THE_HARNESS = re.compile(r"^RESULT|TF_NUM_\w+_THREADS|OMP_NUM_THREADS|^horovodrun$|^netlab$")
+# A module that another one has imported runs as a program all the same.
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+COMMAND = re.compile(r"python -m (tools\.bench\.[\w.]+)([^\n`]*)")
+
+
+def of_source(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+def help_of(monkeypatch, program: str, *command: str) -> str:
+    """Runs `python -m PROGRAM ... --help` in this process; returns what it prints."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", [program, *command, "--help"])
+    output = io.StringIO()
+    with redirect_stdout(output), pytest.raises(SystemExit) as ended:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    assert ended.value.code == 0
+    return output.getvalue()
+
+
+def test_all_modules_are_found():
+    assert len(PROGRAMS) > 15
+    assert {"tools.bench.harness", "tools.bench.compression.model"} <= set(LIBRARIES)
+    assert set(PARTS) <= set(PROGRAMS)
+
+
+# -- What they tell --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_says_what_it_does_and_how_it_is_started(monkeypatch, program):
+    page = " ".join(help_of(monkeypatch, program).replace("`", "").split())
+    sentence = ast.get_docstring(of_source(program)).split("\n\n")[0]
+    assert " ".join(sentence.replace("`", "").split()) in page
+    if program in PARTS:
+        assert PARTS[program] in sentence
+    else:
+        # The first one is in the line of usage.
+        assert page.count(f"python -m {program.removesuffix('.__main__')}") >= 2
+
+
+@pytest.mark.parametrize("module", LIBRARIES)
+def test_a_library_has_no_program(module):
+    """`--help` of it is no error, and has nothing to say."""
+    importlib.import_module(module)
+    ended = runpy.run_module(module, run_name="__main__")
+    assert ended["__doc__"]
+
+
+def commands() -> dict[tuple[str, ...], str]:
+    """Returns the benchmarks' commands in all texts, with a place of each."""
+    found = {}
+    for name in sorted(tracked_files()):
+        if name.endswith((".md", ".py")) and name != "tests/tools/test_bench.py":
+            for program, rest in COMMAND.findall((ROOT / name).read_text(encoding="utf-8")):
+                found[(program, *rest.partition("#")[0].split())] = name
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_a_command_in_a_text_is_one(monkeypatch, words):
+    program, *rest = words
+    if program == "tools.bench.NAME":
+        return
+    assert {program, f"{program}.__main__"} & set(PROGRAMS), words
+    group = [word for word in rest[:1] if re.fullmatch(r"\w+", word)]
+    page = help_of(monkeypatch, program, *group)
+    for option in re.findall(r"--[\w-]+", " ".join(rest)):
+        assert re.search(rf"{option}\b", page), option
+
+
+def test_no_text_names_a_file_that_was_a_benchmark():
+    stale = re.compile(r"tools/(?:bench_\w+|overlap)\.py|from bench_")
+    for name in tracked_files():
+        if name.endswith((".md", ".py", ".toml", ".yml", ".in", ".json")):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert name == "tests/tools/test_bench.py" or not stale.search(text), name
+
+
+# -- How they start jobs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_only_the_harness_starts_jobs(module):
+    tree = of_source(module)
+    attributes = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert "sys.path" not in attributes
+    if module == "tools.bench.harness":
+        return
+    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    assert ("subprocess" in imported) == (module in OTHER_PROCESSES)
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    texts = [text for text in texts if isinstance(text, str) and " " not in text.strip()]
+    assert not [text for text in texts if OF_THE_HARNESS.search(text)]
+
+
+def test_one_process_has_all_cores(tmp_path):
+    (tmp_path / "1").touch()  # It waits for no other.
+    told = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
+    assert told["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
+
+
+@pytest.mark.slow  # `horovodrun` imports TensorFlow, twice.
+def test_ranks_share_the_cores_and_one_reports(tmp_path):
+    told = harness.run_job(RANK, str(tmp_path), processes=2, timeout=300)
+    each = str(max(1, os.cpu_count() // 2))
+    assert (told["TF_NUM_INTRAOP_THREADS"], told["OMP_NUM_THREADS"]) == (each, each)
+    assert {str(ROOT), str(ROOT / "recipes")} <= set(told["path"])
+    assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
+
+
+def test_workers_end_with_the_one_that_reports(tmp_path):
+    told = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="told")
+    assert told["MORE"] == "told"
+    assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
+
+
+@needs_root
+def test_hosts_of_a_lab_report(tmp_path):
+    told = harness.run_on_hosts(
+        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="told"
+    )
+    assert (told["TF_NUM_INTRAOP_THREADS"], told["MORE"]) == ("3", "told")
+    assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
+
+
+def test_a_job_without_a_result_is_an_error_that_shows_its_output():
+    program = "import sys; print('said'); sys.exit('no memory')"
+    command = [sys.executable, "-c", program]
+    said = r"must report a result. Received: exit code 1 (?s:.)*said\n(?s:.)*no memory"
+    with pytest.raises(RuntimeError, match=said):
+        harness.result_of(command, harness.environment(1), timeout=60)
+    with pytest.raises(RuntimeError, match=r"must end without an error(?s:.)*no memory"):
+        harness.finish(command, harness.environment(1), timeout=60)
+    with pytest.raises(subprocess.TimeoutExpired):
+        harness.finish([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout=0.5)
+
+
+def test_the_conditions_name_what_is_installed():
+    found = harness.conditions(("typer", "no-such-package"))
+    assert found.startswith(f"typer {version('typer')}, Python {platform.python_version()}; ")
+    assert f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; " in found
+    assert re.search(r" cores, load \d+\.\d, ", harness.conditions((), load=True))

@@ -1,0 +1,1 @@
+"""Compressed training on slow networks, and what compression costs in accuracy."""

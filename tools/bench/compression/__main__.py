@@ -1,0 +1,116 @@
+"""Measures compressed training on slow networks, beside its peers in the same run.
+
+    python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
+    python -m tools.bench.compression --report                   # of what is kept
+
+Each network is made by `tools/netlab` (root needed): ranks on hosts of their own, one rank each. A
+run of one network times, one after the other: ours under `model.fit`, each codec; hand-written
+loops over raw Horovod; TensorFlow's MultiWorkerMirroredStrategy; and PyTorch's DDP with gloo, in an
+environment that this tool makes (.venv-torch in the checkout). Results go to
+tools/benchmarks/compression.json, the report to compression.md and compression.png beside it.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools.bench.compression.model import AUTO, BITS, PEERS, RANKS, RATES
+from tools.bench.compression.report import write_report
+from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, start
+
+RESULTS = BENCHMARKS / "compression.json"
+TORCH = ROOT / ".venv-torch"
+# In the order of preference: without what only GPUs need.
+TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
+OURS = [*BITS, *RANKS]
+HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *OURS, AUTO]
+DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
+
+
+def torch_python() -> Path | None:
+    """Returns the Python of an environment with PyTorch, made if need be; None if it cannot be."""
+    python = TORCH / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
+    for package in TORCH_PACKAGES:
+        if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
+            return python
+        subprocess.run([python, "-m", "pip", "install", "-q", package, "numpy"], timeout=1200)
+    print("PyTorch cannot be installed here: its rows are left out.", file=sys.stderr)
+    return None
+
+
+def measure(
+    rate: str, hosts: int, only: list[str], model: str, xla: bool, exchanges: bool
+) -> Iterator[dict]:
+    """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
+    bits = str(RATES[rate])
+    network = {"hosts": hosts, "rate": rate, "progress": True}
+
+    def wanted(names: list[str]) -> str:
+        return ";".join(name for name in names if not only or name in only)
+
+    rank, torch_rank = "tools.bench.compression.rank", "tools.bench.compression.torch_rank"
+    if exchanges:
+        options = ["--network", model, "--exchanges", "--no-steps-too"]
+        yield run_on_hosts(rank, wanted(OURS), bits, *options, job="horovod", **network)
+        return
+    if names := wanted(HOROVOD):
+        options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
+        options += ["--xla"] if xla else []
+        yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
+    if model != "mlp":
+        return
+    if not xla and (names := wanted(["MultiWorkerMirrored RING"])):
+        yield run_on_hosts(rank, names, bits, job="multi-worker", **network)
+    if (names := wanted(DDP)) and (python := torch_python()):
+        yield run_on_hosts(torch_rank, names, bits, python=python, **network)
+
+
+def main(
+    rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
+    hosts: Annotated[int, typer.Option(min=2, help="Hosts, one rank each.")] = 2,
+    only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
+    model: Annotated[
+        str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
+    ] = "mlp",
+    xla: Annotated[
+        bool, typer.Option("--xla", help="XLA compiles TensorFlow's part before the exchange.")
+    ] = False,
+    exchanges: Annotated[
+        bool, typer.Option("--exchanges", help="Only our exchanges alone, without steps.")
+    ] = False,
+    keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
+) -> None:
+    """Measures one network, or writes the report of all that have been."""
+    if report:
+        write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
+        return
+    if rate not in RATES:
+        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    results = {}
+    for part in measure(rate, hosts, only or [], model, xla, exchanges):
+        results |= part
+        print(json.dumps(part, indent=1))
+        if keep:
+            kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            network = f"{rate or 'unshaped'} x {hosts} x {model}{' x XLA' if xla else ''}"
+            now = conditions()
+            before = kept.get(network, {})
+            # What was measured of it on the same day, with the same versions, stays.
+            same = before["results"] if before.get("conditions") == now else {}
+            merged = {
+                n: same.get(n, {}) | r if isinstance(r, dict) else r for n, r in results.items()
+            }
+            kept[network] = {"conditions": now, "results": same | merged}
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    start(__doc__, main)

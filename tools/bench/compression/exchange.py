@@ -1,0 +1,126 @@
+"""What the exchange of a network's gradients takes, and its parts: the codec, and the wire."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import StepGradients, sum_in_buckets
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.echo import EchoCollective
+from tfdml.collectives.horovod import HorovodCollective
+from tfdml.compression import Compressor
+from tfdml.compression.aggregator import CompressedAggregator
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.two_phase import encoder
+from tools.bench.compression.model import WARM_UP, timed
+from tools.bench.compression.networks import NETWORKS
+
+
+class _Recorded(EchoCollective):
+    """Notes what is exchanged."""
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self.calls: list[tuple[str, list[tf.Tensor], str]] = []
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Returns what it is given, and notes it."""
+        self.calls.append(("all_reduce", list(tensors), name))
+        return super().all_reduce(tensors, name)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Repeats what it is given, and notes it."""
+        self.calls.append(("all_gather", [tensor], name))
+        return super().all_gather(tensor, name)
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns what it is given, and notes it."""
+        self.calls.append(("all_to_all", [tensor], name))
+        return super().all_to_all(tensor, name)
+
+
+def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[str, float]:
+    """Times the exchange of the gradients alone, and its parts, which overlap in it.
+
+    Returns:
+        Seconds, medians: "together" of all; "encode" of what comes before the first exchange, where
+        that is one stage; "codec" of all without the exchanges; "wire" of the exchanges without
+        the codec.
+    """
+    collective = HorovodCollective()
+    gradients = [
+        tf.Variable(tf.random.stateless_normal(v.shape, [i, collective.rank]))
+        for i, v in enumerate(NETWORKS[network][0]().trainable_variables)
+    ]
+
+    def median(step: Callable[[], tf.Tensor]) -> float:
+        compiled = tf.function(step)
+        return timed(lambda: compiled().numpy(), steps, WARM_UP)["median"]
+
+    parts = {"together": median(_summing(collective, compressor, gradients))}
+    if compressor is not None:
+        recorded = _Recorded(collective.size)
+        _summing(recorded, compressor, gradients)()
+        parts["codec"] = median(_summing(EchoCollective(collective.size), compressor, gradients))
+        parts["wire"] = median(lambda: _replayed(collective, recorded))
+        if isinstance(compressor, ChunkCompressor):
+            parts["encode"] = median(_encoding(compressor, collective.size, gradients))
+    return parts
+
+
+def _summing(
+    collective: Collective, compressor: Compressor | None, gradients: list[tf.Variable]
+) -> Callable[[], tf.Tensor]:
+    names = [str(i) for i in range(len(gradients))]
+    aggregator = compressor and CompressedAggregator(collective, compressor)
+
+    def step() -> tf.Tensor:
+        own = [g.read_value() for g in gradients]
+        if aggregator is None:
+            sums = sum_in_buckets(collective, own, "plain")
+        else:
+            sums = aggregator.aggregate(StepGradients(own, names, "compressed"))
+        return _used(sums)
+
+    return step
+
+
+def _encoding(
+    compressor: ChunkCompressor, size: int, gradients: list[tf.Variable]
+) -> Callable[[], tf.Tensor]:
+    memory = compressor.memory(size)
+    taken = [g for g in gradients if compressor.takes(g.shape, g.dtype)]
+    kept = [{k: tf.Variable(v) for k, v in memory.init(g.shape).items()} for g in taken]
+
+    def step() -> tf.Tensor:
+        payloads = []
+        for gradient, state in zip(taken, kept, strict=True):
+            ((codec, _),) = compressor.parts([gradient.shape])
+            encode = encoder(codec, size)
+            own = {key: variable.read_value() for key, variable in state.items()}
+            one = tf.constant(1.0)
+            payload, (after,) = encode(
+                [gradient.read_value()], [own], one, one, tf.constant([0, 1])
+            )
+            for key, variable in state.items():
+                variable.assign(after[key])
+            payloads.append(payload)
+        return _used(payloads)
+
+    return step
+
+
+def _replayed(collective: Collective, recorded: _Recorded) -> tf.Tensor:
+    results = []
+    for kind, tensors, name in recorded.calls:
+        own = [tf.identity(t) for t in tensors]
+        if kind == "all_reduce":
+            results += collective.all_reduce(own, f"wire/{name}")
+        else:
+            results.append(getattr(collective, kind)(own[0], f"wire/{name}"))
+    return _used(results)
+
+
+def _used(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Uses all, so that nothing is left out; a sum over all numbers would cost a pass."""
+    return tf.add_n([tf.cast(tf.reshape(t, [-1])[0], tf.float32) for t in tensors])

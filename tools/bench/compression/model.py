@@ -1,0 +1,131 @@
+"""What `tools.bench.compression` trains, and what should then be on the wire."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+# 25 million parameters: 6 layers of 2,048 x 2,048 numbers, and the classes.
+WIDTH, LAYERS, CLASSES = 2048, 6, 10
+GLOBAL_BATCH = 32
+PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * CLASSES + CLASSES
+# The networks' bits per second, by name; "" for a network without a limit.
+RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
+# Seconds that a candidate's steps may take together, and the fewest and most of them.
+BUDGET, FEWEST, MOST = 20.0, 3, 20
+# Steps before those.
+WARM_UP = 2
+# Bits of a matrix's number on the wire, scales included, by the name of what compresses it. What
+# is smaller than 1,024 numbers or one-dimensional goes as it is.
+BITS = {
+    "none": 32,
+    "fp16": 16 + 32 / 4096,
+    "bf16": 16,
+    "int8": 8 + 32 / 512,
+    "int8 stochastic": 8 + 32 / 512,
+    "int4": 4 + 32 / 512,
+    "int2": 2 + 32 / 512,
+    "natural": 8 + 32 / 512,
+    "terngrad": 2 + 32 / 4096,
+    "onebit": 1 + 8 / 64 + 32 / 2048,
+    "topk 1 %": 0.01 * 64,
+    "dgc 1 %": 0.01 * 64,
+    "dgc 0.1 %": 0.001 * 64,
+    "randomk 1 %": 0.01 * 32,
+}
+# Numbers of columns that are sent of both matrices; in turns, of one.
+RANKS = {"powersgd 2": 2, "powersgd 4": 4, "powersgd 4 in turns": 2}
+# Sends what it chooses.
+AUTO = "auto"
+# The peers' names, and what each sends.
+PEERS = {
+    "raw Horovod": "none",
+    "raw Horovod fp16": "fp16",
+    "MultiWorkerMirrored RING": "none",
+    "PyTorch DDP": "none",
+    "PyTorch DDP fp16 hook": "fp16",
+    "PyTorch DDP PowerSGD hook": "powersgd 4",
+}
+
+
+def formula(name: str, hosts: int) -> float:
+    """Returns the bytes that a rank should send in a step: 2(N-1)/N of the payload.
+
+    Args:
+        name: One of ours or of the peers.
+        hosts: The number of ranks, N.
+    """
+    name = PEERS.get(name, name)
+    shapes = [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]
+    matrices = sum(n * m for n, m in shapes)
+    if name in RANKS:
+        payload = sum(4 * RANKS[name] * (n + m) for n, m in shapes)
+    else:
+        payload = matrices * BITS[name] / 8
+    return 2 * (hosts - 1) / hosts * (payload + 4 * (PARAMETERS - matrices))
+
+
+def steps_of(name: str, hosts: int, rate: float) -> int:
+    """Returns how many steps are timed: fewer where they must be slow.
+
+    Args:
+        name: One of ours or of the peers.
+        hosts: The number of ranks.
+        rate: Of the network, in bits per second; infinite for none.
+    """
+    if name == AUTO:
+        return MOST
+    return max(FEWEST, min(MOST, int(BUDGET / (0.5 + 8 * formula(name, hosts) / rate))))
+
+
+def sent_bytes() -> int:
+    """Returns the bytes that have left this host's interface; 0 outside of the network lab."""
+    try:
+        with open("/sys/class/net/eth0/statistics/tx_bytes") as counter:
+            return int(counter.read())
+    except OSError:
+        return 0
+
+
+class Clock:
+    """Collects what every step takes: seconds, seconds of processors, bytes that were sent."""
+
+    def __init__(self) -> None:
+        self._last = self._now()
+        self.rows: list[tuple[float, float, float]] = []
+
+    @staticmethod
+    def _now() -> tuple[float, float, int]:
+        return time.perf_counter(), time.process_time(), sent_bytes()
+
+    def start(self) -> None:
+        """Begins the first step."""
+        self._last = self._now()
+
+    def tick(self) -> None:
+        """Ends a step, and begins the next one."""
+        now = self._now()
+        self.rows.append(tuple(b - a for a, b in zip(self._last, now, strict=True)))
+        self._last = now
+
+    def summary(self) -> dict[str, float]:
+        """Returns medians, and the 90th percentile of the seconds."""
+        seconds, processor, sent = zip(*self.rows, strict=True)
+        return {
+            "steps": len(seconds),
+            "median": statistics.median(seconds),
+            "p90": sorted(seconds)[min(len(seconds) - 1, int(0.9 * len(seconds)))],
+            "cpu": statistics.median(processor),
+            "bytes": statistics.median(sent),
+        }
+
+
+def timed(step: Callable[[], object], steps: int, warm_up: int) -> dict[str, float]:
+    """Returns the summary of some calls, after others that are not counted."""
+    for _ in range(warm_up):
+        step()
+    clock = Clock()
+    clock.start()
+    for _ in range(steps):
+        step()
+        clock.tick()
+    return clock.summary()

@@ -1,0 +1,133 @@
+"""What `tools.bench.compression` has measured, as tables and as a plot."""
+
+from pathlib import Path
+
+from tools.bench.compression.model import GLOBAL_BATCH, PARAMETERS, PEERS, formula
+from tools.bench.harness import BENCHMARKS
+
+# Where the text of the report is kept apart from its numbers.
+_NOTES = BENCHMARKS / "compression_notes.md"
+MODELS = {
+    "mlp": f"dense layers of {PARAMETERS:,} parameters",
+    "resnet20": "ResNet-20",
+    "transformer": "a small transformer with an embedding of 8,192 rows",
+}
+_RATES = ("100mbit", "1gbit", "10gbit", "unshaped")
+_COLUMNS = (
+    "",
+    "MB sent",
+    "of formula",
+    "step, ms (p90)",
+    "of raw Horovod",
+    "samples/s",
+    "step - local, ms",
+    "exchange alone, ms",
+    "codec (encoding) + wire, together, ms",
+    "processor s/step",
+)
+
+
+def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
+    """Returns a network's rows, the fastest first."""
+    local = results.get("local", {}).get("median")
+    torch_local = results.get("PyTorch local", {}).get("median")
+    raw = results.get("raw Horovod", {}).get("median")
+    made = []
+    measured = {n: r for n, r in results.items() if "median" in r}
+    for name, r in sorted(measured.items(), key=lambda item: item[1]["median"]):
+        sends = model == "mlp" and "local" not in name and not name.startswith("auto")
+        alone = torch_local if name.startswith("PyTorch") else local
+        exchange = r.get("exchange")
+        made.append(
+            [
+                name if name in PEERS or "local" in name else f"**{name}**",
+                f"{r['bytes'] / 1e6:.2f}",
+                f"{r['bytes'] / formula(name, hosts):.3f}" if sends else "",
+                f"{1e3 * r['median']:.0f} ({1e3 * r['p90']:.0f})",
+                f"{raw / r['median']:.2f} x" if raw else "",
+                f"{GLOBAL_BATCH / r['median']:.1f}",
+                f"{1e3 * (r['median'] - alone):.0f}" if alone else "",
+                f"{1e3 * exchange:.0f}" if exchange else "",
+                _parts(r),
+                f"{r['cpu']:.2f}",
+            ]
+        )
+    return made
+
+
+def _parts(result: dict) -> str:
+    """Returns what the parts of an exchange take for themselves."""
+    if "codec" not in result:
+        return ""
+    codec, wire, together = (1e3 * result[part] for part in ("codec", "wire", "together"))
+    encoding = f" ({1e3 * result['encode']:.0f})" if "encode" in result else ""
+    return f"{codec:.0f}{encoding} + {wire:.0f}, {together:.0f}"
+
+
+def table(lines: list[list[str]]) -> str:
+    """Returns a Markdown table."""
+    head = [list(_COLUMNS), ["---", *["---:"] * (len(_COLUMNS) - 1)]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *lines])
+
+
+def plot(kept: dict, path: Path) -> None:
+    """Draws each network's steps against raw Horovod's: of the dense layers, not compiled."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 20]
+    wide = min(2, len(networks))
+    high = -(-len(networks) // wide)
+    figure, axes = plt.subplots(high, wide, figsize=(6.5 * wide, 5 * high), squeeze=False)
+    for axis in axes.flat[len(networks) :]:
+        axis.set_axis_off()
+    for axis, network in zip(axes.flat, networks, strict=False):
+        results = {n: r for n, r in kept[network]["results"].items() if "median" in r}
+        names = sorted(results, key=lambda n: -results[n]["median"])
+        names = [n for n in names if "local" not in n]
+        base = results["raw Horovod"]["median"]
+        speeds = [base / results[n]["median"] for n in names]
+        colors = ["#999999" if n in PEERS else "#1f77b4" for n in names]
+        axis.barh(names, speeds, color=colors)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set_xscale("log")
+        ticks = [t for t in (0.5, 1, 2, 5, 10, 20, 50) if t < 1.1 * max(speeds)]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        rate, hosts, _ = network.split(" x ")
+        axis.set_title(f"{rate}, {hosts} ranks")
+        axis.set_xlabel("steps, times as fast as raw Horovod")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def _order(item: tuple[str, dict]) -> tuple:
+    """Returns what networks are sorted by: the model, then the slowest first."""
+    rate, hosts, model, *compiled = item[0].split(" x ")
+    return list(MODELS).index(model), compiled, _RATES.index(rate), int(hosts)
+
+
+def write_report(kept: dict, path: Path) -> None:
+    """Writes the tables of all networks, and the plot beside them."""
+    parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
+    kept = dict(sorted(kept.items(), key=_order))
+    parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
+    for network, run in kept.items():
+        rate, hosts, model, *compiled = network.split(" x ")
+        by_xla = ", TensorFlow's compiled by XLA" if compiled else ""
+        torch = run["results"].get("versions", {}).get("torch")
+        with_torch = f", torch {torch}" if torch else ""
+        idle = run["results"].get("idle")
+        alone = ""
+        if idle:
+            heartbeat = idle["bytes_per_second"] / 1e3
+            alone = f" Horovod sends {heartbeat:.0f} KB a second while nothing is exchanged."
+        parts.append(
+            f"## {rate}, {hosts} ranks, {MODELS[model]}{by_xla}\n\n"
+            f"Measured with {run['conditions']}{with_torch}.{alone}\n\n"
+            f"{table(rows(run['results'], int(hosts), model))}"
+        )
+    path.write_text("\n\n".join(parts) + "\n")
+    plot(kept, path.with_suffix(".png"))

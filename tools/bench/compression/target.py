@@ -1,0 +1,99 @@
+"""Measures what it takes to train to a validation accuracy on a network: bytes, time, by codec.
+
+    python -m tools.bench.compression.target --rate 1gbit
+
+The training of `tools.bench.compression.accuracy` on 2 hosts of `tools/netlab` (root needed), one
+seed, to the end of the first epoch with that accuracy. Without the time that validation takes.
+"""
+
+import time
+from typing import Annotated
+
+import keras
+import typer
+
+from tools.bench.compression.accuracy import CODECS, MOMENTUM, trained
+from tools.bench.compression.model import RATES, sent_bytes
+from tools.bench.harness import conditions, report, run_on_hosts, start
+
+TARGET = 0.85
+
+
+class UntilTarget(keras.callbacks.Callback):
+    """Adds up what training takes, and ends it when the accuracy is reached.
+
+    Attributes:
+        seconds: Of training, without its first step, in which functions are traced.
+        sent: Bytes that have left this host meanwhile.
+        epochs: Those that are done.
+        reached: Whether the accuracy has been.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds, self.sent, self.epochs, self.reached = 0.0, 0, 0, False
+        self._since: tuple[float, int] | None = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Starts the clock, unless the first step is to come."""
+        self._since = (time.perf_counter(), sent_bytes()) if epoch else None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Starts the clock after the first step."""
+        self._since = self._since or (time.perf_counter(), sent_bytes())
+
+    def on_test_begin(self, logs=None):
+        """Stops the clock."""
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since[0]
+            self.sent += sent_bytes() - self._since[1]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Looks at the accuracy."""
+        self.epochs, self.reached = epoch + 1, logs["val_accuracy"] >= TARGET
+        self.model.stop_training = self.reached
+
+
+def in_rank(host: int) -> None:
+    """Trains in this rank, with one codec after the other; rank 0 reports what it took."""
+    rows = []
+    for codec in CODECS:
+        watch = UntilTarget()
+        trained(MOMENTUM, codec, 0, [watch])
+        rows.append([codec, watch.reached, watch.epochs, watch.seconds, watch.sent])
+        keras.backend.clear_session()
+    if host == 0:
+        report(rows)
+
+
+def table(rows: list[list]) -> str:
+    """Returns a Markdown table."""
+    lines = [
+        "| compression | epochs | MB sent | seconds | of none's |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    base = next(seconds for codec, _, _, seconds, _ in rows if codec == "none")
+    for codec, reached, epochs, seconds, sent in rows:
+        until = f"{epochs}" if reached else f"not in {epochs}"
+        lines.append(
+            f"| {codec} | {until} | {sent / 1e6:.1f} | {seconds:.1f} | {seconds / base:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(
+    rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit.")] = "1gbit",
+    host: Annotated[int | None, typer.Option(envvar="NETLAB_HOST", hidden=True)] = None,
+) -> None:
+    """Prints the table of one network."""
+    if host is not None:
+        return in_rank(host)
+    if rate not in RATES:
+        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    rows = run_on_hosts(__spec__.name, hosts=2, rate=rate, job="horovod", progress=True)
+    print(f"To {100 * TARGET:.0f} % at {rate or 'no limit'}, {MOMENTUM}. {conditions()}.\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    start(__doc__, main)

@@ -1,0 +1,1 @@
+"""Pipelines and conversions beside those of other libraries."""

@@ -1,0 +1,90 @@
+"""Times what the guard costs: steps with it and without it, epochs in turn, on 2 processes.
+
+    python -m tools.bench.guard
+
+What the guard adds is counted: what the main thread notes at each step is timed alone, and the
+processor time of the guard's threads is read from their own clocks; noise from other processes does
+not reach either. Beside them, epochs with what the main thread notes by epochs without it, in turn.
+"""
+
+import statistics
+import time
+from typing import Annotated
+
+import typer
+
+from tools.bench.figures import in_words, ratios
+from tools.bench.harness import conditions, report, run_job, start
+from tools.bench.strategies import compiled, fitting, images
+
+EPOCHS = 40
+STEPS = 40
+
+
+def run() -> None:
+    """Trains in this rank; rank 0 reports the seconds of the epochs."""
+    import keras
+    import psutil
+
+    import tfdml
+
+    strategy = tfdml.HorovodStrategy()
+    extended = strategy.extended
+    guard = extended.guard
+    x, y = images(STEPS)
+    with strategy.scope():
+        epoch = fitting(compiled("CNN", keras), x, y)
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    epoch()  # Makes the optimizer's variables, with the guard.
+    process = psutil.Process()
+    used, lasted = 0.0, 0.0
+    for number in range(EPOCHS + 2):
+        for who in ("with", "without") if number % 2 else ("without", "with"):
+            extended.guard = guard if who == "with" else None
+            before = _cpu(process, guard)
+            epoch_seconds, _ = epoch()
+            if who == "with":
+                used, lasted = used + _cpu(process, guard) - before, lasted + epoch_seconds
+            seconds[who].append(epoch_seconds)
+    if strategy.is_chief:
+        result = {who: s[2:] for who, s in seconds.items()}
+        report({**result, "share": used / lasted, "noting": _noting(extended)})
+
+
+def _cpu(process, guard) -> float:
+    """Returns the processor seconds that the guard's threads have used."""
+    native = {thread.native_id for thread in guard.threads}
+    return sum(t.user_time + t.system_time for t in process.threads() if t.id in native)
+
+
+def _noting(extended) -> float:
+    """Returns the seconds that the main thread takes to note a step for the guard."""
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        for _ in range(1000):
+            with extended.collective_step("the exchange of train_step", 1):
+                pass
+        times.append((time.perf_counter() - begin) / 1000)
+    return statistics.median(times)
+
+
+def main(
+    rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
+) -> None:
+    """Prints a row for the benchmarks' table."""
+    if rank:
+        return run()
+    result = run_job(__spec__.name, "--rank")
+    step = statistics.median(result["with"]) / STEPS
+    print(f"Measured with {conditions()}.\n")
+    print(
+        f"{step * 1000:.2f} ms a step; the main thread notes a step in "
+        f"{result['noting'] * 1e6:.1f} µs ({result['noting'] / 0.02:.3%} of 20 ms); the guard's "
+        f"threads use {result['share']:.3%} of a processor on rank 0; epochs with the guard by "
+        f"epochs without: {in_words(ratios(result['with'], result['without']))}"
+    )
+
+
+if __name__ == "__main__":
+    start(__doc__, main)

@@ -1,0 +1,1 @@
+"""`ParameterServerStrategy` beside a hand-written loop and Keras 2."""

@@ -1,0 +1,1 @@
+"""The loss of a rank, until the others train on."""
