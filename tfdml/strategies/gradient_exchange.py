@@ -41,12 +41,12 @@ def _by_process(
 
     def merge(_, *per_replica):
         local = dataclasses.replace(gradients, values=[extended.local_sum(v) for v in per_replica])
-
-        def exchange() -> list[Gradient]:
-            return aggregator.aggregate(local)
-
         clock = extended.observer(StepClock)
-        sums = exchange() if clock is None else clock.timed(local.values, exchange)
+        if clock is not None:
+            clock.note_gradients(local.values)
+        sums = aggregator.aggregate(local)
+        if clock is not None:
+            clock.note_sums(sums)
         _observe_noise(extended, per_replica, sums, gradients.rates)
         return [extended.on_all_devices(total) for total in sums]
 

@@ -1,6 +1,6 @@
 """A clock inside the train step: computing, exchanging, and waiting for other ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,14 +51,15 @@ class StepClock:
         for variable in (self._began, self._ready, self._done):
             variable.assign(now)
 
-    def timed(self, local: Sequence, exchange: Callable[[], list]) -> list:
-        """Returns what `exchange` returns; notes when all of `local` is there, and the result."""
+    def note_gradients(self, local: Sequence) -> None:
+        """Notes when all of this rank's gradients are there."""
         with tf.control_dependencies(_tensors(local)):
             self._ready.assign(tf.timestamp())
-        sums = exchange()
+
+    def note_sums(self, sums: Sequence) -> None:
+        """Notes when the exchange has ended."""
         with tf.control_dependencies(_tensors(sums)):
             self._done.assign(tf.timestamp())
-        return sums
 
     def slots(self) -> tf.Tensor:
         """Returns this rank's seconds in the exchange, in its own place: float32, `[size]`."""
