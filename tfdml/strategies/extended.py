@@ -29,6 +29,7 @@ from tfdml.runtime.plain_words import in_plain_words
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
 from tfdml.strategies.device_aggregator import DeviceAggregator
+from tfdml.strategies.ordering import after_arguments
 from tfdml.strategies.session import leave_sessions
 
 _TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
@@ -281,13 +282,7 @@ class ReplicaExtended(BatchExtended):
         Else what needs none, as the decay of momentum, goes before the forward pass, and the
         exchange begins later.
         """
-
-        def update(variable, *values, **options):
-            flat = tf.nest.flatten(values, expand_composites=True)
-            with tf.control_dependencies([v for v in flat if tf.is_tensor(v)]):
-                return fn(variable, *values, **options)
-
-        return super()._update(var, update, args, kwargs, group)
+        return super()._update(var, after_arguments(fn), args, kwargs, group)
 
     def largest(self, name: str, own: Sequence[tf.Tensor]) -> list:
         """Returns the largest of the replicas' values; called in replica context, by all.
