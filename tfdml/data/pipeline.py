@@ -1,7 +1,6 @@
 """Batches for `fit` out of sharded TFRecords, from any place of any epoch on, for any strategy."""
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,15 @@ import tensorflow as tf
 
 from tfdml.data.balancing import BalancedDataset
 from tfdml.data.batch import finisher
-from tfdml.data.dataset import RecordDataset, Shuffling
+from tfdml.data.dataset import RecordDataset
 from tfdml.data.fetching import Fetcher
 from tfdml.data.ledger import Ledger
 from tfdml.data.mixing import MixedDataset
 from tfdml.data.order import Order
-from tfdml.data.parsing import ImageDecoding, decoder, parser
+from tfdml.data.parsing import decoder, parser
 from tfdml.data.passes import passes
 from tfdml.data.position import Position, PositionCallback, from_state, to_state
-from tfdml.data.sharding import Batches
+from tfdml.data.read_options import ReadOptions
 from tfdml.row_split import LocalReplicas
 
 
@@ -31,12 +30,17 @@ class TFRecordPipeline(tf.data.Dataset):
     what has been used, however much is read ahead.
 
     Under a strategy of tfdml with several processes each process reads, parses and decodes its own
-    rows of every batch only. The dataset then has `AutoShardPolicy.OFF`, so the strategy takes
-    what a process yields as that process's part of the global batch, and its `batch` is the global
-    size, as everywhere in tfdml: iterated by hand there, it yields the process's own rows, in
-    groups of `batch_size`.
+    rows of every batch only. The dataset then has `AutoShardPolicy.OFF`, and the strategy asks it
+    for them: it is an `OwnShareDataset` (`tfdml.row_split`). Iterated by hand there, it yields the
+    process's own rows in groups of `batch_size`, the global size, as everywhere in tfdml.
 
     Use `read_tfrecords`, which documents the arguments.
+
+    Args:
+        dataset: What is read.
+        options: How it is read.
+        worker: This process's replicas, among those that share the batches.
+        state: Where to go on, as `state()` returned it; None for the beginning.
 
     Attributes:
         batch_size: The rows of a global batch.
@@ -46,67 +50,53 @@ class TFRecordPipeline(tf.data.Dataset):
     def __init__(
         self,
         dataset: RecordDataset | MixedDataset | BalancedDataset,
-        schema_names: Sequence[str],
-        label: str | None,
-        batches: Batches,
-        shuffling: Shuffling,
+        options: ReadOptions,
         worker: LocalReplicas,
-        images: ImageDecoding,
-        transform: Callable | None,
-        augment: Callable | None,
-        on_corrupt: str,
         state: dict[str, Any] | None,
-        ledger: str | None,
-        cache: str | None,
     ):
-        self._dataset, self._batches, self._shuffling = dataset, batches, shuffling
-        self._worker, self._on_corrupt = worker, on_corrupt
+        self._dataset, self._reading, self._worker = dataset, options, worker
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}
+        batches = options.batches
         self.batch_size = batches.batch_size
         length = len(self._order(0))
         self.steps_per_epoch = batches.steps(length)
         if not self.steps_per_epoch:
             raise ValueError(
                 f"`batch_size` must be at most the number of records for end='drop'. Received: "
-                f"batch_size={batches.batch_size}, of {length} records."
+                f"batch_size={self.batch_size}, of {length} records."
             )
-        own = worker.count(batches.batch_size)
+        own = worker.count(self.batch_size)
         if not own:
             raise ValueError(
                 f"`batch_size` must be at least the number of processes, because each reads its "
-                f"part of every batch. Received: batch_size={batches.batch_size} for "
+                f"part of every batch. Received: batch_size={self.batch_size} for "
                 f"{worker.num_processes} processes."
             )
         # Where the next pass begins; where the one that is used began, and what of it is used.
         self._next = from_state(state, self._recipe())
         self._began: Position | None = None
         self._position = self._next
-        self._ledger = (
-            Ledger(
-                ledger,
-                worker,
-                {**self._recipe(), "batch_size": self.batch_size, "end": batches.end},
-            )
-            if ledger
-            else None
-        )
+        self._ledger = None
+        if options.ledger:
+            noted = {**self._recipe(), "batch_size": self.batch_size, "end": batches.end}
+            self._ledger = Ledger(options.ledger, worker, noted)
         self._fetcher = Fetcher(
-            dataset.reader(shuffling.window, cache),
+            dataset.reader(options.shuffling.window, options.cache),
             batches,
             worker,
             self._order,
-            shuffling.seed or 0,
-            on_corrupt == "skip",
+            options.shuffling.seed or 0,
+            options.skips_corrupt,
             self._ledger,
         )
-        schema, names = dataset.manifest.schema, list(schema_names)
+        schema, names = dataset.manifest.schema, options.features
         self._shares = passes(
             self._begin_pass,
             self._fetcher.fetch,
             self._end_pass,
             parser(schema, names),
-            finisher(decoder(schema, names, images), label, transform, augment, self._weighted),
+            finisher(decoder(schema, names, options.images), options),
             own,
         )
         self._inner = self._shares if worker.is_alone else self._grouped()
@@ -177,11 +167,11 @@ class TFRecordPipeline(tf.data.Dataset):
             epoch: The epoch.
             step: The batch, from 0 on.
         """
-        return self._batches.rows(self._order(epoch), 0, step, LocalReplicas()).ids
+        return self._reading.batches.rows(self._order(epoch), 0, step, LocalReplicas()).ids
 
     def _recipe(self) -> dict[str, Any]:
         """Returns what the order is made of."""
-        shuffling = self._shuffling
+        shuffling = self._reading.shuffling
         return {
             "data": self._dataset.digest,
             "records": len(self._order(0)),
@@ -193,15 +183,11 @@ class TFRecordPipeline(tf.data.Dataset):
             "keep_shards": shuffling.keep_shards,
         }
 
-    @property
-    def _weighted(self) -> bool:
-        return self._batches.end == "pad" or self._on_corrupt == "skip"
-
     def _order(self, epoch: int) -> Order:
         with self._lock:
             if epoch not in self._orders:
                 self._orders = dict(list(self._orders.items())[-1:])
-                self._orders[epoch] = self._dataset.order(self._shuffling, epoch)
+                self._orders[epoch] = self._dataset.order(self._reading.shuffling, epoch)
             return self._orders[epoch]
 
     def _grouped(self) -> tf.data.Dataset:
@@ -230,7 +216,8 @@ class TFRecordPipeline(tf.data.Dataset):
         """Returns the epoch, first sample, own batches and spans of a pass: int64, `[4]`."""
         epoch, first = self._next.epoch, self._next.sample
         self._fetcher.begin_pass()
-        steps = self._batches.own_steps(len(self._order(epoch)) - first, self._worker)
+        left = len(self._order(epoch)) - first
+        steps = self._reading.batches.own_steps(left, self._worker)
         if not steps:
             self._end_pass(epoch)
         return np.array([epoch, first, steps, self._fetcher.spans.count(steps)], np.int64)

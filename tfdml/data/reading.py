@@ -11,6 +11,7 @@ from tfdml.data.dataset import SHARDS_AT_ONCE, RecordDataset, Shuffling
 from tfdml.data.mixing import MixedDataset
 from tfdml.data.parsing import ImageDecoding
 from tfdml.data.pipeline import TFRecordPipeline
+from tfdml.data.read_options import ReadOptions
 from tfdml.data.sharding import Batches, worker_of
 
 
@@ -126,21 +127,20 @@ def read_tfrecords(
         batch_size if bucket_by_length else 0,
         keep_shards,
     )
-    return TFRecordPipeline(
-        dataset,
-        names,
-        label,
-        batches,
-        shuffling,
-        worker_of(strategy or tf.distribute.get_strategy()),
-        ImageDecoding(image_size, channels, crop),
-        transform,
-        augment,
-        on_corrupt,
-        state,
-        ledger,
-        str(cache) if cache is not None else None,
+    options = ReadOptions(
+        features=names,
+        label=label,
+        batches=batches,
+        shuffling=shuffling,
+        images=ImageDecoding(image_size, channels, crop),
+        transform=transform,
+        augment=augment,
+        on_corrupt=on_corrupt,
+        ledger=ledger,
+        cache=str(cache) if cache is not None else None,
     )
+    worker = worker_of(strategy or tf.distribute.get_strategy())
+    return TFRecordPipeline(dataset, options, worker, state)
 
 
 def _dataset(

@@ -16,7 +16,7 @@ UNKNOWN, ENDLESS = -1, -2
 # Stages at the end of a pipeline that yield the batches they are given.
 _PASSING_ON = {"_PrefetchDataset", "CacheDataset", "_OptionsDataset"}
 _BATCHING = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
-# Stages that yield batches of the size of those they are given, but not each of them once.
+# Other stages whose batches have the size of those that they are given.
 _CHOOSING = {
     "_AssertCardinalityDataset",
     "_ConcatenateDataset",
