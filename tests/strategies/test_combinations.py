@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfdml
+from tests.harness.pool import RankFailure
 from tests.harness.server_cluster import ServerCluster
 from tests.strategies import combination_cases as cases
 from tests.strategies.combinations import (
@@ -158,12 +159,12 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Refused))
-def test_refused(request, pair: tuple[str, str], outcome: Refused):
+def test_refused(request, records, pair: tuple[str, str], outcome: Refused):
     if SERVERS & set(pair):
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
-        message = request.getfixturevalue(fixture).run(cases.said, pair)
+        message = request.getfixturevalue(fixture).run(cases.said, pair, records)
     else:
-        message = cases.said(pair)
+        message = cases.said(pair, records)
     assert outcome.message in message
 
 
@@ -175,8 +176,13 @@ def test_apart(ranks, pair: tuple[str, str], outcome: Apart):
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    raises=RankFailure,
+    reason="`fit` fails at its first commit: 'ParameterServerExtended' has no 'collective'.",
+)
 @pytest.mark.parametrize("synchronous", [False, True])
-def test_elastic_on_parameter_servers_just_runs(ranks, one_worker, synchronous):
-    """No rank comes or goes without `horovodrun`: the function is called once."""
-    result = one_worker.run(cases.elastic_on_servers, synchronous)
-    _assert_alike(_reference(ranks, "", 1), result)
+def test_elastic_refuses_models_on_parameter_servers(one_worker, synchronous):
+    """`KerasState` takes a model of any strategy; those of parameter servers have no ranks."""
+    message = one_worker.run(cases.elastic_on_servers, synchronous)
+    assert "`model` must be made in the scope of a `HorovodStrategy`" in message
