@@ -121,7 +121,7 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
         if bare:
             digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
             without.enter_context(mock.patch.object(share, "digest_of", digest))
-            portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
+            portions = lambda a, d, e, **_: (a, way.bare(d, e))  # noqa: E731
             without.enter_context(mock.patch.object(trainer, "portions", portions))
         yield arguments
 
