@@ -75,10 +75,7 @@ def readings(strategy) -> dict[str, Reading]:
         return dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
 
     def of_all(portion):
-        return portion._replace(
-            global_rows=tf.constant(GLOBAL_BATCH, tf.int64),
-            working_replicas=tf.constant(strategy.size, tf.int64),
-        )
+        return portion._replace(global_rows=tf.constant(GLOBAL_BATCH, tf.int64))
 
     def as_portions(dataset, extended):
         made = dataset.map(
