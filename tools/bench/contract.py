@@ -75,10 +75,7 @@ def readings(strategy) -> dict[str, Reading]:
         return dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
 
     def of_all(portion):
-        return portion._replace(
-            global_rows=tf.constant(GLOBAL_BATCH, tf.int64),
-            working_replicas=tf.constant(strategy.size, tf.int64),
-        )
+        return portion._replace(global_rows=tf.constant(GLOBAL_BATCH, tf.int64))
 
     def as_portions(dataset, extended):
         made = dataset.map(
@@ -121,7 +118,7 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
         if bare:
             digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
             without.enter_context(mock.patch.object(share, "digest_of", digest))
-            portions = lambda a, d, e: (a, way.bare(d, e))  # noqa: E731
+            portions = lambda a, d, e, **_: (a, way.bare(d, e))  # noqa: E731
             without.enter_context(mock.patch.object(trainer, "portions", portions))
         yield arguments
 
