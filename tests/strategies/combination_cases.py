@@ -267,6 +267,8 @@ def joined(features: tuple[str, ...], at: int) -> dict:
         plain = model_of((), strategy_of(()))
         rows = slice(None, at * BATCH)
         plain.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+        # What PowerSGD begins with follows from the variables' names.
+        keras.backend.clear_session()
         strategy = strategy_of(features)
         model = model_of(features, strategy)
         with strategy.scope():

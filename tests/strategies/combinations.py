@@ -257,7 +257,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
     },
     # With a codec a second rank comes; without, it is lost afterwards.
     "elastic": {
-        "cast": EQUAL,
+        "cast": ROUNDED,
         "quantising": EQUAL,
         "sign": EQUAL,
         "sparse": EQUAL,
