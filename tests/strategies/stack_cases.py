@@ -25,24 +25,29 @@ def _files_since_train_step() -> list[str]:
     """
     stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
     (replica,) = [s for s in stacks if any(f.name == "train_step" for f in s)]
-    way = _behind(replica, lambda frame: frame.name == "train_step")
+    way = _entered(_behind(replica, lambda frame: frame.name == "train_step"))
     own = traceback.extract_stack()[:-1]
     if not any(frame.name == "train_step" for frame in own):
         # Below it stands what has started the replicas' threads.
-        way += _behind(own, lambda frame: frame.filename.endswith("mirrored_run.py"))
-    # A file that another package's function has called again is entered again.
-    entered = [file for file, _ in groupby(frame.filename for frame in way)]
-    return [str(Path(file).relative_to(ROOT)) for file in entered if _is_ours(file)]
+        met = _entered(_behind(own, lambda frame: frame.filename.endswith("mirrored_run.py")))
+        # `merge_call` calls what it was given in the place where it was called.
+        way += met[1:] if met[0] == way[-1] else met
+    return way
+
+
+def _entered(frames: Sequence[traceback.FrameSummary]) -> list[str]:
+    """Returns tfdml's files in the order in which frames enter them.
+
+    One that another package's function has called again is entered again.
+    """
+    files = [Path(file) for file, _ in groupby(frame.filename for frame in frames)]
+    return [str(file.relative_to(ROOT)) for file in files if file.is_relative_to(ROOT)]
 
 
 def _behind(stack: Sequence, condition: Callable) -> list[traceback.FrameSummary]:
     """Returns the frames that the last one that fulfils a condition has called."""
     last = max(i for i, frame in enumerate(stack) if condition(frame))
     return list(stack)[last + 1 :]
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(ROOT)
 
 
 class Watched(keras.optimizers.Adam):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import tfdml
-from tests.harness.pool import RankFailure
 from tests.harness.server_cluster import ServerCluster
 from tests.strategies import combination_cases as cases
 from tests.strategies.combinations import (
@@ -176,11 +175,6 @@ def test_apart(ranks, pair: tuple[str, str], outcome: Apart):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=RankFailure,
-    reason="`fit` fails at its first commit: 'ParameterServerExtended' has no 'collective'.",
-)
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_elastic_refuses_models_on_parameter_servers(one_worker, synchronous):
     """`KerasState` takes a model of any strategy; those of parameter servers have no ranks."""

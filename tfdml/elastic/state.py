@@ -59,6 +59,12 @@ class KerasState:
             raise ValueError("`model` must be compiled with an optimizer. Received: one without.")
         self._model = model
         self._strategy = model.distribute_strategy
+        if not hasattr(self._strategy.extended, "collective"):
+            raise ValueError(
+                "`model` must be made in the scope of a `HorovodStrategy`, whose ranks may come "
+                f"and go. Received: a model of {type(self._strategy).__name__}. Use "
+                "`FaultTolerantCheckpoint` with another strategy."
+            )
         if not model.optimizer.built:
             with self._strategy.scope():
                 model.optimizer.build(model.trainable_variables)

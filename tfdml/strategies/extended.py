@@ -60,6 +60,8 @@ class ReplicaExtended(BatchExtended):
         self.guard = guard
         self.options = options
         self._between_devices = False
+        # What `keras_seam` asks: a strategy's constructor sets it.
+        self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
         # Whether the ranks have yet to meet, see `join`; then none may train for itself.

@@ -6,8 +6,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
@@ -17,14 +15,11 @@ from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.gradient_exchange import sum_over_replicas
 from tfdml.strategies.keras_seam.compiled import hold_back
 from tfdml.strategies.keras_seam.current import (
-    current_extended,
     current_replicas,
     current_strategy,
-    extended_of,
     is_updating,
     updating,
 )
-from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.traced import traced
 
 
@@ -173,53 +168,3 @@ def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> Rates:
     """Returns the loss scale, None without one, and the learning rate."""
     scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
     return Rates(scale, tf.convert_to_tensor(inner.learning_rate))
-
-
-def _sgd_update_step(original: Callable) -> Callable:
-    def update_step(self, gradient, variable, learning_rate):
-        extended = extended_of(tf.distribute.get_strategy())
-        if extended is None or not extended.compresses or not extended.compressor.replaces_momentum:
-            return original(self, gradient, variable, learning_rate)
-        # Momentum is in what has been exchanged.
-        rate = tf.cast(learning_rate, variable.dtype)
-        self.assign_sub(variable, tf.cast(gradient, variable.dtype) * rate)
-
-    return update_step
-
-
-def _backend_apply_gradients(original: Callable) -> Callable:
-    """The update itself, without Keras's branches; accumulation is done before the exchange."""
-
-    def backend_apply_gradients(self, grads, trainable_variables):
-        extended = current_extended()
-        if extended is None:
-            return original(self, grads, trainable_variables)
-        grads = self._clip_gradients(grads)
-        self._apply_weight_decay(trainable_variables)
-        self._backend_update_step(grads, trainable_variables, self.learning_rate)
-        if self.use_ema:
-            self._update_model_variables_moving_average(self._trainable_variables)
-        if self.use_ema and self.ema_overwrite_frequency:
-            # Keras branches here, which a replica may not: an update must follow.
-            due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
-            averages = [v.value for v in self._model_variables_moving_average]
-            variables = [v.value for v in self._trainable_variables]
-            extended.overwrite_where(due, variables, averages)
-
-    return backend_apply_gradients
-
-
-def _all_reduce_sum_gradients(original: Callable) -> Callable:
-    def all_reduce_sum_gradients(self, grads_and_vars):
-        if current_replicas() is not None:
-            return list(grads_and_vars)
-        return original(self, grads_and_vars)
-
-    return all_reduce_sum_gradients
-
-
-REPLACEMENTS: list[Replacement] = [
-    (BaseOptimizer, "_backend_apply_gradients", _backend_apply_gradients),
-    (keras.optimizers.SGD, "update_step", _sgd_update_step),
-    (TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients),
-]

@@ -88,10 +88,11 @@ from tfdml.strategies.keras_seam import (
     entry,
     gathered,
     gradients,
+    momentum,
     normalization,
-    optimizers,
     replica_math,
     trainer,
+    updates,
     variables,
 )
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
@@ -102,7 +103,8 @@ SUPPORTED_KERAS = "3.15"
 REPLACEMENTS: list[Replacement] = [
     *entry.REPLACEMENTS,
     *trainer.REPLACEMENTS,
-    *optimizers.REPLACEMENTS,
+    *updates.REPLACEMENTS,
+    *momentum.REPLACEMENTS,
     *replica_math.REPLACEMENTS,
     *gradients.REPLACEMENTS,
     *adopting.REPLACEMENTS,

@@ -196,5 +196,7 @@ def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
             f"The data must be a `tf.data` pipeline of TensorFlow's own operations, because the "
             f"workers read it for themselves and Python runs on the chief alone. Received: a "
             f"pipeline with {', '.join(calls)}, as `from_generator`, `py_function` and "
-            f"`numpy_function` make it. Write the data to files, such as TFRecords."
+            f"`numpy_function` make it. Read files by "
+            f"TensorFlow's own, such as `tf.data.TFRecordDataset`, or set `synchronous=True`: the "
+            f"chief reads then, by `tfdml.data.read_tfrecords` too."
         )

@@ -1,0 +1,23 @@
+"""SGD's step where a compressor keeps the momentum: it is in what has been exchanged."""
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.keras_seam.current import extended_of
+from tfdml.strategies.keras_seam.replacing import Replacement
+
+
+def _sgd_update_step(original: Callable) -> Callable:
+    def update_step(self, gradient, variable, learning_rate):
+        extended = extended_of(tf.distribute.get_strategy())
+        if extended is None or not extended.compresses or not extended.compressor.replaces_momentum:
+            return original(self, gradient, variable, learning_rate)
+        rate = tf.cast(learning_rate, variable.dtype)
+        self.assign_sub(variable, tf.cast(gradient, variable.dtype) * rate)
+
+    return update_step
+
+
+REPLACEMENTS: list[Replacement] = [(keras.optimizers.SGD, "update_step", _sgd_update_step)]
