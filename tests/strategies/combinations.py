@@ -37,6 +37,7 @@ ARGUMENTS = {
     "compression": "cast",
     "synchronous": "ps_sync",
     "cluster_resolver": "",
+    "cross_device_ops": "",
     "communication_options": "",
     "variable_partitioner": "",
     "backup_workers": "",

@@ -28,6 +28,7 @@ from tfdml.runtime.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
+from tfdml.strategies.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.device_aggregator import DeviceAggregator
 from tfdml.strategies.ordering import after_arguments
 from tfdml.strategies.session import leave_sessions
@@ -60,6 +61,8 @@ class ReplicaExtended(BatchExtended):
         self.guard = guard
         self.options = options
         self._between_devices = False
+        # TensorFlow's all-reduce between devices, where `MirroredStrategy` was given one.
+        self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
         # What `keras_seam` asks: a strategy's constructor sets it.
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
@@ -101,7 +104,9 @@ class ReplicaExtended(BatchExtended):
     def aggregator_of(self, optimizer: keras.Optimizer) -> GradientAggregator:
         """Returns an optimizer's own aggregator, made when it is first asked for."""
         if optimizer not in self._aggregators:
-            if self.compresses and self._between_devices:
+            if self.cross_device_ops is not None:
+                made = CrossDeviceAggregator(self.cross_device_ops)
+            elif self.compresses and self._between_devices:
                 made = DeviceAggregator(self._devices, self.compressor)
             else:
                 compressor = self.compressor if self.compresses else None

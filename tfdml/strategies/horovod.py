@@ -61,11 +61,11 @@ class HorovodStrategy(ReplicaStrategy):
     def __init__(
         self,
         devices: Sequence[str] | None = None,
-        compression: Compressor | str | None = None,
         *,
+        compression: Compressor | str | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
         silence_limit: float = 60.0,
         check_desync: int = 0,
-        bucket_bytes: int = BUCKET_BYTES,
     ):
         options = arguments.check(
             devices,

@@ -20,6 +20,8 @@ class MirroredStrategy(ReplicaStrategy):
     Args:
         devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
             there are none.
+        cross_device_ops: The all-reduce of gradients between the devices, one of TensorFlow's, such
+            as `tf.distribute.NcclAllReduce()`. By default they are summed on the first device.
         compression: How gradients are compressed between the devices: one of `tfdml.compression`,
             such as `PowerSGD(rank=4)`, or its name. Each device is then what a process is
             elsewhere, so this shows on one machine what a codec does to a training. "auto" sends
@@ -30,12 +32,46 @@ class MirroredStrategy(ReplicaStrategy):
     """
 
     def __init__(
-        self, devices: Sequence[str] | None = None, compression: Compressor | str | None = None
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
+        *,
+        compression: Compressor | str | None = None,
     ):
         options = arguments.check(devices, compression)
-        super().__init__(LocalCollective(), devices or all_devices(), options)
+        devices = devices or all_devices()
+        _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
+        super().__init__(LocalCollective(), devices, options)
+        self.extended.cross_device_ops = cross_device_ops
         if not isinstance(options.compression, Auto):
             self.extended.compress_between_devices()
+
+
+def _check_cross_device_ops(
+    cross_device_ops: tf.distribute.CrossDeviceOps | None,
+    compressor: Compressor | None,
+    num_devices: int,
+) -> None:
+    if not isinstance(cross_device_ops, tf.distribute.CrossDeviceOps | None):
+        raise ValueError(
+            f"`cross_device_ops` must be a `tf.distribute.CrossDeviceOps`, or None. Received: "
+            f"cross_device_ops={cross_device_ops!r}. Use for example "
+            f"`tf.distribute.HierarchicalCopyAllReduce()`; compressors are passed by "
+            f"`compression=...`."
+        )
+    if cross_device_ops is not None and compressor is not None:
+        raise ValueError(
+            f"`cross_device_ops` must be None with `compression`, which has exchanges of its own. "
+            f"Received: cross_device_ops={cross_device_ops!r}, compression={compressor!r}. Leave "
+            f"one of them out."
+        )
+    hierarchical = isinstance(cross_device_ops, tf.distribute.HierarchicalCopyAllReduce)
+    if hierarchical and num_devices > 1 and num_devices % 2:
+        raise ValueError(
+            f"`cross_device_ops` must not be a HierarchicalCopyAllReduce with an odd number of "
+            f"devices, of which TensorFlow leaves one out of the sums. Received: {num_devices} "
+            f"devices. Leave it out, or use `tf.distribute.NcclAllReduce()`."
+        )
 
 
 def all_devices() -> list[str]:

@@ -28,11 +28,12 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
     Args:
         cluster_resolver: What describes the cluster and this process's task; `TF_CONFIG` by
             default. The chief, or else worker 0, is rank 0.
+        communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
+            implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective. Its
+            `bytes_per_pack` is another name of `bucket_bytes`, which counts where both are given.
+        devices: This process's devices; all its GPUs by default, or a CPU where there are none.
         compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
             `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
-        communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
-            implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective.
-        devices: This process's devices; all its GPUs by default, or a CPU where there are none.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
             and the job ends everywhere. A process that dies is noticed at once.
         start_limit: Seconds to wait for the other processes to start.
@@ -50,16 +51,18 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
-        compression: Compressor | str | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
-        devices: Sequence[str] | None = None,
         *,
-        silence_limit: float = 60.0,
-        start_limit: float = 300.0,
-        check_desync: int = 0,
+        devices: Sequence[str] | None = None,
+        compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        silence_limit: float = 60.0,
+        check_desync: int = 0,
+        start_limit: float = 300.0,
     ):
         told = communication_options or tf.distribute.experimental.CommunicationOptions()
+        if told.bytes_per_pack and bucket_bytes == BUCKET_BYTES:
+            bucket_bytes = told.bytes_per_pack
         options = arguments.check(
             devices,
             compression,

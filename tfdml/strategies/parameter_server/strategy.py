@@ -87,13 +87,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         variable_partitioner: Callable | None = None,
+        *,
         synchronous: bool = False,
         backup_workers: int = 0,
         max_staleness: int | None = None,
         compression: Compressor | str | None = None,
-        *,
-        start_limit: float = 300.0,
         silence_limit: float = 60.0,
+        start_limit: float = 300.0,
     ):
         checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
         given = arguments.check(None, compression, silence_limit=silence_limit).compression
