@@ -296,8 +296,9 @@ def test_batch_and_rate_follow_the_ranks(tmp_path):
     ],
 )
 def test_wrong_arguments(arguments, message):
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile("adam", "mse")
+    with tfdml.HorovodStrategy(["CPU:0"]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
     with pytest.raises(ValueError, match=message):
         tfdml.elastic.KerasState(model).committer(**arguments)
     with pytest.raises(TypeError, match="`checkpoint` must be a `tfdml.callbacks.FaultTol"):

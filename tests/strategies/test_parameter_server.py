@@ -97,7 +97,7 @@ def test_workers_share_a_pass_over_the_data(cluster):
 def test_data_that_cannot_be_sent(cluster, kind):
     message = cluster.run(cases.unsendable, kind)
     assert "the workers read" in message
-    assert "Read files by TensorFlow's own" in message
+    assert "Read files with TensorFlow's own datasets" in message
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdml.runtime.server_task import SERVER, name_of
 from tfdml.strategies.parameter_server.partition import is_partitioned
+from tfdml.strategies.parameter_server.shipping import HOW_TO_READ
 
 # A lost connection is seen by TensorFlow's operations a little earlier than by the link.
 _LINK_SECONDS = 5.0
@@ -74,8 +75,7 @@ def check_call(model: keras.Model, call: str, arguments: Mapping[str, Any]) -> N
         raise ValueError(
             f"`x` must be a `tf.data.Dataset`, a function that makes one, or arrays, because the "
             f"workers read the data for themselves and Python runs on the chief alone. Received: "
-            f"{type(x).__name__}. Write the data to files, such as TFRecords, or use "
-            f"`synchronous=True`, where the chief reads."
+            f"{type(x).__name__}. {HOW_TO_READ}"
         )
     is_data = callable(x) or isinstance(x, tf.data.Dataset)
     if is_data and not arguments.get("steps_per_epoch"):

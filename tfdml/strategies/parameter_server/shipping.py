@@ -188,6 +188,13 @@ class _GraphDataset(tf.data.Dataset):
         return self._spec
 
 
+# What to do about data that workers cannot read for themselves.
+HOW_TO_READ = (
+    "Read files with TensorFlow's own datasets, such as `tf.data.TFRecordDataset`, or set "
+    "`synchronous=True`, where the chief reads, with `tfdml.data.read_tfrecords` too."
+)
+
+
 def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
     nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
     calls = sorted({node.op for node in nodes} & _PYTHON)
@@ -196,7 +203,5 @@ def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
             f"The data must be a `tf.data` pipeline of TensorFlow's own operations, because the "
             f"workers read it for themselves and Python runs on the chief alone. Received: a "
             f"pipeline with {', '.join(calls)}, as `from_generator`, `py_function` and "
-            f"`numpy_function` make it. Read files by "
-            f"TensorFlow's own, such as `tf.data.TFRecordDataset`, or set `synchronous=True`: the "
-            f"chief reads then, by `tfdml.data.read_tfrecords` too."
+            f"`numpy_function` make it. {HOW_TO_READ}"
         )
