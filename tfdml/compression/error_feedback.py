@@ -65,6 +65,31 @@ class Memory(abc.ABC):
         return total, state
 
 
+def compensated(
+    memory: Memory,
+    gradients: Sequence[tf.Tensor],
+    states: Sequence[State],
+    loss_scale: tf.Tensor,
+    memory_scale: tf.Tensor,
+) -> tuple[list[tf.Tensor], list[State]]:
+    """Returns what is to be sent of gradients in this step, and the states in the middle of it.
+
+    Args:
+        memory: How what has been left out enters.
+        gradients: This process's gradients, of any floating dtype.
+        states: What the last step has left of each.
+        loss_scale: The loss scale, which gradients contain.
+        memory_scale: The factor of all that is kept.
+    """
+    values, middles = [], []
+    for gradient, state in zip(gradients, states, strict=True):
+        state = {key: value * memory_scale for key, value in state.items()}
+        value, middle = memory.compensate(tf.cast(gradient, tf.float32) / loss_scale, state)
+        values.append(value)
+        middles.append(middle)
+    return values, middles
+
+
 class ErrorFeedback(Memory):
     """Adds what has been left out to the next gradient.
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import SummableCompressor
-from tfdml.compression.error_feedback import Scales, State
+from tfdml.compression.error_feedback import Scales, State, compensated
 from tfdml.compression.native_rounds import NativeRounds, all_finite, operations
 
 
@@ -71,13 +71,7 @@ def compiled_stages(
 
     @part
     def before(gradients, memories, scale, kept):
-        values, middles = [], []
-        for gradient, state in zip(gradients, memories, strict=True):
-            state = {key: value * kept for key, value in state.items()}
-            value, middle = memory.compensate(tf.cast(gradient, tf.float32) / scale, state)
-            values.append(value)
-            middles.append(middle)
-        return values, middles
+        return compensated(memory, gradients, memories, scale, kept)
 
     @part
     def after(values, middles, sums, bounds, scale, dtypes):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.error_feedback import Scales, State
+from tfdml.compression.error_feedback import Scales, State, compensated
 from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 
 # Payloads are padded to this, for transports that carry whole words only.
@@ -122,12 +122,7 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
 
     @compiled
     def before(gradients, states, scale, kept):
-        values, middles = [], []
-        for gradient, state in zip(gradients, states, strict=True):
-            state = {key: value * kept for key, value in state.items()}
-            value, middle = memory.compensate(tf.cast(gradient, tf.float32) / scale, state)
-            values.append(value)
-            middles.append(middle)
+        values, middles = compensated(memory, gradients, states, scale, kept)
         length = _total(values)
         chunk = chunk_length(length, size, compressor.block)
         flat = tf.pad(_joined(values), [[0, size * chunk - length]])
