@@ -1,12 +1,15 @@
 """The state of one model's training, between its steps and from one `fit` to the next."""
 
 import weakref
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import keras
 import tensorflow as tf
 
 from tfdml.strategies.accumulation import Accumulator
+
+if TYPE_CHECKING:
+    from tfdml.strategies.keras_seam.data_position import DataPosition
 
 
 class Observer(Protocol):
@@ -36,9 +39,13 @@ class FitSession:
 
     Args:
         model: The model.
+
+    Attributes:
+        position: Where the training data of the `fit` under way are, if a callback resumes it.
     """
 
     def __init__(self, model: keras.Model):
+        self.position: DataPosition | None = None
         self._model = weakref.ref(model)
         self._observers: dict[type, Observer] = {}
         self._accumulator: Accumulator | None = None

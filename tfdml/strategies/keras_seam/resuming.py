@@ -10,6 +10,7 @@ from keras.src.random import seed_generator
 
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.data_position import DataPosition
+from tfdml.strategies.session import session_of
 
 
 class ResumingCallback(keras.callbacks.Callback):
@@ -72,11 +73,11 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
     try:
         state = own[0].begin_fit(model, arguments["callbacks"])
         own[0].data = call.resumed = DataPosition(model, data, state)
-        model._tfdml_position = own[0].data
+        session_of(model).position = own[0].data
         try:
             yield
         finally:
-            del model._tfdml_position
+            session_of(model).position = None
     finally:
         model._initial_epoch = None
         own[0].end_fit()

@@ -38,6 +38,7 @@ from tfdml.strategies.keras_seam.optimizers import apply
 from tfdml.strategies.keras_seam.progress import with_progress
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.replica_math import next_seed
+from tfdml.strategies.session import session_of
 from tfdml.strategies.step import MetricStep, PredictStep
 
 
@@ -121,7 +122,7 @@ def _enumerate_iterator(original: Callable) -> Callable:
 
 def _logs_of_epoch(original: Callable) -> Callable:
     def get_metrics_result_or_logs(self, logs):
-        found = getattr(self, "_tfdml_position", None)
+        found = session_of(self).position
         # An epoch that was resumed behind its last step has no logs of its own.
         return original(self, found.logs if found is not None and not logs else logs)
 
