@@ -46,7 +46,7 @@ FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
 
 
 class Decided(auto_aggregator.Choice):
-    """What `Auto` takes its candidate for: the fastest, however long steps take."""
+    """A choice that holds the candidate for the fastest, however long steps take."""
 
     def __init__(self, *measured):
         super().__init__(*measured)
@@ -152,7 +152,7 @@ def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: 
     Args:
         features: With "mixed_rows", the rows of the mixture come from memory.
         strategy: Whose ranks read shares of their own, if they do.
-        records: Where `write_mixture` has written.
+        records: The directory that `write_mixture` has filled.
     """
     batch = BATCH // 2 if "accumulation" in features else BATCH
     if "mixed_data" in features:
@@ -206,7 +206,7 @@ def trained(
 
     Args:
         features: Of `combinations.FEATURES`; or "mixed_rows".
-        records: Where `write_mixture` has written.
+        records: The directory that `write_mixture` has filled.
         directory: For checkpoints.
     """
     with deciding(features):

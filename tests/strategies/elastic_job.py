@@ -18,7 +18,7 @@ def elastic(directory: Path, records: str, *features: str) -> dict:
 
     Args:
         directory: Of this job alone.
-        records: Where the mixture of data sets is.
+        records: The directory of the mixture of data sets.
         *features: The program's.
     """
     hosts, script = directory / "hosts", directory / "hosts.sh"

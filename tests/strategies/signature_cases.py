@@ -29,7 +29,7 @@ def all_reduced(name: str | None) -> dict:
 
 
 def summed_hierarchically() -> list[float]:
-    """What TensorFlow's strategy sums 1, 2 and 3 up to, on each of three devices."""
+    """Returns the sum of 1, 2 and 3 by TensorFlow's strategy, on each of three devices."""
     strategy = tf.distribute.MirroredStrategy(
         [f"CPU:{i}" for i in range(3)], cross_device_ops=tf.distribute.HierarchicalCopyAllReduce()
     )

@@ -1,4 +1,4 @@
-"""What stands on Python's stack where a step's gradients are exchanged, and where it updates."""
+"""Python's stack where a step exchanges its gradients, and where it makes the update."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""A rank that reports what it was told; the last of a job's workers goes on for ever."""
+"""A rank that reports its environment; the last of a job's workers never ends by itself."""
 
 import json
 import os

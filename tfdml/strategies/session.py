@@ -52,7 +52,7 @@ class FitSession:
 
     @property
     def observers(self) -> list[Observer]:
-        """What watches the train steps, in the same order on all ranks."""
+        """The observers of the train steps, in the same order on all ranks."""
         return [self._observers[kind] for kind in sorted(self._observers, key=lambda k: k.__name__)]
 
     def observer(self, kind: type[Kind]) -> Kind | None:
