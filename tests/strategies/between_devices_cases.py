@@ -35,10 +35,13 @@ def operations() -> dict[str, list]:
     function = tf.function(lambda: strategy.run(in_replica), autograph=False)
     found = function()
     graph = function.get_concrete_function().graph
-    cut = [op.device[-5:] for op in graph.get_operations() if op.type == "Unpack"]
+    on = {
+        kind: sorted({op.device[-5:] for op in graph.get_operations() if op.type == kind})
+        for kind in ("Unpack", "AddN")
+    }
     results = {name: strategy.experimental_local_results(v) for name, v in found.items()}
     numbers = {name: [t.numpy().tolist() for t in v] for name, v in results.items()}
-    return numbers | {"elsewhere": elsewhere, "cut_on": sorted(set(cut))}
+    return numbers | {"elsewhere": elsewhere, "on": on}
 
 
 def _is_on(place: str, device: str) -> bool:

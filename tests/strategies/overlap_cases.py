@@ -63,9 +63,9 @@ def _awaiting_all() -> contextlib.AbstractContextManager:
     """Takes the overlap away: no gradient is exchanged before all have been computed."""
     start_at_once = aggregator.sum_in_buckets
 
-    def sum_in_buckets(collective, gradients, *rest):
+    def sum_in_buckets(collective, gradients, *rest, **options):
         with tf.control_dependencies(list(gradients)):
-            return start_at_once(collective, [tf.identity(g) for g in gradients], *rest)
+            return start_at_once(collective, [tf.identity(g) for g in gradients], *rest, **options)
 
     return mock.patch.object(aggregator, "sum_in_buckets", sum_in_buckets)
 

@@ -18,7 +18,8 @@ def test_what_devices_get_from_each_other(ranks):
     assert found["all_to_all"] == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
     assert found["broadcast"] == [[10, 11, 12]] * 3
     assert found["elsewhere"] == []
-    assert found["cut_on"] == ["CPU:0", "CPU:1", "CPU:2"]
+    # Each cuts what it sends, and adds up a part for all.
+    assert found["on"] == dict.fromkeys(("Unpack", "AddN"), ["CPU:0", "CPU:1", "CPU:2"])
 
 
 @pytest.mark.parametrize(

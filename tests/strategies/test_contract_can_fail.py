@@ -15,7 +15,7 @@ from tfdml.strategies.keras_seam import array_data, trainer
 
 
 def _without_exchange():
-    return mock.patch.object(aggregator, "sum_in_buckets", lambda c, gradients, *_: gradients)
+    return mock.patch.object(aggregator, "sum_in_buckets", lambda c, gradients, *_, **__: gradients)
 
 
 def _without_weighting():

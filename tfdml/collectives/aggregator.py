@@ -1,14 +1,15 @@
 """Sums the gradients of all processes: in buckets if they are dense, by rows if they are sparse."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.rows import add_up_rows
 
@@ -38,12 +39,15 @@ class StepGradients:
         label: The name of their exchanges.
         rates: Returns the loss scale and the learning rate. Only what uses them calls it, because
             not every optimizer has a rate.
+        devices: This process's device that exchanges each gradient, and is to hold its sum; none
+            for the present device.
     """
 
     values: Sequence[Gradient]
     names: Sequence[str]
     label: str
     rates: Callable[[], Rates] = Rates
+    devices: Sequence[str] = ()
 
     def at(self, places: Sequence[int]) -> "StepGradients":
         """Returns some of the gradients.
@@ -52,7 +56,10 @@ class StepGradients:
             places: Their numbers, from 0.
         """
         return dataclasses.replace(
-            self, values=[self.values[i] for i in places], names=[self.names[i] for i in places]
+            self,
+            values=[self.values[i] for i in places],
+            names=[self.names[i] for i in places],
+            devices=[self.devices[i] for i in places] if self.devices else (),
         )
 
 
@@ -76,6 +83,15 @@ class GradientAggregator(abc.ABC):
         Returns:
             The sums, in the order of the gradients: the same bits for every caller.
         """
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns which dense gradients are exchanged together, so that one device has them.
+
+        Args:
+            gradients: A step's, of which only dtypes and shapes count.
+        """
+        del gradients
+        return []
 
     @property
     def state(self) -> dict[str, tf.Variable]:
@@ -114,8 +130,17 @@ class PlainAggregator(GradientAggregator):
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
-        name = f"{self._prefix}{gradients.label}"
-        return sum_in_buckets(self._collective, gradients.values, name, self._bucket_bytes)
+        return sum_in_buckets(
+            self._collective,
+            gradients.values,
+            f"{self._prefix}{gradients.label}",
+            self._bucket_bytes,
+            devices=gradients.devices,
+        )
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns which gradients are exchanged together; see `GradientAggregator`."""
+        return dense_buckets(gradients.values, self._bucket_bytes)
 
 
 def sum_in_buckets(
@@ -124,6 +149,7 @@ def sum_in_buckets(
     name: str,
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+    devices: Sequence[str] = (),
 ) -> list[Gradient]:
     """Sums tensors, as a rule gradients, over all processes.
 
@@ -138,6 +164,7 @@ def sum_in_buckets(
         name: What the exchanges are called, before `/bucket_0`, `/sparse_0`, …
         bucket_bytes: Bytes at which a bucket is closed.
         first_bucket_bytes: Bytes at which the first bucket is closed.
+        devices: The device of each gradient, see `StepGradients`.
 
     Returns:
         The sums, in the order of `gradients`.
@@ -145,6 +172,31 @@ def sum_in_buckets(
     if collective.size == 1:
         return list(gradients)
     sums: list[Gradient | None] = [None] * len(gradients)
+    for number, bucket in enumerate(dense_buckets(gradients, bucket_bytes, first_bucket_bytes)):
+        group = [gradients[i] for i in bucket.indices]
+        with on_device(devices, bucket.indices) as device:
+            totals = collective.on(device).all_reduce(group, f"{name}/bucket_{number}")
+        for i, total in zip(bucket.indices, totals, strict=True):
+            sums[i] = total
+    for i, gradient in enumerate(gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            with on_device(devices, [i]) as device:
+                sums[i] = _gathered(collective.on(device), gradient, f"{name}/sparse_{i}")
+    return sums
+
+
+def dense_buckets(
+    gradients: Sequence[Gradient],
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> list[Bucket]:
+    """Returns which of the gradients that are not sparse are exchanged together.
+
+    Args:
+        gradients: In the order of the layers.
+        bucket_bytes: Bytes at which a bucket is closed.
+        first_bucket_bytes: Bytes at which the first bucket is closed.
+    """
     dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
     buckets = plan_buckets(
         [_nbytes(gradients[i]) for i in dense],
@@ -152,22 +204,35 @@ def sum_in_buckets(
         bucket_bytes,
         first_bucket_bytes,
     )
-    for number, bucket in enumerate(buckets):
-        places = [dense[i] for i in bucket.indices]
-        group = [gradients[i] for i in places]
-        for i, total in zip(
-            places, collective.all_reduce(group, f"{name}/bucket_{number}"), strict=True
-        ):
-            sums[i] = total
-    for i, gradient in enumerate(gradients):
-        if isinstance(gradient, tf.IndexedSlices):
-            gathered = tf.IndexedSlices(
-                collective.all_gather(gradient.values, f"{name}/sparse_{i}_values"),
-                collective.all_gather(gradient.indices, f"{name}/sparse_{i}_indices"),
-                gradient.dense_shape,
-            )
-            sums[i] = add_up_rows(gathered)
-    return sums
+    return [Bucket([dense[i] for i in b.indices], b.nbytes) for b in buckets]
+
+
+@contextlib.contextmanager
+def on_device(devices: Sequence[str], places: Sequence[int]) -> Iterator[str | None]:
+    """While this is entered, operations are on the device of the first of some gradients.
+
+    Args:
+        devices: The device of each gradient; none for the present one.
+        places: The gradients' numbers.
+
+    Yields:
+        The device's name, None for the present one.
+    """
+    if not devices:
+        yield None
+        return
+    with tf.device(devices[places[0]]):
+        yield devices[places[0]]
+
+
+def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    return add_up_rows(
+        tf.IndexedSlices(
+            collective.all_gather(own.values, f"{name}_values"),
+            collective.all_gather(own.indices, f"{name}_indices"),
+            own.dense_shape,
+        )
+    )
 
 
 def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:

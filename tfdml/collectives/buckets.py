@@ -1,4 +1,4 @@
-"""Which gradients travel together, and in which order."""
+"""Which gradients travel together, in which order, and by which device of a process."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -69,3 +69,29 @@ def plan_buckets(
     if indices:
         buckets.append(Bucket(indices, filled))
     return buckets
+
+
+def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> list[str]:
+    """Gives each bucket to a device of the process, which sums and exchanges it for all of them.
+
+    With L devices and buckets of equal bytes, each device receives (L-1)/L of the gradients and
+    sends as much, and the same again for the sums: a reduce-scatter and an all-gather. One device
+    that did it for all would receive and send L-1 times the gradients.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+        count: The number of gradients.
+        devices: The process's devices.
+
+    Returns:
+        Each gradient's device: that of its bucket. Those that are in none, because they are sparse,
+        take turns.
+    """
+    places = [devices[i % len(devices)] for i in range(count)]
+    loads = dict.fromkeys(devices, 0)
+    for bucket in buckets:
+        device = min(loads, key=loads.__getitem__)
+        loads[device] += bucket.nbytes
+        for i in bucket.indices:
+            places[i] = device
+    return places

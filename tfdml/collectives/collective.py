@@ -44,6 +44,19 @@ class Collective(abc.ABC):
         """What a second thread may use while a step runs: it needs no order among the two."""
         return self
 
+    def on(self, device: str | None) -> "Collective":
+        """Returns the collective in which a device of this process takes part.
+
+        Its peers are the devices of the same number of the other processes. Exchanges of different
+        devices wait for nothing of each other.
+
+        Args:
+            device: One of this process's devices, None for the present one. Where operations run
+                on the device of their tensors, this collective serves them all.
+        """
+        del device
+        return self
+
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """While this is entered, this process waits for the others; a guard may watch."""
         del what

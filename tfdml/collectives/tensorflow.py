@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.own_variable import own_variable
 from tfdml.topology import Topology
 
-# All processes of the cluster are one group, of each kind of device; TensorFlow's strategies count
-# theirs from 1.
+# The devices of a kind and number of all processes are one group, and so are all devices of a kind;
+# TensorFlow's strategies count their groups from 1.
 _GROUP_KEY = 0x7FD31
 
 # Keys of operations are int32: a prime number of them, and how far apart sizes put them.
@@ -27,37 +28,38 @@ class TensorFlowCollective(Collective):
 
     Args:
         topology: This process's place in the cluster.
-        device: The device that takes part for this process, with its job and task.
+        devices: This process's devices, with their job and task; the first takes part in what is
+            not said to be another one's, see `on`.
         options: How to communicate: the implementation, and a time limit in seconds.
     """
 
     def __init__(
         self,
         topology: Topology,
-        device: str,
+        devices: Sequence[str],
         options: tf.distribute.experimental.CommunicationOptions,
     ):
         super().__init__(topology)
-        self._device = device
-        self._names: dict[int, str] = {}
-        self._common = {
-            "group_size": self.size,
-            "group_key": _GROUP_KEY + ("GPU" in device),
-            "communication_hint": options.implementation.value.lower(),
-            "timeout_seconds": float(options.timeout_seconds or 0),
-        }
-        # NCCL hangs when two processes launch kernels in different orders; the ring may.
-        self._order = None
+        self._device, *others = devices
+        number = tf.DeviceSpec.from_string(self._device).device_index
+        self._member = Member(
+            self._device, _GROUP_KEY + 2 * number + ("GPU" in self._device), self.size, options
+        )
+        self._others = {d: TensorFlowCollective(topology, [d], options) for d in others}
         self._beside_steps: Collective = self
-        if "GPU" in device:
-            host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+        if "GPU" in self._device:
+            host = tf.DeviceSpec.from_string(self._device).replace(
+                device_type="CPU", device_index=0
+            )
             ring = tf.distribute.experimental.CommunicationOptions(
                 timeout_seconds=options.timeout_seconds,
                 implementation=tf.distribute.experimental.CommunicationImplementation.RING,
             )
-            self._beside_steps = TensorFlowCollective(topology, host.to_string(), ring)
-            with tf.init_scope(), tf.device(device):
-                self._order = tf.Variable(0.0, trainable=False)
+            self._beside_steps = TensorFlowCollective(topology, [host.to_string()], ring)
+
+    def on(self, device: str | None) -> Collective:
+        """Returns the collective of a device and its peers; see `Collective`."""
+        return self._others.get(device, self)
 
     @property
     def beside_steps(self) -> Collective:
@@ -67,21 +69,7 @@ class TensorFlowCollective(Collective):
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
         with tf.device(self._device):
-            flat = [tf.reshape(t, [-1]) for t in tensors]
-            packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-            total = tf.raw_ops.CollectiveReduceV2(
-                input=packed,
-                merge_op="Add",
-                final_op="Id",
-                ordering_token=self._in_order(),
-                **self._arguments("reduce", packed, name),
-            )
-            sizes = [tf.size(t) for t in flat]
-            parts = [total] if len(flat) == 1 else tf.split(total, sizes, num=len(flat))
-            return [
-                tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
-                for part, t in zip(parts, tensors, strict=True)
-            ]
+            return self._member.all_reduce(tensors, name)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
@@ -112,8 +100,8 @@ class TensorFlowCollective(Collective):
             wire, unpack = _as_words(tensor)
             received = tf.raw_ops.CollectiveAllToAllV2(
                 input=wire,
-                ordering_token=self._in_order(),
-                **self._arguments("all_to_all", wire, name),
+                ordering_token=self._member.order,
+                **self._member.arguments("all_to_all", wire, name),
             )
             return tf.ensure_shape(unpack(received), tensor.shape)
 
@@ -122,7 +110,7 @@ class TensorFlowCollective(Collective):
         with tf.device(self._device):
             wire, unpack = _as_wire(tensor)
             flat = tf.reshape(wire, [-1])
-            arguments = self._arguments("broadcast", flat, name)
+            arguments = self._member.arguments("broadcast", flat, name)
             if self.rank == root:
                 value = tf.raw_ops.CollectiveBcastSendV2(input=flat, **arguments)
             else:
@@ -133,10 +121,66 @@ class TensorFlowCollective(Collective):
 
     def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.CollectiveGatherV2(
-            input=tensor, ordering_token=self._in_order(), **self._arguments("gather", tensor, name)
+            input=tensor,
+            ordering_token=self._member.order,
+            **self._member.arguments("gather", tensor, name),
         )
 
-    def _arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
+
+class Member:
+    """A device as a member of a group, for TensorFlow's collective operations.
+
+    Args:
+        device: The device.
+        group_key: The group's number.
+        group_size: The number of its members.
+        options: How to communicate.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        group_key: int,
+        group_size: int,
+        options: tf.distribute.experimental.CommunicationOptions,
+    ):
+        self._names: dict[int, str] = {}
+        self._common = {
+            "group_size": group_size,
+            "group_key": group_key,
+            "communication_hint": options.implementation.value.lower(),
+            "timeout_seconds": float(options.timeout_seconds or 0),
+        }
+        # A device's operations follow one another in the order in which they are traced: NCCL hangs
+        # when two processes launch kernels in different orders. Without a token of its own, a graph
+        # would put them in one order with all other stateful operations, of all devices.
+        with tf.init_scope(), tf.device(device):
+            self._token = own_variable(tf.constant(0.0))
+
+    @property
+    def order(self) -> list[tf.Tensor]:
+        """What operations are given so that they follow one another."""
+        return [self._token.handle]
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over the group; see `Collective`."""
+        flat = [tf.reshape(t, [-1]) for t in tensors]
+        packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+        total = tf.raw_ops.CollectiveReduceV2(
+            input=packed,
+            merge_op="Add",
+            final_op="Id",
+            ordering_token=self.order,
+            **self.arguments("reduce", packed, name),
+        )
+        sizes = [tf.size(t) for t in flat]
+        parts = [total] if len(flat) == 1 else tf.split(total, sizes, num=len(flat))
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
+            for part, t in zip(parts, tensors, strict=True)
+        ]
+
+    def arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
         """Returns what pairs an operation with the other processes': its key follows its name.
 
         TensorFlow remembers the kind, the dtype and the shape of what a key stands for, so they
@@ -152,9 +196,6 @@ class TensorFlowCollective(Collective):
             )
         key = (key + tf.size(tensor, tf.int64) * _KEY_STRIDE) % _KEYS
         return {**self._common, "instance_key": tf.cast(key, tf.int32)}
-
-    def _in_order(self) -> list[tf.Tensor]:
-        return [] if self._order is None else [self._order.handle]
 
 
 def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:

@@ -10,9 +10,11 @@ from tfdml.collectives.aggregator import (
     Gradient,
     GradientAggregator,
     StepGradients,
+    dense_buckets,
+    on_device,
     sum_in_buckets,
 )
-from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
+from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
@@ -96,10 +98,8 @@ class CompressedAggregator(GradientAggregator):
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
-        count = len(gradients.values)
-        compressed = [i for i in range(count) if self._takes(gradients.values[i])]
-        plain = [i for i in range(count) if i not in compressed]
-        sums = _Sums([None] * count)
+        compressed, plain = self._divided(gradients)
+        sums = _Sums([None] * len(gradients.values))
         scales = self._scales(gradients, sums)
         totals = self._sum_plain(plain, gradients, scales, sums)
         if compressed or sums.commits:
@@ -108,6 +108,26 @@ class CompressedAggregator(GradientAggregator):
             # The sums are the same on all processes, and so is this vote.
             _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
         return sums.totals
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns which gradients are exchanged together; see `GradientAggregator`."""
+        compressed, plain = self._divided(gradients)
+        uncompressed = dense_buckets([gradients.values[i] for i in plain], self._bucket_bytes)
+        return [
+            *self._compressed_buckets(compressed, gradients),
+            *(Bucket([plain[i] for i in b.indices], b.nbytes) for b in uncompressed),
+        ]
+
+    def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
+        """Returns the places of gradients that are compressed, and of those that are not."""
+        count = len(gradients.values)
+        compressed = [i for i in range(count) if self._takes(gradients.values[i])]
+        return compressed, [i for i in range(count) if i not in compressed]
+
+    def _compressed_buckets(self, places: Sequence[int], gradients: StepGradients) -> list[Bucket]:
+        sizes = [4 * gradients.values[i].shape.num_elements() for i in places]
+        buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
+        return [Bucket([places[i] for i in b.indices], b.nbytes) for b in buckets]
 
     def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
         """Returns the step's factors; notes its learning rate for the next step."""
@@ -128,12 +148,16 @@ class CompressedAggregator(GradientAggregator):
         values, name = gradients.values, self._name(gradients)
         sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
         dense = [i for i in places if i not in sparse]
+        own = gradients.at(dense)
         totals = [
-            *sum_in_buckets(self._collective, [values[i] for i in dense], name, self._bucket_bytes),
-            *sum_sparse(self._collective, [values[i] for i in sparse], name),
+            *sum_in_buckets(
+                self._collective, own.values, name, self._bucket_bytes, devices=own.devices
+            ),
+            *sum_sparse(self._collective, gradients.at(sparse), name),
         ]
         for i, total in zip([*dense, *sparse], totals, strict=True):
-            sums.totals[i] = self._after_sum(total, gradients.names[i], scales, sums)
+            with on_device(gradients.devices, [i]):
+                sums.totals[i] = self._after_sum(total, gradients.names[i], scales, sums)
         return totals
 
     def _sum_compressed(
@@ -145,15 +169,15 @@ class CompressedAggregator(GradientAggregator):
         name = self._name(gradients)
         summable = isinstance(self._compressor, SummableCompressor)
         exchange = self._in_rounds if summable else self._in_two_phases
-        sizes = [4 * gradients.values[i].shape.num_elements() for i in places]
-        buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
-        for number, bucket in enumerate(buckets):
-            members = [places[i] for i in bucket.indices]
-            own = gradients.at(members)
-            totals, finite, commits = exchange(own.values, own.names, scales, step, name, number)
+        for number, bucket in enumerate(self._compressed_buckets(places, gradients)):
+            own = gradients.at(bucket.indices)
+            with on_device(gradients.devices, bucket.indices) as device:
+                totals, finite, commits = exchange(
+                    self._collective.on(device), own, scales, step, f"{name}/compressed_{number}"
+                )
             sums.finite.append(finite)
             sums.commits += commits
-            for i, total in zip(members, totals, strict=True):
+            for i, total in zip(bucket.indices, totals, strict=True):
                 sums.totals[i] = total
 
     def _name(self, gradients: StepGradients) -> str:
@@ -176,9 +200,15 @@ class CompressedAggregator(GradientAggregator):
         return tf.cast(result * scales.loss, total.dtype)
 
     def _in_two_phases(
-        self, own, names, scales, step, label, number
+        self,
+        collective: Collective,
+        gradients: StepGradients,
+        scales: Scales,
+        step: tf.Tensor,
+        name: str,
     ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
+        own, names, label = gradients.values, gradients.names, self._name(gradients)
         memories = [
             self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
         ]
@@ -187,14 +217,14 @@ class CompressedAggregator(GradientAggregator):
             for codec, places in self._compressor.parts([g.shape for g in own])
         ]
         sums, finite, after, servers_after = sum_in_two_phases(
-            self._collective,
+            collective,
             self._compressor,
             own,
             [_values(m) for m in memories],
             [_values(s) for s in servers],
             scales,
             step,
-            f"{label}/compressed_{number}",
+            name,
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
 
@@ -214,9 +244,17 @@ class CompressedAggregator(GradientAggregator):
             self._kept(f"{PART}{name}", tf.constant([length, codec.block]))
             return {"residual": self._kept(f"{SERVER}{name}", tf.zeros([chunk]))}
 
-    def _in_rounds(self, own, names, scales, step, label, number) -> tuple[list, tf.Tensor, list]:
+    def _in_rounds(
+        self,
+        collective: Collective,
+        gradients: StepGradients,
+        scales: Scales,
+        step: tf.Tensor,
+        name: str,
+    ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
         del step
+        own, names = gradients.values, gradients.names
         memories = [
             self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
         ]
@@ -225,13 +263,13 @@ class CompressedAggregator(GradientAggregator):
             for n, g in zip(names, own, strict=True)
         ]
         sums, finite, after, states_after = sum_in_rounds(
-            self._collective,
+            collective,
             self._compressor,
             own,
             [_values(m) for m in memories],
             [_values(s) for s in states],
             scales,
-            f"{label}/compressed_{number}",
+            name,
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 

@@ -14,7 +14,7 @@ from tfdml.collectives.aggregator import (
     PlainAggregator,
     StepGradients,
 )
-from tfdml.collectives.buckets import BUCKET_BYTES
+from tfdml.collectives.buckets import BUCKET_BYTES, Bucket
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.aggregator import CompressedAggregator
@@ -74,6 +74,10 @@ class AutoAggregator(GradientAggregator):
         """Continues with what the ranks of an earlier job have kept; see `GradientAggregator`."""
         for part in self._parts:
             part.restore(before)
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns those of no compression, which a branch may divide; see `GradientAggregator`."""
+        return self._parts[0].buckets(gradients)
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients by the chosen candidate; see `GradientAggregator`."""

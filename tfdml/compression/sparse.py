@@ -1,9 +1,8 @@
 """Sums of sparse gradients: gathered as rows where that is fewer bytes, else summed as a whole."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
+from tfdml.collectives.aggregator import StepGradients, on_device
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.rows import add_up_rows
 
@@ -11,7 +10,7 @@ _INDEX_BYTES = 8
 
 
 def sum_sparse(
-    collective: Collective, slices: Sequence[tf.IndexedSlices], name: str
+    collective: Collective, gradients: StepGradients, name: str
 ) -> list[tf.IndexedSlices]:
     """Sums sparse gradients over all processes.
 
@@ -21,18 +20,22 @@ def sum_sparse(
 
     Args:
         collective: What moves the bytes, between N processes.
-        slices: This process's gradients.
+        gradients: This process's, all of them `tf.IndexedSlices`.
         name: What the exchanges are called.
 
     Returns:
         The sums, each row once.
     """
-    slices = [_as_tensors(s) for s in slices]
+    slices = [_as_tensors(s) for s in gradients.values]
     if not slices or collective.size == 1:
         return slices
     counts = tf.stack([tf.shape(s.indices, tf.int64)[0] for s in slices])
     (totals,) = collective.all_reduce([counts], f"{name}/sparse_rows")
-    return [_sum(collective, s, totals[i], f"{name}/sparse_{i}") for i, s in enumerate(slices)]
+    sums = []
+    for i, own in enumerate(slices):
+        with on_device(gradients.devices, [i]) as device:
+            sums.append(_sum(collective.on(device), own, totals[i], f"{name}/sparse_{i}"))
+    return sums
 
 
 def is_sparse_fewer(rows: tf.Tensor, row_bytes: int, table_rows: tf.Tensor) -> tf.Tensor:

@@ -28,6 +28,13 @@ class WatchedCollective(Collective):
         """Not watched: where the process is, its main thread says."""
         return self._collective.beside_steps
 
+    def on(self, device: str | None) -> Collective:
+        """Watches a device's collective; see `Collective`."""
+        collective = self._collective.on(device)
+        if collective is self._collective:
+            return self
+        return WatchedCollective(collective, self._place)
+
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """While this is entered, this process waits for the others in `what`."""
         return self._place.waiting(what)

@@ -31,14 +31,24 @@ class DeviceCollective(Collective):
         self._devices = devices
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Sums each tensor over all devices, on the first one; see `Collective`."""
+        """Sums each tensor over all devices, a part on each; see `Collective`."""
+        flat = [tf.reshape(t, [-1]) for t in tensors]
+        sizes = [tf.size(t) for t in flat]
 
-        def sums(*parts: list[tf.Tensor]) -> list[list[tf.Tensor]]:
-            with tf.device(self._devices[0]):
-                totals = [tf.add_n(each) for each in parts]
-            return [totals] * self.size
+        def sums(packed: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+            length = tf.shape(packed[0])[0]
+            bounds = [length * i // self.size for i in range(self.size + 1)]
+            cut = self._on_each(
+                lambda rank: [packed[rank][a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            )
+            added = self._on_each(lambda rank: [tf.add_n([own[rank] for own in cut])])
+            return self._on_each(lambda _: [tf.concat([part for (part,) in added], 0)])
 
-        return self._meet(tensors, sums)
+        (total,) = self._meet([tf.concat(flat, 0)], sums)
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
+            for part, t in zip(tf.split(total, sizes, num=len(flat)), tensors, strict=True)
+        ]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the devices' tensors; see `Collective`."""
@@ -94,13 +104,14 @@ class DeviceAggregator(GradientAggregator):
     Args:
         devices: The devices, one a replica.
         compressor: The compressor of what goes from one device to another.
+        bucket_bytes: Bytes of gradients that go together.
     """
 
     per_replica = True
 
-    def __init__(self, devices: Sequence[str], compressor: Compressor):
+    def __init__(self, devices: Sequence[str], compressor: Compressor, bucket_bytes: int):
         self._parts = [
-            CompressedAggregator(DeviceCollective(devices, rank), compressor)
+            CompressedAggregator(DeviceCollective(devices, rank), compressor, bucket_bytes)
             for rank in range(len(devices))
         ]
 

@@ -18,8 +18,10 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfdml.collectives.aggregator import GradientAggregator, sum_in_buckets
+from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_in_buckets
+from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.compression.auto_aggregator import make_aggregator
@@ -30,10 +32,11 @@ from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
 from tfdml.strategies.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.device_aggregator import DeviceAggregator
+from tfdml.strategies.device_group_aggregator import DeviceGroupAggregator
 from tfdml.strategies.ordering import after_arguments
 from tfdml.strategies.session import leave_sessions
 
-_TO_FIRST_DEVICE = cross_device_ops.ReductionToOneDevice()
+_TO_ONE_DEVICE = cross_device_ops.ReductionToOneDevice()
 
 
 class ReplicaExtended(BatchExtended):
@@ -63,6 +66,8 @@ class ReplicaExtended(BatchExtended):
         self._between_devices = False
         # TensorFlow's all-reduce between devices, where `MirroredStrategy` was given one.
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
+        # What sums uncompressed gradients between devices, where that is faster than `spread`.
+        self.device_group: DeviceGroup | None = None
         # What `keras_seam` asks: a strategy's constructor sets it.
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
@@ -107,7 +112,14 @@ class ReplicaExtended(BatchExtended):
             if self.cross_device_ops is not None:
                 made = CrossDeviceAggregator(self.cross_device_ops)
             elif self.compresses and self._between_devices:
-                made = DeviceAggregator(self._devices, self.compressor)
+                made = DeviceAggregator(self._devices, self.compressor, self.options.bucket_bytes)
+            elif self.device_group is not None and not self.compresses:
+                made = DeviceGroupAggregator(
+                    self.device_group,
+                    self.collective,
+                    self.options.bucket_bytes,
+                    self._note_exchange,
+                )
             else:
                 compressor = self.compressor if self.compresses else None
                 made = make_aggregator(self.collective, compressor, self.options.bucket_bytes)
@@ -169,6 +181,12 @@ class ReplicaExtended(BatchExtended):
         if self.guard is None or tf.executing_eagerly():
             return contextlib.nullcontext()
         return self.guard.place.making_graph(step)
+
+    def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
+        """Notes what devices exchange in a graph that is being made."""
+        if self.guard is not None and not tf.executing_eagerly():
+            words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
+            self.guard.place.note_collective(f"all_reduce of {name}", words)
 
     # -- Variables -----------------------------------------------------------------------------
 
@@ -263,20 +281,20 @@ class ReplicaExtended(BatchExtended):
 
     def _reduce_all(self, batch: Sequence, reduce_op, destinations: Sequence) -> list:
         """Reduces each value over all replicas and puts the result on its destinations."""
-        sums = sum_in_buckets(
-            self.collective, [self.local_sum(v) for v in batch], self.unique_name("reduce")
-        )
+        buckets = dense_buckets([_first_part(v) for v in batch])
+        devices = spread(buckets, len(batch), self._devices)
+        own = [self.local_sum(v, device) for v, device in zip(batch, devices, strict=True)]
+        sums = sum_in_buckets(self.collective, own, self.unique_name("reduce"), devices=devices)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._num_replicas_in_sync) for total in sums]
         return [self._broadcast_to(t, d) for t, d in zip(sums, destinations, strict=True)]
 
-    def local_sum(self, value):
-        """Returns the sum over this process's replicas, on the first device."""
+    def local_sum(self, value, device: str):
+        """Returns the sum over this process's replicas, on one of their devices."""
         if isinstance(value, values.DistributedValues):
-            total = _TO_FIRST_DEVICE.reduce(
-                tf.distribute.ReduceOp.SUM, value, destinations=self._devices[0]
-            )
-            return add_up_rows(total) if self.num_local_replicas > 1 else total
+            total = _TO_ONE_DEVICE.reduce(tf.distribute.ReduceOp.SUM, value, destinations=device)
+            with tf.device(device):
+                return add_up_rows(total) if self.num_local_replicas > 1 else total
         if isinstance(value, tf.IndexedSlices):
             return value
         # A plain value is the same on each of this process's replicas.
@@ -352,6 +370,13 @@ def _outermost_graph() -> tf.Graph:
     while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
         graph = graph.outer_graph
     return graph
+
+
+def _first_part(value):
+    """Returns something of the dtype and shape of a value's parts."""
+    if isinstance(value, values.DistributedValues):
+        return value.values[0]
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
 
 
 def _divide(total, count: int):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
+from tfdml.collectives.buckets import spread
 from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.noise_scale import NoiseScale
 from tfdml.strategies.step_clock import StepClock
@@ -37,10 +38,16 @@ def sum_over_replicas(
 def _by_process(
     extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
 ) -> list[Gradient]:
-    """Adds up the replicas of this process first, so that a process sends one gradient."""
+    """Adds up the replicas of this process first, so that a process sends one gradient.
+
+    Each bucket of gradients is summed, exchanged and handed out by one of the process's devices.
+    """
 
     def merge(_, *per_replica):
-        local = dataclasses.replace(gradients, values=[extended.local_sum(v) for v in per_replica])
+        buckets = aggregator.buckets(gradients)
+        devices = spread(buckets, len(per_replica), extended.local_devices)
+        sums = [extended.local_sum(v, d) for v, d in zip(per_replica, devices, strict=True)]
+        local = dataclasses.replace(gradients, values=sums, devices=devices)
         clock = extended.observer(StepClock)
         if clock is not None:
             clock.note_gradients(local.values)
@@ -61,6 +68,11 @@ def _by_replica(
     count = len(sums)
 
     def merge(_, *both):
+        clock = extended.observer(StepClock)
+        if clock is not None:
+            local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
+            clock.note_gradients(local)
+            clock.note_sums(total)
         _observe_noise(extended, both[:count], both[count:], gradients.rates)
 
     tf.distribute.get_replica_context().merge_call(merge, args=(*gradients.values, *sums))

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
+from tfdml.collectives.device_group import device_group
 from tfdml.compression import Auto, Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
+from tfdml.topology import Topology
 
 
 class MirroredStrategy(ReplicaStrategy):
@@ -21,11 +24,14 @@ class MirroredStrategy(ReplicaStrategy):
         devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
             there are none.
         cross_device_ops: The all-reduce of gradients between the devices, one of TensorFlow's, such
-            as `tf.distribute.NcclAllReduce()`. By default they are summed on the first device.
+            as `tf.distribute.NcclAllReduce()`. By default GPUs sum them by an all-reduce of NCCL;
+            of processors each sums, for all, the gradients of some layers.
         compression: How gradients are compressed between the devices: one of `tfdml.compression`,
             such as `PowerSGD(rank=4)`, or its name. Each device is then what a process is
             elsewhere, so this shows on one machine what a codec does to a training. "auto" sends
             them as they are: there is no network between devices.
+        bucket_bytes: Bytes of gradients that one device sums at once, as soon as they are there. A
+            gradient is never cut.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -37,12 +43,15 @@ class MirroredStrategy(ReplicaStrategy):
         cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
         *,
         compression: Compressor | str | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
-        options = arguments.check(devices, compression)
+        options = arguments.check(devices, compression, bucket_bytes=bucket_bytes)
         devices = devices or all_devices()
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)
         self.extended.cross_device_ops = cross_device_ops
+        told = tf.distribute.experimental.CommunicationOptions()
+        self.extended.device_group = device_group(Topology(), self.extended.local_devices, told)
         if not isinstance(options.compression, Auto):
             self.extended.compress_between_devices()
 

@@ -6,12 +6,14 @@ import tensorflow as tf
 
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
+from tfdml.collectives.device_group import device_group
 from tfdml.collectives.tensorflow import TensorFlowCollective
 from tfdml.compression import Compressor
 from tfdml.strategies import arguments
 from tfdml.strategies.cluster import join
 from tfdml.strategies.mirrored import all_devices
 from tfdml.strategies.replica_strategy import ReplicaStrategy
+from tfdml.topology import Topology
 
 
 class MultiWorkerMirroredStrategy(ReplicaStrategy):
@@ -78,12 +80,14 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         member = join(cluster_resolver, told, start_limit)
         if member is None:
             super().__init__(LocalCollective(), devices or all_devices(), options)
+            self.extended.device_group = device_group(Topology(), self.extended.local_devices, told)
             return
         # Device names of a cluster say whose they are.
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
-        collective = TensorFlowCollective(member.topology, own[0], told)
+        collective = TensorFlowCollective(member.topology, own, told)
         super().__init__(collective, own, options)
+        self.extended.device_group = device_group(member.topology, own, told)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

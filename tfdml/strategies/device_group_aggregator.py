@@ -1,0 +1,72 @@
+"""Sums uncompressed gradients over all devices of all processes at once."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import (
+    Gradient,
+    GradientAggregator,
+    StepGradients,
+    dense_buckets,
+    sum_in_buckets,
+)
+from tfdml.collectives.buckets import spread
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.device_group import DeviceGroup
+
+
+class DeviceGroupAggregator(GradientAggregator):
+    """Sums gradients by all-reduces whose members are the devices, not the processes.
+
+    Sparse gradients are added up on one of the process's devices, and gathered from there.
+
+    Args:
+        group: The devices.
+        collective: What gathers sparse gradients.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+        note: Is told an exchange's name, and what is exchanged, where a graph is made.
+    """
+
+    per_replica = True
+
+    def __init__(
+        self,
+        group: DeviceGroup,
+        collective: Collective,
+        bucket_bytes: int,
+        note: Callable[[str, Sequence[tf.Tensor]], None],
+    ):
+        self._group = group
+        self._collective = collective
+        self._bucket_bytes = bucket_bytes
+        self._note = note
+
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
+        """Sums a replica's gradients with the others'; see `GradientAggregator`."""
+
+        def merge(strategy, *per_replica):
+            extended = strategy.extended
+            parts = [extended.parts_of(value) for value in per_replica]
+            sums = [None] * len(parts)
+            buckets = dense_buckets([own[0] for own in parts], self._bucket_bytes)
+            for number, bucket in enumerate(buckets):
+                own = [[parts[i][d] for i in bucket.indices] for d in range(len(parts[0]))]
+                name = f"{gradients.label}/bucket_{number}"
+                self._note(name, own[0])
+                totals = zip(*self._group.all_reduce(own, name), strict=True)
+                for i, total in zip(bucket.indices, totals, strict=True):
+                    sums[i] = extended.replica_values(total)
+            sparse = [i for i, own in enumerate(parts) if isinstance(own[0], tf.IndexedSlices)]
+            devices = spread([], len(sparse), extended.local_devices)
+            rows = [
+                extended.local_sum(per_replica[i], device)
+                for i, device in zip(sparse, devices, strict=True)
+            ]
+            totals = sum_in_buckets(self._collective, rows, gradients.label, devices=devices)
+            for i, total in zip(sparse, totals, strict=True):
+                sums[i] = extended.on_all_devices(total)
+            return sums
+
+        replica = tf.distribute.get_replica_context()
+        return list(replica.merge_call(merge, args=tuple(gradients.values)))
