@@ -75,6 +75,23 @@ def of_a_step(devices: int, as_group: bool, compression: Any = None) -> dict[str
     return _traffic(graphs[-1])
 
 
+def kept(devices: int) -> dict[str, list[int]]:
+    """Returns what a compressing strategy keeps after a step: shapes by name.
+
+    Args:
+        devices: The devices of a process.
+    """
+    strategy = job.strategy(devices=devices, compression="onebit", bucket_bytes=BUCKET_BYTES)
+    with strategy.scope():
+        dense = [layers.Dense(WIDTH, name=f"dense_{i}") for i in range(3)]
+        model = keras.Sequential([layers.Input((WIDTH,)), *dense])
+        model.compile(keras.optimizers.SGD(0.1, name="sgd"), "mse")
+    rows = np.ones((8, WIDTH), "float32")
+    model.fit(rows, rows, batch_size=8, verbose=0)
+    aggregator = strategy.extended.aggregator_of(model.optimizer)
+    return {name: v.shape.as_list() for name, v in aggregator.state.items()}
+
+
 def _traffic(graph: tf.Graph) -> dict[str, Any]:
     received, sent, exchanged, nowhere = Counter(), Counter(), Counter(), []
     copies = set()
@@ -147,4 +164,11 @@ def trained(devices: int, as_group: bool, eagerly: bool = False, **options: Any)
     rng = np.random.default_rng(5)
     x, y = rng.integers(0, 50, (44, 5)), rng.integers(0, 3, 44)
     history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
-    return outcome(model, history)
+    # A variable is what the first device has; all devices must have the same bits.
+    alike = all(
+        own.numpy().tobytes() == first.numpy().tobytes()
+        for variable in [*model.variables, *model.optimizer.variables]
+        for first, *others in [getattr(variable.value, "values", [variable.value])]
+        for own in others
+    )
+    return outcome(model, history) | {"alike": alike}

@@ -15,7 +15,10 @@ from tfdml.collectives.buckets import FIRST_BUCKET_BYTES
 
 
 class Held(layers.Layer):
-    """A layer whose backward pass stops until an event is set, or for some seconds."""
+    """A layer whose backward pass stops until an event is set, or for some seconds.
+
+    Of a process's replicas the first one's: each that waits keeps one of TensorFlow's few threads.
+    """
 
     def __init__(self, event: threading.Event, seconds: float):
         super().__init__()
@@ -24,6 +27,9 @@ class Held(layers.Layer):
 
     def call(self, inputs):
         """Returns `inputs`."""
+        replica = tf.distribute.get_replica_context()
+        if replica is not None and replica._local_replica_id:
+            return tf.identity(inputs)
 
         def wait(gradient: np.ndarray) -> np.ndarray:
             self.came.append(self._event.wait(self._seconds))
@@ -70,19 +76,22 @@ def _awaiting_all() -> contextlib.AbstractContextManager:
     return mock.patch.object(aggregator, "sum_in_buckets", sum_in_buckets)
 
 
-def exchanged_while_the_first_layer_waits(seconds: float, awaiting_all: bool = False) -> list[bool]:
+def exchanged_while_the_first_layer_waits(
+    seconds: float, awaiting_all: bool = False, devices: int = 1
+) -> list[bool]:
     """Holds the backward pass before the first layer until the last layer's sums have arrived.
 
     Args:
         seconds: How long it is held at most.
         awaiting_all: Whether the exchange is made to wait for all gradients.
+        devices: The replicas of a process.
 
     Returns:
         For each step, whether the sums came while the backward pass was held.
     """
     event = threading.Event()
     held = Held(event, seconds)
-    strategy = job.strategy()
+    strategy = job.strategy(devices=devices)
     width = int((FIRST_BUCKET_BYTES / 4) ** 0.5)  # The last kernel fills the first bucket.
     with strategy.scope():
         model = keras.Sequential(

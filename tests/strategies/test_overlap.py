@@ -6,8 +6,10 @@ from tests.strategies import overlap_cases as cases
 
 
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
-def test_the_first_bucket_is_exchanged_before_the_last_is_computed(ranks, kind):
-    for came in ranks(2, kind).run(cases.exchanged_while_the_first_layer_waits, 40.0):
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_first_bucket_is_exchanged_before_the_last_is_computed(ranks, kind, devices):
+    case = (cases.exchanged_while_the_first_layer_waits, 40.0, False, devices)
+    for came in ranks(2, kind).run(*case):
         assert came == [True, True]
 
 
