@@ -1,5 +1,6 @@
 """All devices of all processes as one group, each with gradients of its own."""
 
+import zlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -7,7 +8,9 @@ import tensorflow as tf
 from tfdml.collectives.tensorflow import Member
 from tfdml.topology import Topology
 
-_GROUP_KEY = 0x7FF31
+# Groups are numbered by int32; `tensorflow` has lower numbers.
+_FIRST_GROUP = 1 << 20
+_GROUPS = 2**31 - _FIRST_GROUP
 
 
 class DeviceGroup:
@@ -26,7 +29,9 @@ class DeviceGroup:
         options: tf.distribute.experimental.CommunicationOptions,
     ):
         size = topology.size * len(devices)
-        key = _GROUP_KEY + ("GPU" in devices[0])
+        # Other devices are another group, which TensorFlow knows by its number.
+        own = ",".join(device.rpartition("/device:")[2] for device in devices)
+        key = _FIRST_GROUP + zlib.crc32(own.encode()) % _GROUPS
         self._members = {device: Member(device, key, size, options) for device in devices}
         self._graphs: dict[str, Callable] = {}
 
