@@ -23,6 +23,9 @@ _LAUNCHERS = {
     "mpirun (MPICH, Intel MPI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
+# Set by `tfdml launch`: TF_CONFIG does not say which workers share a host.
+_LOCAL_RANK, _LOCAL_SIZE = "TFDML_LOCAL_RANK", "TFDML_LOCAL_SIZE"
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -99,6 +102,37 @@ def started_together(environment: Mapping[str, str] | None = None) -> Topology:
     if "ps" in cluster or (task, index) not in order:
         return Topology()
     return Topology(order.index((task, index)), len(order), launcher="TF_CONFIG")
+
+
+def on_this_host(environment: Mapping[str, str] | None = None) -> Topology:
+    """Reads this process's place among the workers that `tfdml launch` started on this host.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+
+    Returns:
+        The place, `rank` and `size` being the local ones; that of a single process where no
+        `tfdml launch` has started it.
+
+    Raises:
+        ValueError: If the variables are incomplete, no integers, or contradict each other.
+    """
+    environment = os.environ if environment is None else environment
+    names = (_LOCAL_RANK, _LOCAL_SIZE)
+    if not any(name in environment for name in names):
+        return Topology()
+    rank, size = (_integer(environment, name, "tfdml launch") for name in names)
+    return Topology(rank, size, rank, size, launcher="tfdml launch")
+
+
+def local_variables(local_rank: int, local_size: int) -> dict[str, str]:
+    """Returns the variables by which `tfdml launch` tells a worker its place on its host.
+
+    Args:
+        local_rank: The worker among those of its host.
+        local_size: Their number.
+    """
+    return {_LOCAL_RANK: str(local_rank), _LOCAL_SIZE: str(local_size)}
 
 
 def own_host(environment: Mapping[str, str] | None = None) -> str | None:

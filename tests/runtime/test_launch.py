@@ -47,6 +47,12 @@ def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
     assert all(w.startswith("127.0.0.1:") for w in workers)
 
 
+def test_workers_know_which_of_a_host_they_are(tmp_path):
+    script = "from tfdml.topology import on_this_host as p; print(p().local_rank, p().local_size)"
+    done = launch("--hosts", "localhost:2,127.0.0.1:1", script=script, tmp_path=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 2", "[1] 1 2", "[2] 0 1"]
+
+
 def test_the_script_gets_its_arguments(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import sys; print(sys.argv[1:])")

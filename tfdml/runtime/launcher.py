@@ -258,20 +258,21 @@ def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) ->
         program: The script and its arguments.
         python: The interpreter, the same path on all hosts.
     """
-    places = [host for host in hosts for _ in range(host.ranks)]
+    places = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
     ports = [port for host in hosts for port in _free_ports_of(host, python)]
     alone = all(host.is_local for host in hosts)
     addresses = [
         f"{'127.0.0.1' if alone else host.name}:{port}"
-        for host, port in zip(places, ports, strict=True)
+        for (host, _), port in zip(places, ports, strict=True)
     ]
     ranks = []
-    for index, host in enumerate(places):
+    for index, (host, local_rank) in enumerate(places):
         config = {
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": index},
         }
-        changes = {"TF_CONFIG": json.dumps(config)}
+        local = topology.local_variables(local_rank, host.ranks)
+        changes = {"TF_CONFIG": json.dumps(config), **local}
         command = [python, "-m", "tfdml.runtime.supervisor", python, *program]
         if not host.is_local:
             command = [*_SSH, host.name, _remote(command, changes)]

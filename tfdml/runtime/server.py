@@ -3,6 +3,7 @@
 import os
 import sys
 
+from tfdml import topology
 from tfdml.runtime.guard_exit import EXIT_CODE
 from tfdml.runtime.server_link import ChiefLost, follow_chief
 from tfdml.runtime.server_task import CHIEF, Task
@@ -30,10 +31,16 @@ def serve(task: Task, start_limit: float, silence_limit: float) -> int:
         )
     import tensorflow as tf
 
+    from tfdml.runtime.gpus import server_config
+
+    gpus = tf.config.list_physical_devices("GPU")
     try:
         # It serves as long as it is referred to.
         running = tf.distribute.Server(
-            tf.train.ClusterSpec(task.cluster), job_name=task.role, task_index=task.index
+            tf.train.ClusterSpec(task.cluster),
+            job_name=task.role,
+            task_index=task.index,
+            config=server_config(task.role, topology.on_this_host(), len(gpus)),
         )
     except tf.errors.OpError as error:
         raise OSError(

@@ -12,6 +12,7 @@ from tfdml.runtime.guard_exit import EXIT_CODE
 from tfdml.runtime.launcher import GRACE_SECONDS, RankProcess, explain, in_words
 from tfdml.runtime.server_task import CHIEF, SERVER, WORKER, name_of
 from tfdml.runtime.supervisor import TERM_SECONDS, free_ports
+from tfdml.topology import local_variables
 
 _POLL_SECONDS = 0.05
 # A worker that dies again and again has a reason of its own to.
@@ -47,12 +48,15 @@ class ServerJob:
 
     def _start(self, role: str, index: int, command: Sequence[str]) -> RankProcess:
         config = {"cluster": self._cluster, "task": {"type": role, "index": index}}
+        changes = {"TF_CONFIG": json.dumps(config)}
+        if role == WORKER:
+            changes |= local_variables(index, len(self._cluster[WORKER]))
         label = name_of(role, index)
         return RankProcess(
             label,
             "" if role == CHIEF else f"[{role} {index}] ",
             [self._python, "-m", "tfdml.runtime.supervisor", self._python, *command],
-            {"TF_CONFIG": json.dumps(config)},
+            changes,
             terminal=role == CHIEF and sys.stdout.isatty(),
         )
 

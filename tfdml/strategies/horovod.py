@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tfdml import topology
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.compression import Compressor
+from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
@@ -38,8 +37,8 @@ class HorovodStrategy(ReplicaStrategy):
 
     Args:
         devices: This process's devices, such as `["GPU:0", "GPU:1"]`; one replica on each. By
-            default the GPU of this process's local rank, or the CPU where there is none. The
-            default needs to be the first use of TensorFlow's GPUs in the process.
+            default the GPU of this process's local rank, or the CPU where there is none. Other
+            GPUs are not touched if the strategy comes before TensorFlow's first operation.
         compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
             `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
@@ -75,7 +74,7 @@ class HorovodStrategy(ReplicaStrategy):
             bucket_bytes=bucket_bytes,
         )
         collective = _collective()
-        own = devices or [_own_device(collective.topology)]
+        own = own_devices(devices, topology.launched(), most=1)
         super().__init__(collective, own, options)
         self.extended.must_join = topology.is_elastic()
 
@@ -84,23 +83,3 @@ def _collective() -> Collective:
     if topology.is_elastic():
         return LocalCollective()  # `tfdml.elastic.run` makes the ranks meet.
     return HorovodCollective() if topology.launched().size > 1 else LocalCollective()
-
-
-def _own_device(place: topology.Topology) -> str:
-    """Pins this process to the GPU of its local rank; returns the device's name."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return "CPU:0"
-    if len(gpus) == 1 and place.local_size > 1:
-        own = gpus[0]  # The launcher or the scheduler shows each process one GPU of its own.
-    elif place.local_rank < len(gpus):
-        own = gpus[place.local_rank]
-    else:
-        raise ValueError(
-            f"A host must have a GPU for each of its processes. Received on rank {place.rank}: "
-            f"{len(gpus)} GPUs for {place.local_size} processes. Start {len(gpus)} processes on "
-            f"this host, or pass `devices`."
-        )
-    tf.config.set_visible_devices(own, "GPU")
-    tf.config.experimental.set_memory_growth(own, True)
-    return "GPU:0"

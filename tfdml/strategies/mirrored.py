@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdml import topology
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
 from tfdml.compression import Auto, Compressor
+from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
-from tfdml.topology import Topology
 
 
 class MirroredStrategy(ReplicaStrategy):
@@ -22,7 +23,8 @@ class MirroredStrategy(ReplicaStrategy):
 
     Args:
         devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
-            there are none.
+            there are none. Other GPUs are not touched if the strategy comes before TensorFlow's
+            first operation.
         cross_device_ops: The all-reduce of gradients between the devices, one of TensorFlow's, such
             as `tf.distribute.NcclAllReduce()`. By default GPUs sum them by an all-reduce of NCCL;
             of processors each sums, for all, the gradients of some layers.
@@ -46,12 +48,12 @@ class MirroredStrategy(ReplicaStrategy):
         bucket_bytes: int = BUCKET_BYTES,
     ):
         options = arguments.check(devices, compression, bucket_bytes=bucket_bytes)
-        devices = devices or all_devices()
+        devices = own_devices(devices, topology.on_this_host())
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)
         self.extended.cross_device_ops = cross_device_ops
         told = tf.distribute.experimental.CommunicationOptions()
-        self.extended.device_group = device_group(Topology(), self.extended.local_devices, told)
+        self.extended.device_group = device_group(topology.Topology(), self.extended.local_devices, told)
         if not isinstance(options.compression, Auto):
             self.extended.compress_between_devices()
 
@@ -81,9 +83,3 @@ def _check_cross_device_ops(
             f"devices, of which TensorFlow leaves one out of the sums. Received: {num_devices} "
             f"devices. Leave it out, or use `tf.distribute.NcclAllReduce()`."
         )
-
-
-def all_devices() -> list[str]:
-    """Returns this process's GPUs, or its first CPU where there are none."""
-    gpus = tf.config.list_logical_devices("GPU")
-    return [f"GPU:{i}" for i in range(len(gpus))] or ["CPU:0"]

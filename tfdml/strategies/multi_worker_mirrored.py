@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdml import topology
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
 from tfdml.collectives.tensorflow import TensorFlowCollective
 from tfdml.compression import Compressor
+from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.cluster import join
-from tfdml.strategies.mirrored import all_devices
 from tfdml.strategies.replica_strategy import ReplicaStrategy
-from tfdml.topology import Topology
 
 
 class MultiWorkerMirroredStrategy(ReplicaStrategy):
@@ -34,6 +34,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective. Its
             `bytes_per_pack` is another name of `bucket_bytes`, which counts where both are given.
         devices: This process's devices; all its GPUs by default, or a CPU where there are none.
+            Workers that `tfdml launch` starts on one host share its GPUs out among them. Others
+            are not touched.
         compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
             `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
         silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
@@ -77,14 +79,19 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         self._cluster_resolver = (
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         )
+        # Slurm's resolver chooses this process's GPUs here, and the server takes them.
+        self._cluster_resolver.cluster_spec()
+        own = own_devices(devices, topology.on_this_host())
         member = join(cluster_resolver, told, start_limit)
         if member is None:
-            super().__init__(LocalCollective(), devices or all_devices(), options)
-            self.extended.device_group = device_group(Topology(), self.extended.local_devices, told)
+            super().__init__(LocalCollective(), own, options)
+            self.extended.device_group = device_group(
+                topology.Topology(), self.extended.local_devices, told
+            )
             return
         # Device names of a cluster say whose they are.
         task = member.devices[0].rsplit("/device:", 1)[0]
-        own = [f"{task}/device:{d}" for d in devices] if devices else member.devices
+        own = [f"{task}/device:{device}" for device in own]
         collective = TensorFlowCollective(member.topology, own, told)
         super().__init__(collective, own, options)
         self.extended.device_group = device_group(member.topology, own, told)

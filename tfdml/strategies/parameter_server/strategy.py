@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdml.compression import Compressor
+from tfdml.runtime.gpus import hide_all
 from tfdml.runtime.meeting import bounded
 from tfdml.runtime.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
@@ -102,6 +103,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         keras_seam.install()
         parameter_servers.install()
         tensorflow_seam.install()
+        hide_all()
         self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)
         self.synchronous = synchronous
         self.backup_workers = backup_workers

@@ -1,0 +1,116 @@
+"""What a process asks of TensorFlow on a machine with GPUs; TensorFlow is told that there are some.
+
+A GPU is an entry in TensorFlow's list of physical devices here. What is asked is read from the
+settings with which TensorFlow would start.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+import tfdml
+from tfdml.runtime.gpus import hide_all, own_devices
+from tfdml.topology import Topology
+
+
+@contextlib.contextmanager
+def machine(gpus: int) -> Iterator[None]:
+    """A TensorFlow that has not begun, and has this many GPUs."""
+    context._reset_context()
+    tf.config.list_physical_devices()
+    fresh = context.context()
+    for i in range(gpus):
+        gpu = context.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU")
+        fresh._physical_devices.append(gpu)
+        fresh._visible_device_list.append(gpu)
+        fresh._physical_device_to_index[gpu] = i
+        fresh._memory_growth_map[gpu] = None
+    yield
+    context._reset_context()
+
+
+def settings() -> tuple[str, bool]:
+    """The GPUs that TensorFlow is to use, and whether their memory grows."""
+    visible = tf.config.get_visible_devices("GPU")
+    growing = {tf.config.experimental.get_memory_growth(gpu) for gpu in visible}
+    return ",".join(gpu.name[-1] for gpu in visible), growing == {True}
+
+
+def taken(gpus: int, named: list[str] | None, place: tuple, most: int | None = None) -> Any:
+    """The devices that a process takes, and the settings; the error if it is refused."""
+    with machine(gpus):
+        try:
+            devices = own_devices(named, Topology(*place, *place), most)
+        except ValueError as error:
+            return str(error)
+        return devices, *settings()
+
+
+def taken_twice(first: list[str] | None, second: list[str] | None) -> Any:
+    """What the second strategy of a process takes of four GPUs."""
+    with machine(4):
+        own_devices(first, Topology(1, 2, 1, 2))
+        try:
+            return own_devices(second, Topology(1, 2, 1, 2)), *settings()
+        except ValueError as error:
+            return str(error)
+
+
+def taken_after(choice: str) -> tuple:
+    """What a process takes for which the program has chosen something before."""
+    with machine(4):
+        gpus = tf.config.list_physical_devices("GPU")
+        if choice == "visible":
+            tf.config.set_visible_devices(gpus[2:], "GPU")
+        elif choice == "split":
+            halves = [tf.config.LogicalDeviceConfiguration(memory_limit=100)] * 2
+            tf.config.set_logical_device_configuration(gpus[0], halves)
+        return own_devices(None, Topology(0, 2, 0, 2)), *settings()
+
+
+def taken_too_late() -> tuple:
+    """What a process takes whose TensorFlow has begun, on a real machine."""
+    with machine(0):
+        tf.constant(1) + 1
+        context.context()._physical_devices += [
+            gpu := context.PhysicalDevice("/physical_device:GPU:0", "GPU"),
+            other := context.PhysicalDevice("/physical_device:GPU:1", "GPU"),
+        ]
+        context.context()._visible_device_list += [gpu, other]
+        hide_all()
+        return own_devices(None, Topology(1, 2, 1, 2))
+
+
+def taken_by(make: str) -> tuple:
+    """The settings that a strategy leaves on a machine of two GPUs.
+
+    Its constructor may fail where it comes to use them.
+    """
+    makers: dict[str, Callable] = {
+        "horovod": tfdml.HorovodStrategy,
+        "mirrored": tfdml.MirroredStrategy,
+        "multi_worker": lambda: tfdml.MultiWorkerMirroredStrategy(start_limit=0.1),
+        "chief": lambda: tfdml.ParameterServerStrategy(start_limit=0.1),
+    }
+    with machine(2):
+        with contextlib.suppress(Exception):
+            makers[make]()
+        return settings()
+
+
+def logical_cpus() -> tuple:
+    """Two logical processors are two replicas, without a GPU."""
+    with machine(0):
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        halves = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, halves)
+        two = tfdml.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def count() -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1))
+
+        counts = two.experimental_local_results(two.run(count))
+        return [int(c) for c in counts], tfdml.MirroredStrategy().num_replicas_in_sync

@@ -1,0 +1,138 @@
+"""Each process sees its own GPUs, and takes their memory as it needs it.
+
+There need be no GPU here: TensorFlow's own settings are looked at, before it begins.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.pool import RankPool
+from tests.runtime import gpu_cases as cases
+from tfdml.runtime.gpus import server_config, share_of
+from tfdml.runtime.supervisor import free_ports
+from tfdml.topology import Topology, local_variables, on_this_host
+
+ALONE = (0, 1)
+
+
+def place(local_rank: int, local_size: int) -> Topology:
+    return Topology(local_rank, local_size, local_rank, local_size)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[RankPool]:
+    """A process whose TensorFlow begins again and again: none that other tests use."""
+    pool = RankPool(1)
+    chief, worker, server = (f"127.0.0.1:{port}" for port in free_ports(3))
+    cluster = {"chief": [chief], "worker": [worker], "ps": [server]}
+    config = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+    pool._environment["TF_CONFIG"] = json.dumps(config)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_size", "shares"),
+    [
+        (0, 1, [[]]),
+        (0, 3, [[], [], []]),
+        (1, 1, [[0]]),
+        # Each is shown one by a scheduler, or all share it.
+        (1, 2, [[0], [0]]),
+        (4, 1, [[0, 1, 2, 3]]),
+        (4, 2, [[0, 1], [2, 3]]),
+        (4, 4, [[0], [1], [2], [3]]),
+        # As many for each: replicas are alike.
+        (5, 2, [[0, 1], [2, 3]]),
+    ],
+)
+def test_the_share_of_a_process(gpus, local_size, shares):
+    assert [share_of(gpus, place(i, local_size)) for i in range(local_size)] == shares
+
+
+def test_fewer_gpus_than_processes():
+    with pytest.raises(ValueError, match="2 GPUs for 3 processes"):
+        share_of(2, place(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        ((0, None, ALONE), (["CPU:0"], "", False)),
+        ((0, ["CPU:0", "CPU:1"], ALONE), (["CPU:0", "CPU:1"], "", False)),
+        ((2, None, ALONE), (["GPU:0", "GPU:1"], "0,1", True)),
+        ((4, None, (1, 2)), (["GPU:0", "GPU:1"], "2,3", True)),
+        # `HorovodStrategy`.
+        ((4, None, (3, 4), 1), (["GPU:0"], "3", True)),
+        ((4, None, (1, 2), 1), (["GPU:0"], "2", True)),
+        # Names keep their numbers.
+        ((4, ["GPU:0"], ALONE), (["GPU:0"], "0", True)),
+        ((4, ["/gpu:2", "/device:GPU:1"], ALONE), (["/gpu:2", "/device:GPU:1"], "0,1,2", True)),
+        ((4, ["CPU:0"], ALONE), (["CPU:0"], "", False)),
+    ],
+)
+def test_what_a_process_takes(process, arguments, result):
+    (found,) = process.run(cases.taken, *arguments)
+    assert found == result
+
+
+def test_a_process_without_a_gpu_is_refused(process):
+    (said,) = process.run(cases.taken, 2, None, (1, 3))
+    assert "2 GPUs for 3 processes" in said
+
+
+def test_a_second_strategy_takes_what_the_first_left(process):
+    (found,) = process.run(cases.taken_twice, None, None)
+    assert found == (["GPU:0", "GPU:1"], "2,3", True)
+    (found,) = process.run(cases.taken_twice, ["GPU:0", "GPU:1"], ["GPU:1"])
+    assert found == (["GPU:1"], "0,1", True)
+    (said,) = process.run(cases.taken_twice, ["GPU:0"], ["GPU:0", "GPU:1"])
+    assert "1 of 4 GPUs are visible" in said
+    assert "Name all GPUs of the process in its first strategy" in said
+
+
+def test_what_the_program_has_chosen_stays(process):
+    (found,) = process.run(cases.taken_after, "visible")
+    assert found == (["GPU:0", "GPU:1"], "2,3", True)
+    (found,) = process.run(cases.taken_after, "split")
+    assert found == ([f"GPU:{i}" for i in range(5)], "0,1,2,3", False)
+
+
+def test_once_tensorflow_has_begun_nothing_is_changed(process):
+    (devices,) = process.run(cases.taken_too_late)
+    assert devices == ["GPU:1"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "result"),
+    [
+        ("horovod", ("0", True)),
+        ("mirrored", ("0,1", True)),
+        ("multi_worker", ("0,1", True)),
+        ("chief", ("", False)),
+    ],
+)
+def test_each_strategy_takes_its_gpus(process, strategy, result):
+    (found,) = process.run(cases.taken_by, strategy)
+    assert found == result
+
+
+def test_logical_processors_stay_replicas(process):
+    assert process.run(cases.logical_cpus) == [([2, 2], 1)]
+
+
+def test_servers_of_parameters_have_no_gpu_and_workers_one():
+    assert server_config("ps", place(0, 1), 4).device_count == {"GPU": 0}
+    assert server_config("worker", place(0, 1), 0).device_count == {"GPU": 0}
+    options = server_config("worker", place(1, 2), 4).gpu_options
+    assert (options.visible_device_list, options.allow_growth) == ("2", True)
+
+
+def test_tfdml_launch_tells_workers_their_place_on_the_host():
+    assert on_this_host({}) == Topology()
+    found = on_this_host(local_variables(1, 4))
+    assert (found.local_rank, found.local_size) == (1, 4)
+    with pytest.raises(ValueError, match="`TFDML_LOCAL_SIZE` must be a non-negative integer"):
+        on_this_host({"TFDML_LOCAL_RANK": "1"})
