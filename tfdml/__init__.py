@@ -10,12 +10,16 @@ with strategy.scope():
 model.fit(dataset, epochs=10)
 ```
 
+The names of `tf.distribute`, such as `tfdml.ReduceOp`, are there too, so a script may replace
+`tf.distribute.` by `tfdml.`.
+
 Public names are loaded when they are first used: `import tfdml` imports neither TensorFlow nor
 Horovod, so the command line starts at once and a machine without Horovod can use the rest. In a
 rank of `horovodrun` or `mpirun`, TensorFlow's known start-up lines are filtered from here on.
 """
 
 import importlib
+import importlib.util
 from typing import Any
 
 _MODULES = (
@@ -48,7 +52,7 @@ def __getattr__(name: str) -> Any:
         The module, class or version string of that name.
 
     Raises:
-        AttributeError: If tfdml has no such public name.
+        AttributeError: If neither tfdml nor `tf.distribute` has such a public name.
     """
     if name == "__version__":
         value = _version()
@@ -59,9 +63,17 @@ def __getattr__(name: str) -> Any:
     elif name == "alone":
         value = importlib.import_module(f"{__name__}.strategies.alone").alone
     else:
-        raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+        return _of_tensorflow(name)
     globals()[name] = value
     return value
+
+
+def _of_tensorflow(name: str) -> Any:
+    """Returns what `tf.distribute` has under a name; TensorFlow is imported for it."""
+    # Python asks for special names, and for those of submodules before it imports them.
+    if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}"):
+        raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.strategies.tensorflow_names").find(name)
 
 
 def __dir__() -> list[str]:

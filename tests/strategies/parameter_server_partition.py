@@ -1,5 +1,7 @@
 """What a chief runs with variables in parts."""
 
+import warnings
+
 import keras
 import numpy as np
 import psutil
@@ -152,11 +154,21 @@ def traffic() -> dict:
     return {"gradient": kinds[0], "bytes_per_step": sent / steps}
 
 
+def splits_nothing() -> tuple[str, int]:
+    """What is said of a partitioner that leaves a small model whole, and the steps made."""
+    partitioners = tf.distribute.experimental.partitioners
+    whole = partitioners.MinSizePartitioner(min_shard_bytes=1 << 20, max_shards=2)
+    model = classifier(ParameterServerStrategy(variable_partitioner=whole))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(dataset(), steps_per_epoch=3, verbose=0)
+    return " ".join(str(w.message) for w in caught), int(model.optimizer.iterations.numpy())
+
+
 def refused(kind: str) -> str:
     """Returns what is said of a partitioner that cannot be used."""
     partitioners = tf.distribute.experimental.partitioners
     partitioner = {
-        "fits nothing": partitioners.MinSizePartitioner(min_shard_bytes=1 << 20, max_shards=2),
         "wrong axis": lambda shape, dtype: [1] * (shape.rank - 1) + [2],
         "constraint": partitioners.FixedShardsPartitioner(2),
         "no function": 2,

@@ -58,7 +58,6 @@ def test_lookups_fetch_rows_only(cluster):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("fits nothing", "`variable_partitioner` must split a variable of the model"),
         ("wrong axis", "`variable_partitioner` must return a number of parts for the first axis"),
         ("constraint", "A partitioned variable must have no constraint"),
         ("no function", "`variable_partitioner` must be a function"),
@@ -66,3 +65,9 @@ def test_lookups_fetch_rows_only(cluster):
 )
 def test_partitioners_that_cannot_be(cluster, kind, words):
     assert words in cluster.run(cases.refused, kind)
+
+
+def test_a_partitioner_may_leave_a_small_model_whole(cluster):
+    said, steps = cluster.run(cases.splits_nothing)
+    assert "`variable_partitioner` splits no variable of this model" in said
+    assert steps == 3

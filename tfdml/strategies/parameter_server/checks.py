@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -128,7 +129,7 @@ def check_model(model: keras.Model) -> None:
 
 
 def check_partitions(model: keras.Model) -> None:
-    """Refuses a partitioner that has split nothing, and constraints of what it has split.
+    """Warns of a partitioner that has split nothing, and refuses constraints of what it has split.
 
     Raises:
         ValueError: If there is such a one.
@@ -140,11 +141,12 @@ def check_partitions(model: keras.Model) -> None:
     split = [v for v in weights if is_partitioned(v)]
     if weights and not split:
         largest = max(weights, key=lambda v: math.prod(v.shape))
-        raise ValueError(
-            f"`variable_partitioner` must split a variable of the model. Received: "
+        warnings.warn(
+            f"`variable_partitioner` splits no variable of this model. Received: "
             f"{type(partitioner).__name__}, which leaves all whole; the largest is {largest.path} "
-            f"of shape {tuple(largest.shape)}. Lower its smallest or largest size of a part, or "
-            f"leave the partitioner out."
+            f"of shape {tuple(largest.shape)}. Lower its smallest or largest size of a part if "
+            f"that is not meant.",
+            stacklevel=2,
         )
     constrained = [v.path for v in split if v.constraint is not None]
     if constrained:

@@ -12,6 +12,7 @@ from tfdml.runtime.server_task import (
     task_from_environment,
 )
 from tfdml.runtime.supervisor import free_ports
+from tfdml.strategies.parameter_server.own_server import with_chief_here
 
 
 @dataclasses.dataclass
@@ -48,7 +49,7 @@ def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) 
     if resolver is None:
         task = task_from_environment()
     else:
-        cluster = resolver.cluster_spec().as_dict()
+        cluster = with_chief_here(resolver.cluster_spec().as_dict())
         role = resolver.task_type or CHIEF
         task = checked_task(cluster, role, resolver.task_id or 0)
     if task.role != CHIEF:

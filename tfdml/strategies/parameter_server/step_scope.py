@@ -111,7 +111,9 @@ def current_step() -> StepScope | None:
 
 def add_on_server(variable: keras.Variable, value: Any) -> tf.Tensor:
     """Adds to a variable where it is; nothing that others add meanwhile is lost."""
-    current_step().forget(variable)
+    step = current_step()
+    if step is not None:
+        step.forget(variable)
     return variable._value.assign_add(tf.cast(value, variable._value.dtype))
 
 

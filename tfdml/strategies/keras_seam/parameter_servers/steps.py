@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -11,6 +12,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.pushing import sent_to_servers
 from tfdml.strategies.parameter_server.remote_function import functions_of
 from tfdml.strategies.parameter_server.step_scope import (
@@ -32,10 +34,23 @@ def _tf_sync(original: Callable) -> Callable:
     return tf_sync
 
 
+def _is_on_server(variable: Variable) -> bool:
+    """Returns whether a worker's work is traced, in which a variable is what its server has."""
+    step = current_step()
+    return _is_in_own_loop() if step is None else not step.owns(variable)
+
+
+def _is_in_own_loop() -> bool:
+    """Returns whether the work is that of `strategy.run`, in a loop over a `ClusterCoordinator`."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return False
+    extended = tf.distribute.get_strategy().extended
+    return isinstance(extended, ParameterServerExtended) and not in_stateless_scope()
+
+
 def _assign_add(original: Callable) -> Callable:
     def assign_add(self, value):
-        step = current_step()
-        if step is None or step.owns(self):
+        if not _is_on_server(self):
             return original(self, value)
         return add_on_server(self, keras.ops.convert_to_tensor(value, self._dtype))
 
@@ -44,8 +59,7 @@ def _assign_add(original: Callable) -> Callable:
 
 def _assign_sub(original: Callable) -> Callable:
     def assign_sub(self, value):
-        step = current_step()
-        if step is None or step.owns(self):
+        if not _is_on_server(self):
             return original(self, value)
         return add_on_server(self, -keras.ops.convert_to_tensor(value, self._dtype))
 
@@ -54,7 +68,8 @@ def _assign_sub(original: Callable) -> Callable:
 
 def _add_rows(original: Callable) -> Callable:
     def assign_add(self, variable, value):
-        if current_step() is None or not isinstance(value, tf.IndexedSlices):
+        in_a_step = current_step() is not None or _is_in_own_loop()
+        if not in_a_step or not isinstance(value, tf.IndexedSlices):
             return original(self, variable, value)
         return add_rows_on_server(variable, value)
 
@@ -63,7 +78,8 @@ def _add_rows(original: Callable) -> Callable:
 
 def _subtract_rows(original: Callable) -> Callable:
     def assign_sub(self, variable, value):
-        if current_step() is None or not isinstance(value, tf.IndexedSlices):
+        in_a_step = current_step() is not None or _is_in_own_loop()
+        if not in_a_step or not isinstance(value, tf.IndexedSlices):
             return original(self, variable, value)
         return subtract_rows_on_server(variable, value)
 

@@ -1,0 +1,97 @@
+"""`tf.distribute`'s names as attributes of `tfdml`: in a script the one may replace the other.
+
+Strategies and servers are tfdml's own; all else is TensorFlow's.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml import strategies
+from tfdml.strategies.parameter_server.own_server import Server
+
+# One replica, so there is nothing that TensorFlow could compute in another way.
+_AS_THEY_ARE = ("Strategy", "OneDeviceStrategy")
+
+
+class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with the arguments that TensorFlow's experimental one has.
+
+    Args:
+        communication: A `tf.distribute.experimental.CommunicationImplementation`.
+        cluster_resolver: What describes the cluster; `TF_CONFIG` by default.
+    """
+
+    def __init__(
+        self,
+        communication: tf.distribute.experimental.CommunicationImplementation = (
+            tf.distribute.experimental.CommunicationImplementation.AUTO
+        ),
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    ):
+        options = tf.distribute.experimental.CommunicationOptions(implementation=communication)
+        super().__init__(cluster_resolver, options)
+
+
+class Names:
+    """A module of `tf.distribute`, with tfdml's classes in the place of TensorFlow's.
+
+    Args:
+        module: TensorFlow's module.
+        own: What is tfdml's, by name.
+    """
+
+    def __init__(self, module: Any, own: dict[str, Any]):
+        self._module = module
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns tfdml's or TensorFlow's object of that name.
+
+        Args:
+            name: The attribute asked for.
+
+        Raises:
+            AttributeError: If neither has that name, or it is a strategy of TensorFlow's that
+                promises other numbers than tfdml's do.
+        """
+        if name in self._own:
+            return self._own[name]
+        if name.endswith("Strategy") and name not in _AS_THEY_ARE and hasattr(self._module, name):
+            raise AttributeError(
+                f"tfdml has no `{name}`. Its strategies give the numbers of one device, which "
+                f"TensorFlow's of this name does not promise. Write `tf.distribute.` before it."
+            )
+        return getattr(self._module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._module), *self._own})
+
+
+_experimental = Names(
+    tf.distribute.experimental,
+    {
+        "MultiWorkerMirroredStrategy": MultiWorkerMirroredStrategy,
+        "ParameterServerStrategy": strategies.ParameterServerStrategy,
+    },
+)
+_names = Names(tf.distribute, {"Server": Server, "experimental": _experimental})
+
+
+def find(name: str) -> Any:
+    """Returns what `tfdml.NAME` is where tfdml itself has no such name.
+
+    Args:
+        name: A name of `tf.distribute`.
+
+    Raises:
+        AttributeError: As `Names` does.
+    """
+    try:
+        return getattr(_names, name)
+    except AttributeError as error:
+        if hasattr(tf.distribute, name):
+            raise
+        raise AttributeError(
+            f"Neither `tfdml` nor `tf.distribute` has the attribute {name!r}."
+        ) from error
