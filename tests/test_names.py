@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdml
+from tests.strategies.tutorials import cases
 from tfdml.topology import child_environment
 
 STRATEGIES = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy")
@@ -77,11 +78,9 @@ def test_what_is_listed_are_tfdmls_own_names():
     assert not {"ReduceOp", "experimental", "Server"} & {*dir(tfdml), *tfdml.__all__}
 
 
-def test_the_experimental_strategy_takes_the_arguments_that_tensorflows_takes():
-    ring = tfdml.experimental.CommunicationImplementation.RING
-    strategy = tfdml.experimental.MultiWorkerMirroredStrategy(ring)
-    assert isinstance(strategy, tfdml.MultiWorkerMirroredStrategy)
-    assert strategy.size == 1
+def test_the_experimental_strategy_takes_the_arguments_that_tensorflows_takes(ranks):
+    (told,) = ranks(1).run(cases.experimental_strategy)
+    assert told == ("RING 30.0", "SimpleClusterResolver")
 
 
 def test_tensorflow_is_imported_for_a_name_of_its_own_only():

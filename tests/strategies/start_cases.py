@@ -1,8 +1,6 @@
-"""What the ranks run to show how a call starts, and TensorFlow's tutorial for several workers."""
+"""What the ranks run to show how a call starts."""
 
 import contextlib
-import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from sklearn.datasets import load_digits
 from tensorflow.python.eager import context
 
 from tests.harness import job
@@ -94,80 +91,6 @@ def uninterrupted() -> dict:
     result = outcome(model, history)
     result["history"] = {k: v[3:] for k, v in result["history"].items()}
     return result
-
-
-def tutorial_of_several_workers(directory: str) -> dict:
-    """TensorFlow's tutorial "Multi-worker training with Keras", but for the strategy's name.
-
-    Its steps stand in a row here, its images are scikit-learn's digits, its epochs short.
-    """
-    forget_seeds()
-
-    def digits_dataset(batch_size):
-        x, y = load_digits(return_X_y=True)
-        x = (x / 16).astype(np.float32).reshape(-1, 8, 8)
-        slices = tf.data.Dataset.from_tensor_slices((x, y.astype(np.int64)))
-        return slices.shuffle(2000).repeat().batch(batch_size)
-
-    def build_and_compile_cnn_model():
-        model = keras.Sequential(
-            [
-                layers.InputLayer(shape=(8, 8)),
-                layers.Reshape(target_shape=(8, 8, 1)),
-                layers.Conv2D(32, 3, activation="relu"),
-                layers.Flatten(),
-                layers.Dense(128, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
-        model.compile(
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            optimizer=keras.optimizers.SGD(learning_rate=0.05),
-            metrics=["accuracy"],
-        )
-        return model
-
-    strategy = job.strategy()
-    global_batch_size = 32 * strategy.num_replicas_in_sync
-    dataset = digits_dataset(global_batch_size)
-    with strategy.scope():
-        model = build_and_compile_cnn_model()
-    first = model.fit(dataset, epochs=3, steps_per_epoch=40, verbose=0)
-
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    second = model.fit(dataset.with_options(options), steps_per_epoch=10, verbose=0)
-
-    # "Model saving": every worker saves, and those that are not the chief throw theirs away.
-    resolver = strategy.cluster_resolver
-    is_chief = resolver.task_type is None or (resolver.task_type, resolver.task_id) == ("worker", 0)
-    own = Path(directory) if is_chief else Path(directory, f"workertemp_{resolver.task_id}")
-    own.mkdir(exist_ok=True)
-    model.save(own / "model.keras")
-    # "Checkpoint saving and restoring".
-    checkpoint = tf.train.Checkpoint(model=model)
-    manager = tf.train.CheckpointManager(checkpoint, directory=str(own / "ckpt"), max_to_keep=1)
-    path = manager.save()
-    before = [v.numpy() for v in model.trainable_weights]
-    with strategy.scope():
-        loaded = keras.models.load_model(own / "model.keras")
-    loaded.fit(digits_dataset(global_batch_size), steps_per_epoch=5, verbose=0)
-    model.fit(dataset, steps_per_epoch=2, verbose=0)
-    checkpoint.restore(path).assert_existing_objects_matched()
-    for variable, value in zip(model.trainable_weights, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-    if not is_chief:
-        shutil.rmtree(own)
-
-    # "The BackupAndRestore callback".
-    callbacks = [keras.callbacks.BackupAndRestore(backup_dir=os.path.join(directory, "backup"))]
-    with strategy.scope():
-        model = build_and_compile_cnn_model()
-    third = model.fit(dataset, epochs=2, steps_per_epoch=20, callbacks=callbacks, verbose=0)
-    return {
-        "accuracy": [h.history["accuracy"] for h in (first, second, third)],
-        "weights": [v.numpy() for v in [*model.weights, *loaded.weights]],
-    }
 
 
 def noisy_data(kind: str) -> dict:

@@ -1,4 +1,4 @@
-"""Calls start alike on all ranks; and the tutorial that people with several workers start from."""
+"""Calls start alike on all ranks."""
 
 from tests.strategies import start_cases as cases
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
@@ -22,13 +22,3 @@ def test_rank_0_restores_for_all(ranks, tmp_path):
     assert_same_bits(results)
     for result in results:
         assert_close(one, result, rtol=1e-5, atol=2e-6, where="")
-
-
-def test_tensorflows_tutorial_for_several_workers(ranks, tmp_path):
-    results = ranks(2, "multi_worker").run(cases.tutorial_of_several_workers, str(tmp_path))
-    assert_same_bits(results)
-    first, second, third = results[0]["accuracy"]
-    assert first[-1] > 0.75
-    assert second[-1] > first[0]
-    assert len(third) == 2
-    assert {p.name for p in tmp_path.iterdir()} == {"model.keras", "ckpt"}

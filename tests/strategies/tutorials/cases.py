@@ -1,8 +1,12 @@
-"""Runs a tutorial's program in a rank, as `python program.py` does."""
+"""What ranks run: a tutorial's program, as `python program.py` does; a strategy by another name."""
 
 import os
 import sys
 from pathlib import Path
+
+import tensorflow as tf
+
+import tfdml
 
 
 def run(program: str, directory: str, *arguments: str) -> dict:
@@ -18,3 +22,13 @@ def run(program: str, directory: str, *arguments: str) -> dict:
     module = {"__name__": "__main__", "__file__": program}
     exec(compile(Path(program).read_text(), program, "exec"), module)
     return module["outcome"]
+
+
+def experimental_strategy() -> tuple:
+    """What a strategy is told by the arguments of TensorFlow's experimental one."""
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    ring = tfdml.experimental.CommunicationImplementation.RING
+    strategy = tfdml.experimental.MultiWorkerMirroredStrategy(ring, resolver)
+    assert isinstance(strategy, tfdml.MultiWorkerMirroredStrategy)
+    told = strategy.extended.options.communication_options
+    return told, type(strategy.cluster_resolver).__name__
