@@ -80,7 +80,7 @@ def test_what_is_listed_are_tfdmls_own_names():
 
 def test_the_experimental_strategy_takes_the_arguments_that_tensorflows_takes(ranks):
     (told,) = ranks(1).run(cases.experimental_strategy)
-    assert told == ("RING 30.0", "SimpleClusterResolver")
+    assert told == ("RING None", "SimpleClusterResolver")
 
 
 def test_tensorflow_is_imported_for_a_name_of_its_own_only():
