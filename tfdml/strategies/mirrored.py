@@ -53,7 +53,9 @@ class MirroredStrategy(ReplicaStrategy):
         super().__init__(LocalCollective(), devices, options)
         self.extended.cross_device_ops = cross_device_ops
         told = tf.distribute.experimental.CommunicationOptions()
-        self.extended.device_group = device_group(topology.Topology(), self.extended.local_devices, told)
+        self.extended.device_group = device_group(
+            topology.Topology(), self.extended.local_devices, told
+        )
         if not isinstance(options.compression, Auto):
             self.extended.compress_between_devices()
 
