@@ -66,6 +66,7 @@ NOT_RUN = {
     "tfdml build-codecs --rebuild": "needs a compiler; tests/native/test_build.py",
     "tfdml build-horovod": "needs a compiler and minutes; tools/bootstrap runs it",
     "tfdml build-horovod --only-wheel --wheel-dir wheels": "needs a compiler and minutes",
+    "tfdml build-horovod --nccl": "needs CUDA's compiler; tests/cli/test_nccl.py",
     "tfdml launch --hosts node1:4,node2:4 train.py --epochs 10": "hosts; runtime/test_hosts.py",
     "tfdml bench --hosts node1:1,node2:1 --horovod --model model.keras": "needs other hosts",
     "tfdml bench --workers 2": "tests/cli/test_bench.py runs it",

@@ -13,7 +13,7 @@ from tfdml.horovod_build.build import compile_wheel
 from tfdml.horovod_build.changes import CHANGES
 
 ROOT = f"horovod-{horovod_source.VERSION}"
-LISTING, FINDER, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
+LISTING, OPERATIONS, FINDER, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
 
 
 def archive_with(path, files: dict[str, str]):
@@ -33,8 +33,18 @@ FILES = {
 
 def test_what_is_changed(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
-    assert (root / LISTING).read_text() == "before\nafter\n"
+    assert "xla_mpi_ops" not in (root / LISTING).read_text()
     assert (root / CONTEXTS).read_text() == "before\nvoid GlooContext::Finalize() {\nafter\n"
+
+
+def test_a_library_for_gpus_can_be_loaded(tmp_path):
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    # By a method of TensorFlow's that is defined in its header.
+    operations = (root / OPERATIONS).read_text()
+    assert "inline GpuStreamHandle AsGpuStreamValue" in operations
+    assert operations.index("stream.h") < operations.index("platform_specific_handle()")
+    # Without the folder that it was linked in, which is gone by then.
+    assert 'INSTALL_RPATH "$ENV{TFDML_HOROVOD_RPATH}"' in (root / LISTING).read_text()
 
 
 def test_what_receives_says_so_before_it_sends(tmp_path):

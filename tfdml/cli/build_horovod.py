@@ -34,8 +34,8 @@ def build_horovod(
         bool,
         typer.Option(
             "--nccl/--no-nccl",
-            help="Build with NCCL for GPUs, with the CUDA and NCCL that HOROVOD_CUDA_HOME and "
-            "HOROVOD_NCCL_HOME name. **Untested.**",
+            help="Build with NCCL for GPUs, with the nvcc and the NCCL of HOROVOD_CUDA_HOME and "
+            "HOROVOD_NCCL_HOME, or of installed wheels; not run on a GPU.",
             rich_help_panel=_LIBRARIES,
         ),
     ] = False,
@@ -70,6 +70,8 @@ def build_horovod(
     `tfdml build-horovod`
 
     `tfdml build-horovod --only-wheel --wheel-dir wheels`
+
+    `tfdml build-horovod --nccl`
 
     Only `HorovodStrategy` needs it.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tfdml import topology
-from tfdml.horovod_build import child, requirements, source
+from tfdml.horovod_build import child, cuda, requirements, source
 from tfdml.horovod_build.cache import WheelCache, cache_directory, wheel_facts
 from tfdml.horovod_build.errors import BuildError
 from tfdml.horovod_build.options import BuildOptions
@@ -32,12 +32,14 @@ class Plan:
         options: The transports.
         wheels: The cache of wheels.
         work: The directory of sources, logs and build trees.
+        gpu: CUDA and NCCL, for a build with NCCL.
     """
 
     facts: dict[str, object]
     options: BuildOptions
     wheels: WheelCache
     work: Path
+    gpu: cuda.Libraries | None = None
 
     @property
     def log(self) -> Path:
@@ -73,17 +75,15 @@ def plan(options: BuildOptions, wheel_dir: Path | None = None) -> Plan:
         The plan of the build.
 
     Raises:
-        BuildError: If no TensorFlow is installed.
+        BuildError: If no TensorFlow is installed, or no CUDA or NCCL for a build with NCCL.
     """
     work = cache_directory()
     wheels = WheelCache((wheel_dir or work / "wheels").expanduser().absolute())
-    facts = wheel_facts(
-        source.VERSION,
-        requirements.installed_tensorflow(),
-        options,
-        topology.child_environment(),
-    )
-    return Plan(facts, options, wheels, work)
+    environment = topology.child_environment()
+    tensorflow = requirements.installed_tensorflow()
+    facts = wheel_facts(source.VERSION, tensorflow, options, environment)
+    gpu = cuda.find(environment) if options.nccl else None
+    return Plan({**facts, **(gpu.facts() if gpu else {})}, options, wheels, work, gpu)
 
 
 def build(planned: Plan, *, jobs: int, report: Report, rebuild: bool = False) -> Built:
@@ -141,6 +141,8 @@ def _build(planned: Plan, jobs: int, report: Report) -> Path:
     report(f"Source: {archive.name}, verified")
     with tempfile.TemporaryDirectory(prefix="build-", dir=planned.work) as scratch:
         root = source.unpack(archive, Path(scratch))
+        if planned.gpu is not None:
+            environment.update(planned.gpu.variables(Path(scratch), environment.get("PATH", "")))
         report(f"Compiling with {jobs} job{'s' if jobs > 1 else ''}; two cores take 2 to 3 minutes")
         wheel = compile_wheel(root, Path(scratch) / "wheel", environment, log, report)
         return planned.wheels.add(wheel, planned.facts)

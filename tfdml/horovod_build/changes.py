@@ -26,6 +26,32 @@ _LATER = """      continue;
     out->waitSend(opts.timeout);
     out->waitRecv(opts.timeout);
 """
+# The last line of what makes Horovod's library for TensorFlow.
+_LIBRARY_NAME = 'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
+# The variable of a build that names where the library looks for others.
+RPATH_VARIABLE = "TFDML_HOROVOD_RPATH"
+# How a GPU's stream is asked for: by a function that TensorFlow no longer has, ...
+_STREAM = """GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+"""
+# ... and by the method that has taken its place.
+_STREAM_NOW = """} // namespace gpu
+} // namespace stream_executor
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+"""
 # Lines of Horovod's queue, and of the loop that empties it.
 _QUEUED = "  message_queue_.push(std::move(message));\n"
 _ALL_QUEUED = "    message_queue_.push(std::move(messages[i]));\n  }\n"
@@ -39,7 +65,17 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     # adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
     "horovod/tensorflow/CMakeLists.txt": (
         ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', ""),
+        # Where the library looks for the NCCL of a wheel when it is loaded: the folder of links
+        # that it was linked in is gone by then.
+        (
+            _LIBRARY_NAME,
+            f"{_LIBRARY_NAME}if(DEFINED ENV{{{RPATH_VARIABLE}}})\n"
+            "    set_target_properties(${TF_TARGET_LIB} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE\n"
+            f'        INSTALL_RPATH "$ENV{{{RPATH_VARIABLE}}}")\nendif()\n',
+        ),
     ),
+    # Without it a library for GPUs is built, and cannot be loaded.
+    "horovod/tensorflow/mpi_ops.cc": ((_STREAM, _STREAM_NOW),),
     # Flags of TensorFlow go to a shell: a path with a space, as a checkout or a home directory may
     # have, must be quoted. An item that CMake shall leave as it is must begin with a dash.
     "cmake/Modules/FindTensorflow.cmake": (

@@ -29,7 +29,7 @@ class BuildOptions:
     Attributes:
         gloo: Gloo, over TCP: needs nothing that is not in Horovod's source. The tested one.
         mpi: An installed MPI with its compiler wrapper. Untested.
-        nccl: NCCL for collectives on GPUs, with CUDA's compiler. Untested.
+        nccl: NCCL for collectives on GPUs, with CUDA's compiler. Compiles; not run on a GPU.
 
     Raises:
         BuildError: If neither gloo nor MPI is chosen: Horovod needs one of them for control.
