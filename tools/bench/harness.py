@@ -9,6 +9,7 @@ Neither TensorFlow nor typer is imported here: ranks that run PyTorch have an en
 them.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -251,14 +252,30 @@ def _run(
     timeout: float | None,
     progress: bool = False,
 ) -> subprocess.CompletedProcess:
-    return subprocess.run(
+    process = subprocess.Popen(
         command,
         env=environment,
-        timeout=timeout,
         stdout=subprocess.PIPE,
         stderr=None if progress else subprocess.PIPE,
         text=True,
     )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException:
+        _end(process)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a job with all that it has started: ranks outlive a launcher that is killed."""
+    import psutil
+
+    family = psutil.Process(process.pid).children(recursive=True)
+    for member in [process, *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.communicate()
 
 
 def _received(done: subprocess.CompletedProcess) -> str:

@@ -1,0 +1,1 @@
+"""What `tools/gpu_report` checks on this machine's devices, and the page that it writes."""

@@ -1,0 +1,78 @@
+"""The devices that a report is of, and starting jobs on them."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from tfdml.horovod_build.loaded import Loaded, load
+from tools.bench import harness
+
+# Logical CPUs that play the devices where the report is of processors.
+LOGICAL_CPUS = 2
+# Seconds until a job is ended.
+LIMIT = 600.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Machine:
+    """The devices that the report is of.
+
+    Attributes:
+        kind: "cpu" or "gpu".
+        look: What `tools.gpu_checks.jobs.look` has reported.
+    """
+
+    kind: str
+    look: dict
+
+    @property
+    def cards(self) -> int:
+        """The number of GPUs, or of logical CPUs in their place."""
+        return len(self.look["devices"]) if self.kind == "gpu" else LOGICAL_CPUS
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the devices are GPUs, and there are some."""
+        return self.kind == "gpu" and self.cards > 0
+
+    def alone(self, module: str, *arguments: str) -> Any:
+        """Runs a job of one process; returns what it reports."""
+        command = harness.module_command(f"tools.gpu_checks.jobs.{module}", *self._told(arguments))
+        return harness.result_of(command, harness.environment(harness.threads_each(1)), LIMIT)
+
+    def ranks(self, module: str, *arguments: str, processes: int = 2) -> Any:
+        """Runs a job of Horovod; returns what rank 0 reports."""
+        name = f"tools.gpu_checks.jobs.{module}"
+        return harness.run_job(name, *self._told(arguments), processes=processes, timeout=LIMIT)
+
+    def workers(self, module: str, *arguments: str, workers: int = 2) -> Any:
+        """Runs a job of `tfdml launch` on this machine; returns what worker 0 reports."""
+        launch = harness.module_command("tfdml.cli.main", "launch", "--workers", str(workers))
+        command = [*launch, "--", "-m", f"tools.gpu_checks.jobs.{module}", *self._told(arguments)]
+        own = harness.environment(harness.threads_each(workers))
+        return harness.result_of(command, own, LIMIT)
+
+    @functools.cached_property
+    def horovod(self) -> Loaded | str:
+        """What the installed Horovod says of itself, or why it does not load."""
+        return load()
+
+    @property
+    def has_nccl_in_horovod(self) -> bool:
+        """Whether Horovod is built with NCCL."""
+        return isinstance(self.horovod, Loaded) and "nccl" in self.horovod.transports
+
+    def _told(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        return (*arguments, "--kind", self.kind)
+
+
+def look(kind: str) -> Machine:
+    """Returns the machine as it is.
+
+    Args:
+        kind: "cpu", "gpu", or "auto" for GPUs where there are any.
+    """
+    if kind == "auto":
+        found = look("gpu")
+        return found if found.cards else look("cpu")
+    return Machine(kind, Machine(kind, {}).alone("look"))

@@ -1,0 +1,103 @@
+"""Rows on training: each strategy, in each numeric variant, against plain Keras on one device."""
+
+import functools
+from collections.abc import Iterator
+
+from tools.gpu_checks.machine import Machine
+from tools.gpu_checks.row import Row, largest_difference
+from tools.gpu_checks.speed import NO_SHARING
+
+# How far weights may be from one device's after 8 steps, by variant. With 8 bits of a number's
+# mantissa, a sum in another order differs by much; weights move by 0.08 and more.
+TOLERANCES = {"float32": 1e-4, "XLA": 1e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 5e-2}
+RULE = "Weights and losses are plain Keras's on one device"
+BUILD = "`tfdml build-horovod --nccl`"
+
+
+@functools.cache
+def reference(machine: Machine) -> dict:
+    """Returns what plain Keras gives on one device."""
+    return machine.alone("train", "plain")
+
+
+def two_logical(machine: Machine) -> Iterator[Row]:
+    """Yields `MirroredStrategy` on two logical devices of one card."""
+    found = machine.alone("train", "mirrored", "--devices", "2", "--split")
+    yield from compared("MirroredStrategy, two logical devices of one card", found, machine)
+
+
+def two_ranks(machine: Machine) -> Iterator[Row]:
+    """Yields `HorovodStrategy` on two ranks that share a card."""
+    name = "HorovodStrategy, two gloo ranks on one card"
+    if machine.kind == "gpu" and machine.has_nccl_in_horovod:
+        yield Row(name, f"{RULE}.", left_out=NO_SHARING)
+        return
+    yield from compared(name, machine.ranks("train", "horovod"), machine)
+
+
+def two_workers(machine: Machine) -> Iterator[Row]:
+    """Yields `MultiWorkerMirroredStrategy` on two workers that share a card."""
+    found = machine.workers("train", "multi_worker", "--exchange", "ring")
+    yield from compared("MultiWorkerMirroredStrategy, two workers on one card", found, machine)
+
+
+def nccl(machine: Machine) -> Iterator[Row]:
+    """Yields each strategy where NCCL sums between the cards."""
+    names = [f"{s}Strategy, NCCL" for s in ("Mirrored", "MultiWorkerMirrored", "Horovod")]
+    if not machine.has_gpu or machine.cards < 2:
+        for name in names:
+            reason = "needs two GPUs" if machine.has_gpu else "needs a GPU: two of them"
+            yield Row(name, f"{RULE}.", left_out=reason)
+        return
+    cards = str(machine.cards)
+    short = ("--variant", "float32", "--variant", "mixed_float16")
+    told = ("--devices", cards, "--exchange", "nccl", *short)
+    yield from compared(names[0], machine.alone("train", "mirrored", *told), machine)
+    told = ("--cards", cards, "--exchange", "nccl", *short)
+    found = machine.workers("train", "multi_worker", *told, workers=machine.cards)
+    yield from compared(names[1], found, machine)
+    if not machine.has_nccl_in_horovod:
+        yield Row(names[2], f"{RULE}.", left_out=f"Horovod is not built with NCCL: {BUILD}")
+        return
+    told = ("--cards", cards, *short)
+    found = machine.ranks("train", "horovod", *told, processes=machine.cards)
+    yield from compared(names[2], found, machine)
+
+
+def compared(name: str, found: dict, machine: Machine) -> Iterator[Row]:
+    """Yields a row a variant, of what a job has reported."""
+    for variant, result in found.items():
+        yield row_of(f"{name}: {variant}", variant, result, reference(machine))
+
+
+def row_of(name: str, variant: str, result: dict, references: dict) -> Row:
+    """Returns the row of one training.
+
+    Args:
+        name: Its name.
+        variant: The numeric variant.
+        result: What the job has reported of it.
+        references: By variant, what plain Keras gives. A step that XLA compiles is held against
+            one that it does not.
+    """
+    of = "float32" if variant == "XLA" else variant
+    expected = references[of]
+    other = " without XLA" if variant == "XLA" else ""
+    row = Row(name, f"{RULE}{other}, within {TOLERANCES[variant]:g}.")
+    row.require_close(
+        [*result["weights"], *result["losses"]],
+        [*expected["weights"], *expected["losses"]],
+        TOLERANCES[variant],
+        "one device",
+    )
+    moved = largest_difference(expected["weights"], expected["before"])
+    row.figures["moved by"] = f"{moved:.2f}"
+    row.require(moved > 5 * TOLERANCES[variant], f"weights must move, not by {moved:.3g} only")
+    if variant == "mixed_float16":
+        row.rule += " The loss scale is the same."
+        row.figures["loss scale"] = f"{result['scale']:g}"
+        row.require(
+            result["scale"] == expected["scale"],
+            f"the loss scale must be {expected['scale']:g}, not {result['scale']:g}",
+        )
+    return row
