@@ -211,18 +211,19 @@ def test_rows_that_are_late_or_elsewhere(changes, problem):
 
 
 def test_more_memory_than_stock():
-    def result(peak: float, weights: tuple[float, ...] = (1.0,)) -> str:
-        ours = {"peak": peak, "weights": list(weights)}
+    def result(peak: float, weights: tuple[float, ...] = (1.0,), before: float = 0.0) -> str:
+        ours = {"peak": peak, "before": [before], "weights": list(weights)}
         return speed.memory_row("n", "p", ours, {"peak": 100, "weights": [1.0]}, "gpu").result
 
     assert result(125) == "pass"
     assert result(126) == "FAIL"
     assert result(0) == "FAIL"
     assert result(100, (1.001,)) == "FAIL"
+    assert result(100, before=1.0) == "FAIL"
 
 
 def test_speed_decides_nothing_and_weights_do():
-    one = {"images": 100.0, "weights": [1.0]}
+    one = {"images": 100.0, "before": [0.0], "weights": [1.0]}
 
     def result(ours: dict, stock: dict) -> str:
         return speed.scaling_row("n", "p", one, {**one, **ours}, {**one, **stock}).result
@@ -231,6 +232,7 @@ def test_speed_decides_nothing_and_weights_do():
     assert result({"weights": [1.1]}, {"weights": [1.1]}) == "FAIL"
     assert result({}, {"weights": [1.1]}) == "FAIL"
     assert result({"images": math.inf}, {}) == "FAIL"
+    assert result({"before": [1.0]}, {}) == "FAIL"
 
 
 def test_a_device_that_is_another_or_multiplies_wrongly():

@@ -53,6 +53,12 @@ class Row:
             f"numbers must be within {tolerance:g} of those of {of}, not {largest:.3g}",
         )
 
+    def require_moved(self, before: Sequence[float], after: Sequence[float], least: float) -> None:
+        """Notes a problem unless training has moved a weight: else equal weights show nothing."""
+        moved = largest_difference(before, after)
+        self.figures["moved by"] = f"{moved:.2f}"
+        self.require(moved > least, f"weights must move, not by {moved:.3g} only")
+
 
 def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
     """Returns the largest difference of two lists' numbers; infinity if they cannot be compared."""

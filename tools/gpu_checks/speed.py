@@ -64,6 +64,7 @@ def memory_row(name: str, peer: str, ours: dict, stock: dict, kind: str) -> Row:
         "stock": f"{stock['peak'] / 2**20:.0f} MiB",
     }
     row.require_close(ours["weights"], stock["weights"], TOLERANCE, "stock")
+    row.require_moved(ours["before"], ours["weights"], 5 * TOLERANCE)
     row.require(
         0 < ours["peak"] <= (1 + MORE_MEMORY) * stock["peak"],
         f"the peak must be at most {MORE_MEMORY:.0%} above stock's, not "
@@ -111,4 +112,5 @@ def scaling_row(name: str, peer: str, one: dict, ours: dict, stock: dict) -> Row
         row.require(math.isfinite(speed) and speed > 0, f"a speed must be finite, not {speed}")
     row.require_close(ours["weights"], one["weights"], TOLERANCE, "one device")
     row.require_close(ours["weights"], stock["weights"], TOLERANCE, "stock")
+    row.require_moved(ours["before"], ours["weights"], 5 * TOLERANCE)
     return row

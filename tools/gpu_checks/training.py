@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 
 from tools.gpu_checks.machine import Machine
-from tools.gpu_checks.row import Row, largest_difference
+from tools.gpu_checks.row import Row
 from tools.gpu_checks.speed import NO_SHARING
 
 # How far weights may be from one device's after 8 steps, by variant. With 8 bits of a number's
@@ -90,9 +90,7 @@ def row_of(name: str, variant: str, result: dict, references: dict) -> Row:
         TOLERANCES[variant],
         "one device",
     )
-    moved = largest_difference(expected["weights"], expected["before"])
-    row.figures["moved by"] = f"{moved:.2f}"
-    row.require(moved > 5 * TOLERANCES[variant], f"weights must move, not by {moved:.3g} only")
+    row.require_moved(expected["before"], expected["weights"], 5 * TOLERANCES[variant])
     if variant == "mixed_float16":
         row.rule += " The loss scale is the same."
         row.figures["loss scale"] = f"{result['scale']:g}"

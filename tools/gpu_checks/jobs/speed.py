@@ -20,8 +20,8 @@ from tools.gpu_checks.jobs import placement, stock
 # By kind: numbers of a hidden layer, and rows of a global batch.
 SIZES = {"cpu": (512, 128), "gpu": (4096, 4096)}
 STEPS, INPUTS, CLASSES, RATE = 20, 784, 10, 0.05
-# How many of the weights are compared.
-SAMPLE = 2000
+# How many of an array's weights are compared.
+SAMPLE = 300
 
 
 def data(rows: int):
@@ -100,6 +100,11 @@ def trained(strategy: str, side: str, kind: str, devices: int, cards: int):
     return peer.rank == 0, *stock.by_hand(peer, *data(rows), rows)
 
 
+def sample(weights: list) -> list[float]:
+    """Returns some of each array's numbers."""
+    return [float(w) for array in weights for w in array.ravel()[:: array.size // SAMPLE + 1]]
+
+
 def peak(kind: str) -> int:
     """Returns the most bytes that this process has had: of its GPU, or resident."""
     if kind == "cpu":
@@ -119,12 +124,13 @@ def main(
     """Trains, and reports."""
     is_first, weights, seconds = trained(strategy, side, kind, devices, cards)
     if is_first:
-        numbers = [float(w) for array in weights for w in array.ravel()[:: array.size // 300 + 1]]
+        hidden, rows = SIZES[kind]
         report(
             {
-                "images": STEPS * SIZES[kind][1] / seconds,
+                "images": STEPS * rows / seconds,
                 "peak": peak(kind),
-                "weights": numbers[:SAMPLE],
+                "before": sample(initial(hidden)),
+                "weights": sample(weights),
             }
         )
 
