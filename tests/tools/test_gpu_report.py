@@ -119,18 +119,17 @@ def test_the_whole_report_on_processors(tmp_path):
 
 def trained(**changes) -> dict:
     """Returns what a job reports of a training."""
-    result = {"before": [0.0, 0.0], "weights": [1.0, 2.0], "losses": [0.5], "scale": None}
+    result = {"before": [0.0, 0.0], "weights": [1.0, 2.0], "losses": [0.5], "scales": []}
     return {**result, **changes}
 
 
 @pytest.mark.parametrize("variant", training.TOLERANCES)
 def test_other_weights_than_one_device(variant):
-    scale = 1024.0 if variant == "mixed_float16" else None
-    expected = {name: trained(scale=scale) for name in training.TOLERANCES}
+    expected = {name: trained() for name in training.TOLERANCES}
     tolerance = training.TOLERANCES[variant]
 
     def result(**changes) -> str:
-        return training.row_of("n", variant, trained(scale=scale, **changes), expected).result
+        return training.row_of("n", variant, trained(**changes), expected).result
 
     assert result() == "pass"
     assert result(weights=[1.0, 2.0 + tolerance / 2]) == "pass"
@@ -147,9 +146,9 @@ def test_weights_that_do_not_move_show_nothing():
 
 
 def test_another_loss_scale():
-    expected = {"mixed_float16": trained(scale=1024.0)}
-    row = training.row_of("n", "mixed_float16", trained(scale=512.0), expected)
-    assert row.problems == ["the loss scale must be 1024, not 512"]
+    expected = {"mixed_float16": trained(scales=[512.0, 64.0])}
+    row = training.row_of("n", "mixed_float16", trained(scales=[1024.0, 64.0]), expected)
+    assert row.problems == ["loss scales must be [512.0, 64.0], not [1024.0, 64.0]"]
 
 
 def test_xla_is_held_against_a_step_that_it_does_not_compile():
