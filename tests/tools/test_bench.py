@@ -162,6 +162,20 @@ def test_workers_end_with_the_one_that_reports(tmp_path):
     assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
 
 
+def test_what_a_job_has_started_ends_with_it(tmp_path):
+    """Ranks outlive a launcher that is killed."""
+    file = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess, sys; child = subprocess.Popen(['sleep', '600']);"
+        f"pathlib.Path({str(file)!r}).write_text(str(child.pid)); child.wait()"
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        harness.result_of([sys.executable, "-c", program], harness.environment(1), timeout=5)
+    child = int(file.read_text())
+    # What nobody has waited for yet is a zombie.
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
 @needs_root
 def test_hosts_of_a_lab_report(tmp_path):
     told = harness.run_on_hosts(

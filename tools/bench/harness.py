@@ -276,6 +276,7 @@ def _end(process: subprocess.Popen) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     process.communicate()
+    psutil.wait_procs(family, timeout=10)
 
 
 def _received(done: subprocess.CompletedProcess) -> str:
