@@ -15,6 +15,7 @@ import yaml
 
 import tfdml
 from tfdml.cli.main import app
+from tools.gpu_checks.__main__ import main as gpu_report
 from tools.keras_tests.__main__ import main as keras_suite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +23,8 @@ GUIDES = ("CONTRIBUTING.md", "SECURITY.md")
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 # A path of the repository, in text or in a command.
 PATH = re.compile(r"(?<![\w/.-])(?:tfdml|tests|tools|recipes|docs)/[\w/.-]*[\w/]|[A-Z]+\.md")
+# Commands whose options are those of a function.
+BY_TYPER = {"tools/gpu_report": gpu_report, "tools/keras_suite": keras_suite}
 
 
 def text_of(name: str) -> str:
@@ -147,9 +150,9 @@ def check(words: list[str]) -> bool:
             assert rest[0] in command.commands, words
             command = command.commands[rest.pop(0)]
         check_options(command.params, rest)
-    elif program == "tools/keras_suite":
+    elif program in BY_TYPER:
         suite = typer.Typer()
-        suite.command()(keras_suite)
+        suite.command()(BY_TYPER[program])
         check_options(typer.main.get_command(suite).params, rest)
     elif program.startswith("tools/"):
         assert os.access(ROOT / program, os.X_OK), program
@@ -192,6 +195,7 @@ def test_commands_for_a_secure_job_exist():
         ["tfdml", "lunch", "train.py"],
         ["tfdml", "launch", "--host", "node1:1", "train.py"],
         ["tools/keras_suite", "--everything"],
+        ["tools/gpu_report", "--everything"],
         ["tools/test", "--everything"],
         ["python", "-m", "pytest", "tests/nowhere"],
         ["python", "-m", "tools.bench.nowhere"],

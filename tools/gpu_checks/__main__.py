@@ -22,7 +22,7 @@ HELP = "\n\n".join(
         "hangs fails its line alone. What cannot be checked here says what it needs.",
         "Without a GPU it runs on processors, whose logical CPUs play the devices, and the page "
         "is headed so: about four minutes on two cores. Exits with 1 if a check fails.",
-        "`tools/gpu_report --output tools/benchmarks/gpu_report.md`",
+        "`tools/gpu_report --output gpu_report.md`",
         "`tools/gpu_report --devices cpu --only mirrored --only prefetch`",
         "The checks:",
         *(f"- `{check.name}`: {check.about}" for check in CHECKS),
