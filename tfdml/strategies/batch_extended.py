@@ -1,6 +1,6 @@
 """Who the replicas are, and how global batches get to them.
 
-With `extended`, this knows the insides of `tf.distribute` (TensorFlow 2.21).
+With `extended`, this knows the insides of `tf.distribute` (TensorFlow 2.20, 2.21).
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """What `tf.distribute` asks of a strategy: mirrored local devices, and a collective between them.
 
-With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.21).
+With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.20, 2.21).
 """
 
 import collections

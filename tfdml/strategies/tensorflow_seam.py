@@ -1,4 +1,6 @@
-"""Where tfdml enters TensorFlow 2.21: distributed variables outside of replicas, and tapes.
+"""Where tfdml enters TensorFlow: distributed variables outside of replicas, and tapes.
+
+It knows the insides of 2.20 and 2.21.
 
 | TensorFlow's function | what is different |
 |---|---|
@@ -78,6 +80,12 @@ def is_inner(tape: tf.GradientTape) -> bool:
         return could_possibly_record()
     with tape.stop_recording():
         return could_possibly_record()
+
+
+REPLACED: list[tuple[Any, str]] = [
+    (ops, "reset_default_graph"),
+    (_WrapperFunction, "_call_flat"),
+]
 
 
 def install() -> None:

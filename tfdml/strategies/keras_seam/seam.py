@@ -1,4 +1,4 @@
-"""Where tfdml enters Keras: Keras 3.15's TensorFlow trainer, optimizers and losses.
+"""Where tfdml enters Keras 3.14 and 3.15: its TensorFlow trainer, optimizers and losses.
 
 Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
 trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
@@ -97,8 +97,6 @@ from tfdml.strategies.keras_seam import (
 )
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 
-SUPPORTED_KERAS = "3.15"
-
 # What parameter servers need besides is in `parameter_servers`.
 REPLACEMENTS: list[Replacement] = [
     *entry.REPLACEMENTS,
@@ -118,17 +116,11 @@ def install() -> None:
     """Puts the seam in place, once.
 
     Raises:
-        ImportError: If Keras is not of the supported version, or runs on another backend.
+        ImportError: If Keras runs on another backend.
     """
     if keras.backend.backend() != "tensorflow":
         raise ImportError(
             f"Keras must run on TensorFlow for tfdml's strategies. Received: backend "
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow."
-        )
-    if ".".join(keras.__version__.split(".")[:2]) != SUPPORTED_KERAS:
-        raise ImportError(
-            f"Keras must be {SUPPORTED_KERAS}.* for this version of tfdml, which knows Keras's "
-            f"insides. Received: Keras {keras.__version__}. Run `pip install "
-            f"'keras=={SUPPORTED_KERAS}.*'`."
         )
     put_in_place(REPLACEMENTS)

@@ -1,6 +1,7 @@
 """What `tf.distribute` asks of a parameter server strategy: where variables are, and who computes.
 
-With `strategies/extended.py` this is what knows the insides of `tf.distribute` (TensorFlow 2.21).
+With `strategies/extended.py` this is what knows the insides of `tf.distribute` (TensorFlow 2.20 and
+2.21).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where parameter servers enter Keras 3.15: what replicas of one job do not need.
+"""Where parameter servers enter Keras 3.14 and 3.15: what replicas of one job do not need.
 
 It is put in place with the first `ParameterServerStrategy`. What both need is in `entry`.
 """
