@@ -7,11 +7,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.cli.conftest import run_python
+from tests.cli.conftest import ROOT, run_python
 from tfdml.cli import doctor
 from tfdml.cli.checks import devices, network, settings, versions
 from tfdml.cli.checks.all_reduce import check_all_reduce
 from tfdml.cli.checks.finding import Finding, Status, error, ok, warning
+from tfdml.horovod_build.requirements import installed_tensorflows
 
 WIDE = {"COLUMNS": "200"}
 
@@ -162,6 +163,21 @@ def test_version_outside_of_the_range(monkeypatch):
     assert finding.status is Status.WARNING
     assert "3.9.1" in finding.what
     assert "supported versions" in finding.fix
+
+
+def test_two_tensorflows(tfdml_command, tmp_path):
+    """pip lets `tensorflow-cpu` be installed over `tensorflow`; here only what it notes of one."""
+    names = [found.distribution for found in installed_tensorflows()]
+    other = next(n for n in ("tensorflow", "tensorflow-cpu") if n not in names)
+    noted = tmp_path / f"{other.replace('-', '_')}-2.21.0.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other}\nVersion: 2.21.0\n")
+    done = tfdml_command("doctor", PYTHONPATH=f"{tmp_path}:{ROOT}", **WIDE)
+    assert done.returncode == 1
+    assert row(done.stdout, "TensorFlow").startswith("error ")
+    assert f"{other} 2.21.0" in row(done.stdout, "TensorFlow")
+    assert "Keep one: pip uninstall" in done.stdout
+    assert versions.check_tensorflow().status is Status.OK
 
 
 def test_host():

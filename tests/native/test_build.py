@@ -16,17 +16,19 @@ from tfdml.native import build, library
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     """Keeps what is compiled in a directory of the test's."""
-    target = tmp_path / "kept" / "operations-0.so"
+    target = tmp_path / "kept" / "operations-2.21.0-0.so"
     target.parent.mkdir()
     monkeypatch.setattr(library, "path", lambda: target)
     return target
 
 
 def test_they_are_compiled_once_and_load(elsewhere):
-    old = elsewhere.with_name("operations-1.so")
-    old.write_bytes(b"of another TensorFlow")
+    old = elsewhere.with_name("operations-2.21.0-1.so")
+    old.write_bytes(b"of older sources")
+    other = elsewhere.with_name("operations-2.20.0-0.so")
+    other.write_bytes(b"of another environment's TensorFlow")
     assert build.build() == (elsewhere, True)
-    assert [p.name for p in elsewhere.parent.iterdir()] == [elsewhere.name]
+    assert set(elsewhere.parent.iterdir()) == {elsewhere, other}
     assert build.build() == (elsewhere, False)
     code = f"import tensorflow as tf; print(tf.load_op_library({str(elsewhere)!r}).tfdml_encode)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -42,17 +42,33 @@ def test_an_argument_that_bootstrap_does_not_know(arguments, received):
     assert f"Received: {received}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "received"),
+    [
+        (["--keras"], "none"),
+        (["--keras", "3"], "3"),
+        (["--tensorflow", "2.20.0"], "2.20.0"),
+        (["--tensorflow", "newest", "--all"], "newest"),
+    ],
+)
+def test_a_version_that_is_none(arguments, received):
+    done = run("bootstrap", *arguments)
+    assert done.returncode == 1
+    said = f"{arguments[0]} must have a minor version, such as 3.14 or 2.20. Received: {received}"
+    assert said in done.stderr
+
+
 def test_no_python_for_versions():
     done = run("test", "--versions", PYTHON="/nowhere/python3")
     assert done.returncode == 1
-    assert "must find a supported Python. Received: none of /nowhere/python3 runs." in done.stderr
+    assert "must have a supported Python. Received: /nowhere/python3 does not run." in done.stderr
 
 
-def test_the_few_tests_of_versions_are_there():
+def test_the_suites_of_versions_are_there():
     text = (ROOT / "tools" / "test").read_text(encoding="utf-8")
-    few = re.search(r"FEW_TESTS=\((.*?)\)", text, re.DOTALL).group(1).split()
-    assert few
-    assert all((ROOT / name).is_file() for name in few)
+    suites = re.search(r"SUITES=\((.*?)\)", text, re.DOTALL).group(1).split()
+    assert suites
+    assert all((ROOT / name).exists() for name in suites)
 
 
 @pytest.mark.slow
@@ -69,18 +85,36 @@ def test_lint_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_for_each_version(tmp_path):
+def test_an_environment_for_a_pair(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     python = str(Path(sys.base_prefix) / "bin" / "python3")
     # Which tests there would be, by the new environment's pytest.
     done = run(
-        *("test", "--versions", "--collect-only", "-q"),
+        *("test", "--versions", "3.14", "2.20", "--collect-only", "-q"),
         root=checkout,
         timeout=1500,
         PYTHON=python,
     )
     version = "{}.{}".format(*sys.version_info)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"== Python {version}" in done.stdout
+    assert f"== Keras 3.14, TensorFlow 2.20, Python {version}" in done.stdout
     assert "tests/data/test_pipeline.py" in done.stdout
-    assert [p.name for p in checkout.glob(".venv*")] == [f".venv-{version}"]
+    environment = checkout / f".venv-{version}-keras3.14-tensorflow2.20"
+    assert list(checkout.glob(".venv*")) == [environment]
+    assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]
+    # Again, without naming a version: it stays as it is, and nothing else is installed over it.
+    again = run("bootstrap", "--environment", environment.name, root=checkout, timeout=600)
+    assert again.returncode == 0, again.stderr
+    assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]
+
+
+def installed(environment: Path) -> list[str]:
+    """Returns the minor versions of Keras and of every TensorFlow in an environment."""
+    listed = subprocess.run(
+        [environment / "bin" / "python", "-m", "pip", "list", "--format=freeze"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = re.findall(r"^(keras|tensorflow|tensorflow.cpu)==(\d+\.\d+)", listed, re.MULTILINE)
+    return [f"{name.replace('_', '-')} {minor}" for name, minor in found]

@@ -1,5 +1,6 @@
 """The workflows: valid, and each step is one command of tools/ that a developer runs as well."""
 
+import itertools
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from tests.tools.checkouts import ROOT
+from tfdml.known_versions import known_releases
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 ACTIONS = {"actions/checkout", "actions/setup-python"}
@@ -20,7 +22,7 @@ COMMANDS = {
     "tools/test --all",
     "tools/test --docs",
     "tools/test --lint",
-    "tools/test --versions",
+    *(f"tools/test --versions {k} {t}" for k in ("3.14", "3.15") for t in ("2.20", "2.21")),
     "tools/wheel",
 }
 
@@ -30,8 +32,23 @@ def jobs(file: Path) -> list[dict]:
 
 
 def commands() -> list[str]:
-    steps = [step for file in WORKFLOWS for job in jobs(file) for step in job["steps"]]
-    return [step["run"] for step in steps if "run" in step]
+    """Returns the commands of all steps, those of a matrix for each of its combinations."""
+    found = []
+    for job in (job for file in WORKFLOWS for job in jobs(file)):
+        for values in combinations(job):
+            steps = [step["run"] for step in job["steps"] if "run" in step]
+            for name, value in values.items():
+                steps = [step.replace(f"${{{{ matrix.{name} }}}}", value) for step in steps]
+            found += steps
+    return found
+
+
+def combinations(job: dict) -> list[dict[str, str]]:
+    """Returns the values of a job's matrix; one without any where it has none."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    return [
+        dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())
+    ]
 
 
 def lint(*files: Path) -> subprocess.CompletedProcess:
@@ -80,7 +97,7 @@ def test_the_commands_exist_with_their_options(command):
         if argument.startswith("-"):
             helped = subprocess.run([ROOT / tool, "--help"], capture_output=True, text=True)
             assert re.search(rf"^  {argument} ", helped.stdout, re.MULTILINE)
-        else:
+        elif not re.fullmatch(r"\d+\.\d+", argument):
             assert (ROOT / argument).exists()
 
 
@@ -88,8 +105,13 @@ def test_nothing_is_left_out():
     assert set(commands()) >= COMMANDS
 
 
-def test_all_supported_pythons_are_tried():
+def test_all_supported_versions_are_tried():
     (job,) = jobs(ROOT / ".github" / "workflows" / "versions.yml")
-    supported = re.findall(r'Python :: (3\.\d+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
-    assert job["strategy"]["matrix"]["python"] == supported
-    assert supported
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    known = {
+        library: sorted({f"{r.major}.{r.minor}" for r in known_releases(library)})
+        for library in ("keras", "tensorflow")
+    }
+    pythons = re.findall(r'Python :: (3\.\d+)"', setup)
+    assert job["strategy"]["matrix"] == {**known, "python": pythons}
+    assert pythons

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -50,22 +50,26 @@ class TensorFlow:
     version: str
 
 
-def installed_tensorflow(path: Sequence[str] | None = None) -> TensorFlow:
-    """Finds the installed TensorFlow, without importing it.
+def installed_tensorflows() -> list[TensorFlow]:
+    """Returns all installed distributions of TensorFlow, without importing it.
 
-    Args:
-        path: The directories to look in; `sys.path` by default.
+    They have files of the same names: of two, neither is whole.
+    """
+    return [
+        TensorFlow(name, found.version)
+        for name in _DISTRIBUTIONS
+        for found in list(metadata.distributions(name=name))[:1]
+    ]
 
-    Returns:
-        The distribution that provides it.
+
+def installed_tensorflow() -> TensorFlow:
+    """Returns the installed TensorFlow, without importing it.
 
     Raises:
         BuildError: If there is none.
     """
-    where = {} if path is None else {"path": list(path)}
-    for name in _DISTRIBUTIONS:
-        for found in metadata.distributions(name=name, **where):
-            return TensorFlow(name, found.version)
+    for found in installed_tensorflows():
+        return found
     raise BuildError(
         "TensorFlow must be installed, because Horovod is compiled against its headers.",
         received="no TensorFlow in this Python environment",

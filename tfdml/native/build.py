@@ -45,7 +45,8 @@ def build(rebuild: bool = False) -> tuple[Path, bool]:
             _compile(compiler, file, environment)
             # In one step, so that what is there is always whole.
             os.replace(file, target)
-        for old in target.parent.glob("operations-*.so"):
+        # Those for another TensorFlow may be in use: a checkout may have several environments.
+        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.so"):
             if old != target:
                 old.unlink(missing_ok=True)
     except OSError as error:

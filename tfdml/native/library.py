@@ -41,7 +41,7 @@ def path() -> Path:
     digest = hashlib.sha256(f"{tf.__version__} {platform.machine()} {FLAGS} {X86_FLAGS}".encode())
     for source in SOURCES:
         digest.update(source.read_bytes())
-    return _HERE / f"operations-{digest.hexdigest()[:12]}.so"
+    return _HERE / f"operations-{tf.__version__}-{digest.hexdigest()[:12]}.so"
 
 
 def usable() -> ModuleType | None:

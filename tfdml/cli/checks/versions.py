@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from tfdml.cli.checks.finding import Finding, error, ok, warning
 from tfdml.horovod_build.errors import BuildError
-from tfdml.horovod_build.requirements import installed_tensorflow
+from tfdml.horovod_build.requirements import installed_tensorflow, installed_tensorflows
 
 
 def supported_ranges() -> dict[str, SpecifierSet]:
@@ -51,11 +51,20 @@ def check_python() -> Finding:
 
 
 def check_tensorflow() -> Finding:
-    """Checks the version of TensorFlow, as installed."""
+    """Checks the version of TensorFlow, as installed, and that it is installed once."""
     try:
         found = installed_tensorflow()
     except BuildError as missing:
         return error("TensorFlow", "not installed", str(missing))
+    several = installed_tensorflows()
+    if len(several) > 1:
+        return error(
+            "TensorFlow",
+            " and ".join(f"{each.distribution} {each.version}" for each in several)
+            + ": written one over the other",
+            f"Keep one: pip uninstall {' '.join(each.distribution for each in several)}, then "
+            f"pip install the one that you want.",
+        )
     finding = _in_range("TensorFlow", found.version, "tensorflow", f"{found.distribution}")
     if Version(found.version) < Version("2.16"):
         return error("TensorFlow", f"{found.version}: comes with Keras 2", finding.fix)
