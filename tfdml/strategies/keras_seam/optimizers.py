@@ -20,6 +20,7 @@ from tfdml.strategies.keras_seam.current import (
     is_updating,
     updating,
 )
+from tfdml.strategies.keras_seam.keras_versions import distinct_name
 from tfdml.strategies.traced import traced
 
 
@@ -85,7 +86,7 @@ def _summed(
     extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
 ) -> list:
     """Returns a replica's gradients summed over all; of what replaces a variable, the largest."""
-    inner, label = inner_of(outer), f"gradients/{outer.name}"
+    inner, label = inner_of(outer), f"gradients/{distinct_name(outer)}"
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
