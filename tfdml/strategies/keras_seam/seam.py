@@ -6,7 +6,8 @@ trainer's own methods, this is the dispatch: it is there before the first callba
 
 Each of these functions is replaced once, so the order in which they are does not matter. The
 functions that replace them go straight on to Keras's own unless the model, or the replica that
-calls, belongs to one of our strategies, or a callback of `fit` resumes it (see `resuming`).
+calls, belongs to one of our strategies, or a callback of `fit` resumes it (see `resuming`). Where
+versions of Keras differ, `keras_versions` has what is done about it.
 
 In the functions of `entry` parameter servers differ from Keras, too: each asks the strategy's
 `Hooks`, which are `trainer.ReplicaHooks` or `parameter_servers.ServerHooks`.
