@@ -60,6 +60,7 @@ def run(results: Sequence[Path]) -> Run:
         "distribution": tensorflow.distribution,
         "python": platform.python_version(),
         "horovod": metadata.version("horovod"),
+        "folders": " ".join(sorted({name.split(".")[1] for name, _ in outcomes if "." in name})),
         **{outcome: counts[outcome] for outcome in ("passed", "failed", "skipped")},
         "date": suites[-1].get("timestamp")[:10],
     }
@@ -83,12 +84,12 @@ def with_table(page: str, runs: Sequence[Run]) -> str:
 
 def table(runs: Sequence[Run]) -> str:
     """Returns a line for each run."""
-    lines = ["| Keras | TensorFlow | Python | passed | failed | skipped | on |"]
+    lines = ["| Keras | TensorFlow | Python | on | passed | failed | folders of `tests/` |"]
     lines.append("|---|---|---|---|---|---|---|")
     for r in runs:
         tensorflow = f"{r['tensorflow']} (`{r['distribution']}`)"
-        cells = (r["keras"], tensorflow, r["python"], r["passed"], r["failed"], r["skipped"])
-        lines.append(f"| {' | '.join(map(str, cells))} | {r['date']} |")
+        cells = (r["keras"], tensorflow, r["python"], r["date"], r["passed"], r["failed"])
+        lines.append(f"| {' | '.join(map(str, cells))} | {r['folders'].replace(' ', ', ')} |")
     return "\n".join(lines) + "\n"
 
 
