@@ -60,7 +60,7 @@ def run(results: Sequence[Path]) -> Run:
         "distribution": tensorflow.distribution,
         "python": platform.python_version(),
         "horovod": metadata.version("horovod"),
-        "folders": " ".join(sorted({name.split(".")[1] for name, _ in outcomes if "." in name})),
+        "folders": " ".join(sorted({n.split(".")[1] for n, _ in outcomes if n.count(".") > 1})),
         **{outcome: counts[outcome] for outcome in ("passed", "failed", "skipped")},
         "date": suites[-1].get("timestamp")[:10],
     }
