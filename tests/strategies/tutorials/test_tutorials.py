@@ -101,7 +101,8 @@ def test_several_workers(run, tmp_path):
         # Restoring takes 3 steps back.
         assert result["steps"] == 2 * 10 + 3
     saved = {"epoch1.keras", "epoch2.keras", "model.keras", "ckpt"}
-    assert files(tmp_path / "of_2") == saved
+    # The tutorial leaves the folder that a worker's own checkpoint was in.
+    assert files(tmp_path / "of_2") - {"workertemp_1"} == saved
     assert {name for name in files(tmp_path / "of_2" / "ckpt")} >= {"checkpoint"}
 
 
