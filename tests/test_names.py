@@ -68,7 +68,7 @@ def test_no_strategy_of_tensorflows_is_passed_on_unseen():
 
 
 def test_a_name_that_nobody_has():
-    with pytest.raises(AttributeError, match="Neither `tfdml` nor `tf.distribute` has .*'Nobody'"):
+    with pytest.raises(AttributeError, match="no attribute 'Nobody', and neither has"):
         _ = tfdml.Nobody
     assert not hasattr(tfdml, "_Nobody")
 

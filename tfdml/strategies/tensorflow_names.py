@@ -93,5 +93,5 @@ def find(name: str) -> Any:
         if hasattr(tf.distribute, name):
             raise
         raise AttributeError(
-            f"Neither `tfdml` nor `tf.distribute` has the attribute {name!r}."
+            f"module 'tfdml' has no attribute {name!r}, and neither has `tf.distribute`"
         ) from error
