@@ -1,6 +1,6 @@
-"""Sharded TFRecords: written by any process in the same bytes, read from any place of any epoch.
+"""Sharded TFRecords: the same bytes from any number of processes, readable from any position.
 
-Writing needs no TensorFlow; public names are loaded when they are first used.
+Writing needs no TensorFlow. Public names are imported on first use.
 """
 
 import importlib
@@ -19,7 +19,7 @@ __all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name on first use (PEP 562)."""
+    """Imports a public name on first use (PEP 562)."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_NAMES[name]}")

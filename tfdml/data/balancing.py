@@ -1,4 +1,4 @@
-"""Sampling at fixed ratios: the classes of a data set, equally often or as asked for."""
+"""Sampling at fixed ratios: the classes of a data set, equally often or in given shares."""
 
 import functools
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ _ROWS = 8192  # Records whose classes are read at once.
 
 
 class BalancedDataset:
-    """A data set whose classes are drawn at fixed ratios; those of few records more than once.
+    """Data set whose classes are drawn at fixed ratios; small classes more than once an epoch.
 
-    All workers read the classes of all records, once, when it is made.
+    The constructor reads the classes of all records, on every worker.
 
     Args:
-        dataset: The data set.
-        feature: The feature that tells the class: a whole number or a string.
-        ratios: The part of each class, of any sum; None for equal ones. A class that is left out
+        dataset: Data set to draw from.
+        feature: Feature that holds the class: an integer or a string.
+        ratios: Share of each class, with any sum; None for equal shares. A class that is left out
             is not drawn.
-        length: The places of an epoch; None for the number of records.
+        length: Number of draws in an epoch; None for the number of records.
 
     Raises:
-        ValueError: If there is no such feature or class.
+        ValueError: If the feature or a class does not exist.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class BalancedDataset:
 
     @property
     def manifest(self) -> Manifest:
-        """The data set's."""
+        """Manifest of the data set."""
         return self._dataset.manifest
 
     @property
     def digest(self) -> str:
-        """What two have alike only if they draw the same from the same data."""
+        """16 hexadecimal digits that are equal only if the same is drawn from the same data."""
         drawn = list(zip(self._drawn, self._ratios, strict=True))
         return digest_of(self._dataset.digest, self._feature, drawn, self._length)
 
     def default_window(self) -> int:
-        """Returns the data set's."""
+        """Returns the default window of the data set."""
         return self._dataset.default_window()
 
     def reader(self, window: int, cache: str | None = None) -> BlockReader:
-        """Returns a reader that keeps two windows for each class: they are at different places."""
+        """Returns a reader that caches two windows per class, as classes are read separately."""
         return self._dataset.reader(window * len(self._drawn), cache)
 
     def order(self, shuffling: Shuffling, epoch: int) -> Order:
@@ -89,7 +89,7 @@ class BalancedDataset:
         return Mixed(groups, self._ratios, self._length, shuffling.seed or 0, epoch)
 
     def _by_class(self, shuffling: Shuffling):
-        """Returns a function: the ids of each class's records, in the order of an epoch."""
+        """Returns a function that lists the ids of each class's records in an epoch's order."""
 
         @functools.lru_cache(maxsize=4)
         def by_class(number: int) -> list[np.ndarray]:
@@ -102,12 +102,12 @@ class BalancedDataset:
 
 
 class _Class:
-    """The records of one class, in the order in which they come among all.
+    """Group of the records of one class, in the order that they have among all records.
 
     Args:
-        by_class: Returns the ids of each class's records, for the n-th time that they are drawn.
-        number: The class.
-        count: Its records.
+        by_class: Function that returns the ids of each class's records in the n-th pass.
+        number: Index of the class.
+        count: Number of its records.
     """
 
     def __init__(self, by_class: Any, number: int, count: int):
@@ -117,12 +117,12 @@ class _Class:
         return self._count
 
     def order(self, number: int) -> Order:
-        """Returns the order in which they are drawn for the `number`-th time."""
+        """Returns the order of the records in the `number`-th pass over them, from 0."""
         return _Listed(self._by_class(number)[self._number])
 
 
 class _Listed:
-    """An order that is a list of ids."""
+    """Order given by a list of ids."""
 
     def __init__(self, ids: np.ndarray):
         self._ids = ids
@@ -137,10 +137,10 @@ class _Listed:
 def class_of_records(dataset: RecordDataset, feature: str) -> np.ndarray:
     """Returns the value of a feature in each record: int64 or bytes, `[records]`.
 
-    A damaged record gets the first one's class: it is skipped, or an error, when it is read.
+    A damaged record gets the class of a sound one: it is skipped, or an error, when it is read.
 
     Raises:
-        ValueError: If there is no such feature, or it is not one whole number or string.
+        ValueError: If the feature does not exist or is not a single integer or string.
     """
     schema = dataset.manifest.schema
     if feature not in schema or schema[feature].kind not in ("int64", "string"):

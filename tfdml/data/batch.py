@@ -1,4 +1,4 @@
-"""What a batch for `fit` is made of: parsed features, augmented, transformed, with weights."""
+"""Assembly of batches for `fit`: parsed features, decoded, augmented, transformed and weighted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,12 @@ from tfdml.data.read_options import ReadOptions
 
 
 def finisher(decode: Callable, options: ReadOptions) -> Callable:
-    """Returns what makes a batch for `fit` of parsed features, weights and seeds.
+    """Returns a function that makes a batch for `fit` from parsed features, weights and seeds.
 
     Args:
-        decode: See `parsing.decoder`.
-        options: Which feature is the label, what changes batches, and whether they have weights.
+        decode: Function that `parsing.decoder` returned.
+        options: Options with the label, the functions that change batches, and whether batches have
+            weights.
     """
 
     def outputs(features: dict[str, tf.Tensor]) -> tuple:

@@ -1,4 +1,4 @@
-"""Records by their ids: blocks are read whole and ahead, and kept while they are needed."""
+"""Reading of records by their ids: blocks are read whole and ahead, and cached."""
 
 import collections
 import concurrent.futures
@@ -22,9 +22,9 @@ class Block(NamedTuple):
     """A block in memory.
 
     Attributes:
-        data: The frames.
-        places: Where the records are in it.
-        bad: What is wrong with records that are damaged, by their place in the block.
+        data: Frames of the block, decompressed.
+        places: Slices of `data` that hold the records.
+        bad: Errors of damaged records, by their index in the block.
     """
 
     data: bytes
@@ -33,23 +33,23 @@ class Block(NamedTuple):
 
 
 class Copies(Protocol):
-    """Keeps blocks of shards, so that they need not be read again from where the shards are."""
+    """Store of copies of blocks, so that they need not be read from distant shards again."""
 
     def read(self, shard: str, block: int) -> bytes:
-        """Returns what is kept of a block: nothing, or bytes that may be damaged."""
+        """Returns the copy of a block: empty if there is none, and possibly damaged."""
 
     def write(self, shard: str, block: int, data: bytes) -> None:
-        """Keeps a block."""
+        """Stores a copy of a block."""
 
 
 class BlockReader:
     """Reads records of shards that have indices.
 
     Args:
-        shards: The shards' paths.
-        indices: Their indices.
-        cache_bytes: How many bytes of blocks are kept; those not asked for the longest go first.
-        copies: Where blocks are kept that were read.
+        shards: Paths of the shards.
+        indices: Indices of the shards.
+        cache_bytes: Size of the cache of blocks in bytes; the least recently used are dropped.
+        copies: Store of copies of blocks; None for no copies.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BlockReader:
 
     @property
     def record_bytes(self) -> float:
-        """The bytes of a record with its frame, on average."""
+        """Average size of a record with its frame, in bytes."""
         total = sum(int(i.block_raw.sum()) for i in self._indices)
         return total / max(1, self.layout.records)
 
@@ -90,27 +90,27 @@ class BlockReader:
         slot = record - int(self._first_ids[block])
         begins, _ = found.frames_of(local)
         offset = int(self._offsets[shard][local])
-        # In a compressed file only the block has a place.
+        # In a compressed file only the block has an offset.
         offset += 0 if self._shards[shard].endswith(".gz") else int(begins[slot])
         number = int(found.first_records[local]) + slot
         return f"{self._shards[shard]}, record {number}, offset {offset}"
 
     def ahead(self, ids: np.ndarray) -> None:
-        """Begins to read the blocks of records that will be asked for."""
+        """Starts to read the blocks of records that will be read soon."""
         blocks = np.searchsorted(self._first_ids, ids, side="right") - 1
         self._ask(np.unique(blocks).tolist())
 
     def read(self, ids: np.ndarray) -> tuple[np.ndarray, dict[int, BadRecord]]:
-        """Returns records.
+        """Returns records by their ids.
 
-        Each call looks at all blocks that it needs, so many records cost little more than a few.
+        A call handles each block that it needs once, so many records cost little more than a few.
 
         Args:
-            ids: Their ids: int64, `[rows]`.
+            ids: Ids of the records: int64, `[rows]`.
 
         Returns:
-            The records, as `bytes` in an array of objects, `[rows]`; and by row what is wrong with
-            damaged ones, which are empty.
+            Records as an array of `bytes` objects, `[rows]`, empty where damaged; and the errors of
+            damaged records by row.
         """
         by_id = np.argsort(ids, kind="stable")
         ids = ids[by_id]
@@ -118,7 +118,7 @@ class BlockReader:
         slots = (ids - self._first_ids[blocks]).tolist()
         bounds = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
         numbers = blocks[bounds].tolist()
-        # All of them are asked for before the first one is waited for.
+        # All of them are requested before waiting for the first one.
         futures = self._ask(numbers)
         found: list[bytes] = []
         damaged: dict[int, BadRecord] = {}
@@ -139,7 +139,7 @@ class BlockReader:
         try:
             return future.result()
         except OSError:
-            # What could not be read now may be asked for again.
+            # A block that could not be read now may be requested again.
             with self._lock:
                 if self._kept.get(number) is future:
                     del self._kept[number]
@@ -147,7 +147,7 @@ class BlockReader:
             raise
 
     def _ask(self, numbers: Iterable[int]) -> list[concurrent.futures.Future]:
-        """Returns blocks, which are read where they are not kept."""
+        """Returns futures of blocks; starts to read those that are not cached."""
         futures = []
         with self._lock:
             for number in numbers:
@@ -181,13 +181,13 @@ class BlockReader:
             try:
                 data = gzip.decompress(stored)
             except (OSError, EOFError, zlib.error) as error:
-                # Nothing behind the damage can be told from it.
+                # Data after the damage cannot be decompressed.
                 reason = BadRecord(f"its block is damaged: {error}")
                 return Block(b"", places, dict.fromkeys(range(len(lengths)), reason))
         return Block(data, places, {} if sound else _bad_records(data, frames, lengths))
 
     def _stored(self, shard: int, local: int) -> tuple[bytes, bool]:
-        """Returns a block's bytes in the file, and whether they are sound."""
+        """Returns a block's bytes in the file, and whether their checksum is right."""
         found, path = self._indices[shard], self._shards[shard]
         crc = int(found.block_crc[local])
         if self._copies:
@@ -204,7 +204,7 @@ class BlockReader:
 
 
 def layout_of(indices: Sequence[ShardIndex]) -> Layout:
-    """Returns how the records of shards lie in them."""
+    """Returns the layout of the records of shards."""
     return Layout(
         np.concatenate([i.block_records.astype(np.int64) for i in indices]),
         np.repeat(np.arange(len(indices)), [len(i.block_records) for i in indices]),
@@ -212,7 +212,7 @@ def layout_of(indices: Sequence[ShardIndex]) -> Layout:
 
 
 def _bad_records(data: bytes, frames: np.ndarray, lengths: np.ndarray) -> dict[int, BadRecord]:
-    """Returns what is wrong with each damaged record of a block, one by one."""
+    """Checks the records of a block one by one; returns the errors of damaged ones."""
     bad = {}
     for slot, (begin, length) in enumerate(zip(frames.tolist(), lengths.tolist(), strict=True)):
         try:
@@ -223,14 +223,14 @@ def _bad_records(data: bytes, frames: np.ndarray, lengths: np.ndarray) -> dict[i
 
 
 def window_bytes(records: int, indices: Sequence[ShardIndex]) -> int:
-    """Returns about how many bytes of blocks `records` records take."""
+    """Returns the approximate size of `records` records in bytes, as blocks."""
     total = sum(int(i.block_raw.sum()) for i in indices)
     count = sum(len(i.lengths) for i in indices)
     return int(records * (total / max(1, count) + FRAME))
 
 
 def read_indices(shards: Sequence[str]) -> list[ShardIndex]:
-    """Reads the shards' indices; makes those that are not there by reading the shards."""
+    """Reads the indices of shards; builds missing ones by reading the shards."""
 
     def one(shard: str) -> ShardIndex:
         if storage.exists(shard + index.SUFFIX):

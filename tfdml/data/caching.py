@@ -1,4 +1,4 @@
-"""What is read once is kept: all blocks in memory, or on a disk of this machine."""
+"""Caches of blocks that were read: all of them in memory, or on a local disk."""
 
 import hashlib
 import os
@@ -13,13 +13,13 @@ MEMORY = "memory"
 
 
 class DiskCopies:
-    """Copies of blocks, each in a file of its own.
+    """Copies of blocks on a disk, one file each.
 
-    Whoever reads one compares it with the index's checksum, so one that is cut, damaged or of
-    other data counts as missing. Processes of a machine share a directory.
+    The reader compares each copy with the index's checksum, so a truncated or damaged copy, or one
+    of other data, counts as missing. Processes of a machine share a directory.
 
     Args:
-        directory: Where they are; made if need be.
+        directory: Directory of the copies; created if missing.
     """
 
     def __init__(self, directory: str):
@@ -32,7 +32,7 @@ class DiskCopies:
         return os.path.join(self._directory, folder, f"{block:06d}")
 
     def read(self, shard: str, block: int) -> bytes:
-        """Returns the copy of a block; nothing, if there is none."""
+        """Returns the copy of a block; empty if there is none."""
         try:
             with open(self._path(shard, block), "rb") as file:
                 return file.read()
@@ -40,7 +40,7 @@ class DiskCopies:
             return b""
 
     def write(self, shard: str, block: int, data: bytes) -> None:
-        """Keeps a block; a disk that is full is said once, and no reason to end."""
+        """Stores a copy of a block. If the disk is full, it warns once and stores no more."""
         if self._is_full:
             return
         path = self._path(shard, block)
@@ -61,10 +61,10 @@ def block_reader(
     """Returns a reader of shards.
 
     Args:
-        shards: Their paths.
-        indices: Their indices.
-        cache_bytes: How many bytes of blocks are kept in memory.
-        cache: "memory" keeps all of them there; else a directory where copies are kept.
+        shards: Paths of the shards.
+        indices: Indices of the shards.
+        cache_bytes: Size of the cache of blocks in memory, in bytes.
+        cache: "memory" caches all blocks in memory; another string is a directory of copies.
     """
     if cache == MEMORY:
         cache_bytes = sum(int(i.block_raw.sum()) for i in indices)

@@ -1,8 +1,8 @@
-"""Records of many rows at once: NumPy makes the bytes of framed Examples out of columns.
+"""Encoding of many rows at once: NumPy makes the bytes of framed Examples from columns.
 
-The bytes are those that `values.encoder` makes one by one. Here nothing says what is wrong with a
-row: where any value does not fit, or a feature has no fixed form, the answer is that rows must be
-encoded one by one, which does.
+The bytes are those that `values.encoder` makes one by one. This module does not report what is
+wrong with a row: if a value does not fit, or a feature has no fixed form, it returns None, and the
+caller encodes the rows one by one, which reports it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from tfdml.data.framing import FOOTER, HEADER, Frames, crc32c, mask
 from tfdml.data.schema import FLOAT, INT64, RAW, STRING, Feature, Schema
 from tfdml.data.values import LARGEST_FLOAT32
 
-# A field of a message that holds a list of this kind.
+# Tag of the field that holds a list of each kind.
 _LISTS = {STRING: b"\x0a", RAW: b"\x0a", FLOAT: b"\x12", INT64: b"\x1a"}
-# Longer lists of integers are encoded one by one.
+# Rows with longer lists of integers are encoded one by one.
 _MOST_INTEGERS = 32
-# Strings are laid out as wide as the longest: not where most of that would be empty.
+# Strings are padded to the longest one, unless most of the table would be empty.
 _WIDEST_STRING, _MOST_EMPTY = 64, 4
 
 
 class Piece(NamedTuple):
-    """Some bytes of every record.
+    """Part of the bytes of every record.
 
     Attributes:
-        table: The bytes: uint8, `[rows, width]`, or `[1, width]` where they are always the same.
-        used: How many of them each record has: int64, `[rows]`; None for all.
+        table: Bytes: uint8, `[rows, width]`, or `[1, width]` if they are the same in all records.
+        used: Number of these bytes that each record has: int64, `[rows]`; None for all.
     """
 
     table: np.ndarray
@@ -37,20 +37,20 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int | np.ndarray:
-        """The bytes that each record has."""
+        """Number of bytes in each record."""
         return self.table.shape[1] if self.used is None else self.used
 
 
 def encode(
     schema: Schema, columns: Mapping[str, Any], allow_nonfinite: bool = False
 ) -> Frames | None:
-    """Returns the records of all rows, framed; None if they must be encoded one by one.
+    """Returns the framed records of all rows; None if they must be encoded one by one.
 
     Args:
-        schema: What the records hold.
-        columns: Of each feature the values of all rows: an array of shape `[rows, *shape]`, or a
+        schema: Schema of the records.
+        columns: Values of all rows for each feature: an array of shape `[rows, *shape]`, or a
             sequence of strings.
-        allow_nonfinite: Whether NaN and infinity are values.
+        allow_nonfinite: Whether NaN and infinity are allowed.
     """
     if columns.keys() != schema.keys():
         return None
@@ -66,7 +66,7 @@ def encode(
 
 
 def _value(feature: Feature, column: Any, allow_nonfinite: bool) -> list[Piece] | None:
-    """Returns the pieces of a Feature; None if a value does not fit, or has no fixed form."""
+    """Returns the pieces of a Feature; None if a value does not fit or has no fixed form."""
     if feature.is_variable or feature.kind not in _LISTS or 0 in feature.shape:
         return None
     if feature.kind == STRING:
@@ -90,12 +90,12 @@ def _constant(*parts: bytes) -> Piece:
 
 
 def _field(tag: bytes, *content: Piece) -> list[Piece]:
-    """Returns a field that has a length: its tag, the length, and the content."""
+    """Returns a length-delimited field: its tag, length and content."""
     return [_constant(tag), _varints(sum(piece.size for piece in content)), *content]
 
 
 def _varints(numbers: int | np.ndarray) -> Piece:
-    """Returns numbers in groups of 7 bits, the lowest first; see `example.varint`."""
+    """Returns numbers in groups of 7 bits, lowest first; see `example.varint`."""
     if not isinstance(numbers, np.ndarray):
         return _constant(varint(numbers))
     bits = numbers.astype(np.int64).view(np.uint64)
@@ -175,7 +175,7 @@ def _framed(record: list[Piece], rows: int) -> Frames | None:
 
 
 def _joined(pieces: list[Piece], rows: int) -> np.ndarray:
-    """Returns the bytes of all records, one after the other: uint8."""
+    """Returns the concatenated bytes of all records: uint8."""
     width = sum(piece.table.shape[1] for piece in pieces)
     table = np.empty((rows, width), np.uint8)
     kept = None

@@ -1,4 +1,4 @@
-"""What must be so before a conversion begins, and at its end: room, an output, the same input."""
+"""Checks before and after a conversion: disk space, an output to write to, an unchanged input."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from tfdml.data.sources.source import Source
 
 
 def check_places(source: Source, output: str) -> None:
-    """Raises if the output is within the input."""
+    """Raises a ValueError if the output is within the input."""
     if not storage.is_local(output):
         return
     real = os.path.realpath(output)
@@ -30,7 +30,7 @@ def check_places(source: Source, output: str) -> None:
 
 
 def check_output(output: str, work: str, name: str, resume: bool, overwrite: bool) -> None:
-    """Raises if the output holds what it must not; removes what is to be written anew."""
+    """Raises a ValueError if the output holds other files; removes files to be overwritten."""
     own = [os.path.basename(work), os.path.basename(f"{work}.lock")]
     there = [n for n in storage.names_in(output) if n not in own]
     if overwrite:
@@ -61,7 +61,7 @@ def check_output(output: str, work: str, name: str, resume: bool, overwrite: boo
 
 
 def identity(source: Source, options: Options, plan: Plan, files: dict) -> dict[str, Any]:
-    """Returns what must be the same when a conversion is gone on with."""
+    """Returns the properties that must be the same when a conversion is resumed."""
     prints = hashlib.sha256(json.dumps(files, sort_keys=True, default=str).encode()).hexdigest()
     return {
         "tool": tfdml.__version__,
@@ -73,7 +73,7 @@ def identity(source: Source, options: Options, plan: Plan, files: dict) -> dict[
 
 
 def note_plan(work: str, identity: dict[str, Any]) -> None:
-    """Notes what is converted, or raises if what was noted before is something else."""
+    """Notes what is converted; raises a ValueError if an earlier note differs."""
     noted = Path(work, "plan.json")
     said = json.loads(json.dumps(identity))
     if not noted.exists():
@@ -89,7 +89,7 @@ def note_plan(work: str, identity: dict[str, Any]) -> None:
 
 
 def check_space(output: str, work: str, plan: Plan, options: Options) -> None:
-    """Raises if a disk has less room than what is about to be written."""
+    """Raises a ValueError if a disk has less free space than what is about to be written."""
     done = sum(f.stat().st_size for f in Path(work).glob("dealt-*"))
     needed = {os.path.dirname(work): max(0, plan.bytes - done) if options.deals else 0}
     if storage.is_local(output) and not options.compressed:
@@ -107,7 +107,7 @@ def check_space(output: str, work: str, plan: Plan, options: Options) -> None:
 
 
 def check_unchanged(before: dict[str, list]) -> None:
-    """Raises if a file has changed since its fingerprint was taken."""
+    """Raises a ValueError if a file has changed since its fingerprint was taken."""
     changed = []
     for path, printed in before.items():
         if not storage.exists(path) or storage.fingerprint(path) != printed:

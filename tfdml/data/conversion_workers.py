@@ -1,4 +1,4 @@
-"""Processes that do the steps of a conversion, and end with the one that started them."""
+"""Processes that run the steps of a conversion, and end when the process that started them does."""
 
 import concurrent.futures
 import multiprocessing
@@ -13,17 +13,17 @@ from typing import Any
 from tfdml.data import encoding, tasks
 from tfdml.data.tasks import Job
 
-# Called with the rows that are done, and with all.
+# Called with the number of rows that are done, and the number of all rows.
 Progress = Callable[[int, int], None]
 
 
 @contextmanager
 def workers(job: Job, processes: int) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Yields what does all steps of a kind and returns what is noted of each."""
+    """Context manager: yields a function that runs all steps of a kind and returns their notes."""
     if processes == 1:
         yield lambda step, count, progress, rows: _alone(job, step, count, progress, rows)
         return
-    # Spawned, not forked: what the caller has loaded may have threads.
+    # Spawned, not forked: libraries that the caller has loaded may have threads.
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
     with concurrent.futures.ProcessPoolExecutor(
@@ -86,7 +86,7 @@ _own: dict[str, Any] = {}
 
 
 def _initialise(job: Job, counter: Any) -> None:
-    """Makes a worker of this process: it has the job, and ends with the one that started it."""
+    """Prepares a worker process: stores the job, and ends when the process that started it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _own.update(job=job, counter=counter)
     # Not `os.getppid()`: the process that started this one may be gone already.

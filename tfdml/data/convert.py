@@ -1,4 +1,4 @@
-"""A conversion from its beginning to its manifest: one at a time, in many processes, resumable."""
+"""Conversion of an input to shards and a manifest: one at a time, in many processes, resumable."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ from tfdml.data.sources.source import Source
 from tfdml.data.tasks import Job
 
 REJECTS = ".rejects.jsonl"
-# Input for which the start of another process pays.
+# Amount of input that is worth the start of another process.
 PROCESS_BYTES = 16 << 20
 
 
@@ -38,25 +38,26 @@ def convert(
 ) -> Manifest:
     """Converts an input to sharded TFRecords.
 
-    Shards appear whole; the manifest appears last. What is done is noted in a directory beside
-    them, so a conversion that was ended, whatever ended it, is gone on with by `resume`.
+    Shards appear whole; the manifest appears last. Finished steps are noted in a work directory, so
+    `resume` can continue a conversion, whatever interrupted it.
 
     Args:
-        source: The input.
-        output: The directory to write to.
-        options: What is asked for.
-        processes: How many processes work, as many as there are cores by default, and one where
-            there is little to do; the bytes written are the same for any number.
-        resume: Whether to go on with a conversion that was ended.
+        source: Input to convert.
+        output: Directory to write to.
+        options: Options of the conversion.
+        processes: Number of processes; by default that of the cores, or fewer for a small input.
+            The bytes written are the same for any number.
+        resume: Whether to continue a conversion that was interrupted.
         overwrite: Whether to remove a data set of this name first.
-        progress: Called now and then.
+        progress: Function called from time to time with the number of rows that are done, and the
+            number of all rows.
 
     Returns:
-        The manifest.
+        Manifest of the data set.
 
     Raises:
-        ValueError: If the output holds something, is within the input, is being written, or has no
-            room; if a row cannot be converted, or too many; if the input changes meanwhile.
+        ValueError: If the output is not empty, is within the input, is being written, or lacks
+            space; if a row cannot be converted, or too many; if the input changes meanwhile.
     """
     checks.check_places(source, output)
     storage.make_directory(output)
@@ -75,7 +76,7 @@ def convert(
         checks.check_unchanged(before)
         _finish(job, manifest, rejects)
         shutil.rmtree(work, ignore_errors=True)
-        # A process that waits for this very file finds a data set, and refuses.
+        # A process that has opened this very file finds a data set, and refuses.
         Path(f"{work}.lock").unlink(missing_ok=True)
     return manifest
 
@@ -83,14 +84,14 @@ def convert(
 def _work_directory(output: str, name: str) -> str:
     if storage.is_local(output):
         return os.path.join(output, f".{name}.converting")
-    # A store cannot be locked, nor appended to.
+    # A store can be neither locked nor appended to.
     digest = hashlib.sha256(f"{output}/{name}".encode()).hexdigest()[:16]
     return os.path.join(platformdirs.user_cache_dir("tfdml"), f"converting-{digest}")
 
 
 @contextmanager
 def _only_one(work: str, output: str) -> Iterator[None]:
-    """Holds a lock that ends with the process, however that ends.
+    """Context manager: holds a lock that ends with the process, however that ends.
 
     Raises:
         ValueError: If another process holds it.
@@ -113,7 +114,7 @@ def _only_one(work: str, output: str) -> Iterator[None]:
 def _run(
     job: Job, plan: Plan, processes: int, progress: Progress | None
 ) -> tuple[Manifest, list[dict[str, str]]]:
-    """Does all steps; returns the manifest and the rows that were skipped."""
+    """Runs all steps; returns the manifest and the rows that were skipped."""
     first = "deal" if job.options.deals else "convert"
     with workers(job, processes) as do:
         done = do(first, len(plan.ranges), progress, plan.rows)

@@ -1,4 +1,4 @@
-"""What a pipeline reads from: the shards of a split, their blocks, and the orders of its epochs."""
+"""Input of a pipeline: the shards of a split, their blocks, and the orders of its epochs."""
 
 import dataclasses
 import hashlib
@@ -19,14 +19,14 @@ SHARDS_AT_ONCE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Shuffling:
-    """How an epoch is ordered.
+    """Options for the order of an epoch.
 
     Attributes:
-        seed: What the order follows from; None keeps the order of the files.
-        window: The records that are permuted together.
-        shards_at_once: The shards whose blocks are permuted together.
-        reshuffle: Whether each epoch has an order of its own.
-        bucket: The batch size for batches of similar length; 0 for none.
+        seed: Seed of the order; None keeps the order of the files.
+        window: Number of records that are permuted together.
+        shards_at_once: Number of shards whose blocks are permuted together.
+        reshuffle: Whether each epoch has its own order.
+        bucket: Batch size for batches of records of similar length; 0 for no bucketing.
         keep_shards: Whether a worker reads about the same shards in each epoch.
     """
 
@@ -39,22 +39,22 @@ class Shuffling:
 
 
 class RecordDataset:
-    """The records of a split.
+    """Records of one split of a data set.
 
     Args:
-        path: The manifest, or the directory that it is in.
-        split: The split; may be left out where there is only one.
+        path: Path of the manifest, or of the directory that holds it.
+        split: Name of the split; optional if there is only one.
 
     Raises:
-        ValueError: If there is no such split, it is empty, or a file of it is missing or of
-            another size than the manifest says.
+        ValueError: If the split does not exist or is empty, or one of its files is missing or
+            differs in size from the manifest.
 
     Attributes:
-        manifest: What is said of the data set.
-        shards: The split's shards that have records.
-        paths: Where they are.
-        indices: Their indices.
-        layout: How the records lie in them.
+        manifest: Manifest of the data set.
+        shards: Shards of the split, without empty ones.
+        paths: Paths of the shards.
+        indices: Indices of the shards.
+        layout: Layout of the records in the shards.
     """
 
     def __init__(self, path: str, split: str | None = None):
@@ -88,16 +88,16 @@ class RecordDataset:
 
     @property
     def digest(self) -> str:
-        """What two data sets have alike only if all their shards are: 16 hexadecimal digits."""
+        """16 hexadecimal digits that are equal for two data sets only if all their shards are."""
         return hashlib.sha256("".join(s.sha256 for s in self.shards).encode()).hexdigest()[:16]
 
     def default_window(self) -> int:
-        """Returns the records that `WINDOW_BYTES` hold, and not too few of large ones."""
+        """Returns the number of records that fill `WINDOW_BYTES`, at least `LEAST_WINDOW`."""
         mean = window_bytes(self.records, self.indices) / self.records
         return max(LEAST_WINDOW, int(WINDOW_BYTES / mean))
 
     def reader(self, window: int, cache: str | None = None) -> BlockReader:
-        """Returns a reader that keeps the blocks of two windows of records; see `caching`."""
+        """Returns a reader that caches the blocks of two windows of records; see `caching`."""
         limit = max(2 * window_bytes(window, self.indices), 8 << 20)
         return block_reader(self.paths, self.indices, limit, cache)
 

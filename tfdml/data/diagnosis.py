@@ -1,4 +1,4 @@
-"""What limits reading a data set: each stage timed alone, then the whole pipeline."""
+"""Diagnosis of how fast a data set is read: each stage timed alone, then the whole pipeline."""
 
 import dataclasses
 import time
@@ -19,13 +19,13 @@ SMALL_SHARD, LARGE_SHARD = 10 << 20, 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of the work, timed alone.
+    """A stage of reading, timed alone.
 
     Attributes:
-        name: What it does.
-        rate: Records a second.
-        detail: What else was measured.
-        fix: What helps where this is the slowest one.
+        name: Name of the stage.
+        rate: Records per second.
+        detail: Other measurements, in words.
+        fix: Remedy if this is the slowest stage.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """Result of `diagnose`.
 
     Attributes:
-        stages: The parts, in the order of the work.
-        pipeline: Records a second of the whole, with all parts at once.
-        advice: What to change about the files, in words.
+        stages: Stages, in the order of the work.
+        pipeline: Records per second of the whole pipeline, with all stages at once.
+        advice: Suggested changes to the files, in words.
     """
 
     stages: list[Stage]
@@ -50,7 +50,7 @@ class Diagnosis:
 
     @property
     def slowest(self) -> Stage:
-        """The part that limits the whole."""
+        """The stage that limits the pipeline."""
         return min(self.stages, key=lambda stage: stage.rate)
 
 
@@ -64,14 +64,14 @@ def diagnose(
     """Times the stages of reading a data set on this machine, for one process.
 
     Args:
-        path: The manifest, or its directory.
-        split: The split; may be left out where there is only one.
-        batch_size: Records of a batch.
-        image_size: Height and width that images are made; those of their files by default.
-        seconds: How long each stage is timed, at most.
+        path: Path of the manifest, or of its directory.
+        split: Name of the split; optional if there is only one.
+        batch_size: Number of records in a batch.
+        image_size: Height and width to which images are resized; those of their files by default.
+        seconds: Maximum time for each stage.
 
     Raises:
-        ValueError: If there is no such data set, or it is damaged.
+        ValueError: If the data set does not exist or is damaged.
     """
     dataset = RecordDataset(str(path), split)
     images = ImageDecoding(image_size)
@@ -94,9 +94,9 @@ def diagnose(
 
 
 def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
-    """Returns records a second of what yields something and a number of records.
+    """Returns the records per second of an iterator of pairs: anything, and a number of records.
 
-    What comes first is not counted: threads start, and functions are traced.
+    The first pair is not counted: threads start, and functions are traced.
     """
     records, began = 0, None
     for _, count in steps:
@@ -113,7 +113,7 @@ def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
 
 
 def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
-    """Returns how many rows the pipeline fetches and parses together."""
+    """Returns the number of rows that the pipeline fetches and parses together."""
     return Spans.of(batch_size, dataset.reader(1).record_bytes).batches * batch_size
 
 
@@ -137,7 +137,7 @@ def _disk(dataset: RecordDataset, seconds: float) -> Stage:
 
 
 def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
-    """Times finding, checking and cutting out records, in the order of an epoch."""
+    """Times finding, checking and extracting records, in the order of an epoch."""
     window = dataset.default_window()
     reader = dataset.reader(window)
     order = dataset.order(Shuffling(0, window), 0)
@@ -157,7 +157,7 @@ def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
 
 
 def _in_memory(dataset: RecordDataset, rows: int, seconds: float) -> list[tf.Tensor]:
-    """Returns records as they are stored, `rows` at once."""
+    """Returns up to 8 batches of `rows` serialised records."""
     reader = dataset.reader(rows)
     batches, began = [], time.perf_counter()
     for begin in range(0, dataset.records, rows):
@@ -179,7 +179,7 @@ def _parsed(
     batches: list[tf.Tensor],
     seconds: float,
 ) -> float:
-    """Returns records a second of parsing features, on all cores as the pipeline does it."""
+    """Returns the records per second of parsing features, on all cores as in the pipeline."""
     parse: Callable = parser(dataset.manifest.schema, names)
     decode: Callable = decoder(dataset.manifest.schema, names, images)
     several = tf.data.Dataset.range(1 << 30).map(
@@ -203,7 +203,7 @@ def _parsed(
 
 
 def _advice(dataset: RecordDataset) -> list[str]:
-    """Returns what the files themselves suggest."""
+    """Returns advice that follows from the sizes of the shards."""
     sizes = np.array([shard.bytes for shard in dataset.shards])
     advice = []
     if len(sizes) > 1 and np.median(sizes) < SMALL_SHARD:

@@ -1,6 +1,6 @@
-"""From rows of an input to framed records: columns at once where they are sound, else row by row.
+"""Encoding of an input's rows as framed records: by columns if they are sound, else row by row.
 
-Both ways make the same bytes; only row by row it can be said what is wrong with a row, and where.
+Both ways make the same bytes. Only row by row can it report what is wrong with a row, and where.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from tfdml.data.plan import Options, Plan, Range
 from tfdml.data.sources.source import Chunk, Source
 from tfdml.data.values import encoder
 
-# How many rows, and bytes of them, are encoded at once.
+# Maximum number of rows, and of their bytes, that are encoded at once.
 _ROWS, _BYTES = 8192, 2 << 20
 
 
 class Encoded(NamedTuple):
-    """Records of consecutive rows, but for those that were rejected.
+    """Records of consecutive rows, without those that were rejected.
 
     Attributes:
-        ordinals: The rows' numbers: int64, `[records]`.
-        frames: Their records.
-        keys: Their values of `split_key`; None without one.
+        ordinals: Numbers of the rows: int64, `[records]`.
+        frames: Framed records of the rows.
+        keys: Values of `split_key`; None without one.
     """
 
     ordinals: np.ndarray
@@ -33,14 +33,14 @@ class Encoded(NamedTuple):
 
 
 class TooManyErrors(ValueError):
-    """A row that could not be converted, where none or no more may be skipped."""
+    """A row could not be converted, and no row, or no more rows, may be skipped."""
 
 
 class Rejects:
     """Rows that could not be converted.
 
     Args:
-        options: Whether they are skipped, and how many.
+        options: Options of the conversion: whether such rows are skipped, and how many.
     """
 
     def __init__(self, options: Options):
@@ -51,7 +51,7 @@ class Rejects:
         """Notes a row.
 
         Raises:
-            TooManyErrors: If it may not be skipped.
+            TooManyErrors: If the row may not be skipped.
         """
         if self._options.on_error == "strict":
             raise TooManyErrors(
@@ -81,15 +81,15 @@ def encoded(
     """Yields the records of a range of rows.
 
     Args:
-        source: The input.
-        options: What is asked for.
-        plan: Where rows are.
-        rows: The range.
-        rejects: Where rows are noted that cannot be converted.
-        progress: Called with the number of rows that are done since.
+        source: Input to convert.
+        options: Options of the conversion.
+        plan: Plan of the conversion.
+        rows: Range of rows.
+        rejects: Collection to which rows that cannot be converted are added.
+        progress: Function called with the number of rows done since its last call.
 
     Raises:
-        TooManyErrors: If such a row may not be skipped.
+        TooManyErrors: If a row that cannot be converted may not be skipped.
     """
     ordinal = rows.begin
     for chunk, begin, end in plan.chunks_of(rows):
@@ -107,7 +107,7 @@ def encoded(
 def _by_column(
     source: Source, options: Options, chunk: Chunk, begin: int, end: int
 ) -> Iterator[Encoded]:
-    """Yields the records of a chunk's rows from `begin` on, as far as all of them are sound."""
+    """Yields the records of a chunk's rows from `begin`, as long as all of them are sound."""
     step = max(1, min(_ROWS, _BYTES * chunk.rows // max(1, chunk.bytes)))
     for columns in source.columns(chunk, begin, end):
         rows = len(next(iter(columns.values())))
@@ -133,7 +133,7 @@ def _by_row(
     rejects: Rejects,
     progress: Callable[[int], None],
 ) -> Iterator[Encoded]:
-    """Yields the records of rows that may not be sound."""
+    """Yields the records of rows that may not be sound, encoded one by one."""
     encode = encoder(source.schema, options.allow_nonfinite)
     key = options.split_key
     ordinals, records, keys, waiting, size = [], [], [], 0, 0

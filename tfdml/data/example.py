@@ -1,7 +1,7 @@
-"""`tf.train.Example` as bytes, without TensorFlow: converting starts at once and stays fast.
+"""`tf.train.Example` as bytes, without TensorFlow: conversion starts at once and stays fast.
 
-The bytes are those that protocol buffers write deterministically: features in the order of their
-names, numbers packed.
+The bytes are those that protocol buffers write deterministically: features sorted by name, numbers
+packed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ _SMALL = [bytes([i]) for i in range(128)]
 
 
 def varint(number: int) -> bytes:
-    """Returns a number from 0 to 2**64 - 1 in groups of 7 bits, the lowest first."""
+    """Returns a number from 0 to 2**64 - 1 in groups of 7 bits, lowest first."""
     if number < 128:
         return _SMALL[number]
     groups = bytearray()
@@ -81,11 +81,11 @@ def one_int64(value: int) -> bytes:
 def encoder(
     features: Sequence[tuple[str, str, Callable[[Any], bytes]]],
 ) -> Callable[[Mapping], bytes]:
-    """Returns a function that makes a serialised Example of a record.
+    """Returns a function that serialises a record as an Example.
 
     Args:
-        features: Of each feature its name, the name of the record's value that it is made of, and
-            what makes a Feature of that value.
+        features: For each feature its name, the name of the record's value, and a function that
+            makes a Feature from that value.
     """
     parts = []
     for name, source, make in sorted(features, key=lambda f: f[0].encode()):
@@ -108,7 +108,7 @@ def decode(record: bytes) -> dict[str, list[bytes] | np.ndarray]:
     """Returns the features of a serialised Example: byte strings, or float32 or int64 arrays.
 
     Raises:
-        ValueError: If the bytes are not those of an Example.
+        ValueError: If the bytes are not an Example.
     """
     try:
         return dict(_entry(entry) for body in _fields(record, 1) for entry in _fields(body, 1))
@@ -144,7 +144,7 @@ def _fields(data: bytes, wanted: int):
 
 
 def _all_fields(data: bytes):
-    """Yields the numbers and bytes of a message's fields; scalars in the form they have packed."""
+    """Yields the numbers and bytes of a message's fields; scalars as if they were packed."""
     place = 0
     while place < len(data):
         tag, place = _read_varint(data, place)

@@ -1,4 +1,4 @@
-"""A worker's rows, fetched for several batches at once: what a call costs, many rows share."""
+"""Fetches a worker's rows for several batches at once, so that they share the cost of a call."""
 
 import threading
 import warnings
@@ -20,17 +20,17 @@ SPAN_BYTES = 8 << 20
 
 
 class Spans(NamedTuple):
-    """Which batches are fetched together: few at first, so that the first one comes soon.
+    """Groups of batches that are fetched together, small at first so that batch 0 comes soon.
 
     Attributes:
-        batches: How many at most: a power of two.
+        batches: Maximum number of batches in a span: a power of two.
     """
 
     batches: int
 
     @classmethod
     def of(cls, rows: int, record_bytes: float) -> "Spans":
-        """Returns the spans of batches of `rows` own rows, whose records take so many bytes."""
+        """Returns spans for batches of `rows` own rows, with records of `record_bytes` bytes."""
         most = min(SPAN_RECORDS, SPAN_BYTES / max(1.0, record_bytes)) / max(1, rows)
         return cls(1 << max(0, int(most).bit_length() - 1))
 
@@ -40,7 +40,7 @@ class Spans(NamedTuple):
         return (1 << doubled) - 1 + (number - doubled) * self.batches
 
     def count(self, steps: int) -> int:
-        """Returns how many spans `steps` batches are."""
+        """Returns the number of spans in `steps` batches."""
         doubled = self.batches.bit_length() - 1
         rest = steps - self.begin(doubled)
         return steps.bit_length() if rest <= 0 else doubled - (-rest // self.batches)
@@ -50,10 +50,9 @@ class Fetched(NamedTuple):
     """A worker's rows of consecutive batches, one batch after the other.
 
     Attributes:
-        records: Serialised records: `bytes` in an array of objects, `[rows]`.
-        weights: 0 for rows that fill up a batch or stand for damaged records, else 1: float32,
-            `[rows]`.
-        seeds: Two numbers that follow from the seed, the epoch and the sample: int64, `[rows, 2]`.
+        records: Serialised records: array of `bytes` objects, `[rows]`.
+        weights: 0 for padding rows and for rows of damaged records, else 1: float32, `[rows]`.
+        seeds: Two numbers derived from the seed, the epoch and the sample: int64, `[rows, 2]`.
     """
 
     records: np.ndarray
@@ -62,20 +61,20 @@ class Fetched(NamedTuple):
 
 
 class Fetcher:
-    """Fetches spans, and begins to read the blocks of the next one meanwhile.
+    """Fetches spans, and starts to read the blocks of the next one.
 
     Args:
-        reader: What reads records.
-        batches: How epochs are cut into batches.
-        worker: Whose rows are fetched.
-        order_of: Returns the order of an epoch.
-        seed: What the rows' seeds follow from.
+        reader: Reader of the records.
+        batches: Division of epochs into batches.
+        worker: Replicas whose rows are fetched.
+        order_of: Function that returns the order of an epoch.
+        seed: Seed from which the rows' seeds are derived.
         skips_corrupt: Whether damaged records are skipped; else they are errors.
-        ledger: Where it is noted what is read.
+        ledger: Ledger that notes which samples are read; None for no ledger.
 
     Attributes:
-        spans: Which batches are fetched together.
-        skipped: The ids of damaged records that were skipped, each with what is wrong with it.
+        spans: Groups of batches that are fetched together.
+        skipped: Ids of damaged records that were skipped, each with a description of the damage.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Fetcher:
         self._spare: bytes | None = None
 
     def begin_pass(self) -> None:
-        """Forgets what was planned for a pass that may have been given up."""
+        """Drops the plans of the previous pass, which may have been abandoned."""
         with self._lock:
             self._planned.clear()
 
@@ -107,12 +106,13 @@ class Fetcher:
         """Fetches a span.
 
         Args:
-            epoch: The epoch.
-            first: The place where the pass, and so batch 0, begins.
-            number: The span.
+            epoch: Number of the epoch.
+            first: Position at which the pass, and so batch 0, begins.
+            number: Number of the span.
 
         Raises:
-            BadRecord: If a record is damaged and must not be skipped; it names its place.
+            BadRecord: If a record is damaged and cannot be skipped. The message has its file,
+                record and offset.
         """
         rows = self._plan(epoch, first, number)
         self._plan(epoch, first, number + 1)
@@ -130,7 +130,7 @@ class Fetcher:
         return Fetched(records, weights, pairs.astype(np.int64))
 
     def _plan(self, epoch: int, first: int, number: int) -> Rows:
-        """Returns the rows of a span; their blocks are being read from then on."""
+        """Returns the rows of a span, and starts to read their blocks."""
         key = (epoch, first, number)
         with self._lock:
             if key in self._planned:

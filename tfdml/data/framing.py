@@ -1,4 +1,4 @@
-"""The bytes around a record in a TFRecord file: its length, and a checksum of both."""
+"""Framing of records in a TFRecord file: the length, and checksums of the length and the data."""
 
 import functools
 import struct
@@ -11,7 +11,7 @@ import numpy as np
 # Before a record: its length (8 bytes) and that length's checksum (4); after it: its checksum (4).
 HEADER, FOOTER = 12, 4
 FRAME = HEADER + FOOTER
-# Protocol buffers end at 2 GiB: TensorFlow could not parse what is longer.
+# Protocol buffers are limited to 2 GiB: TensorFlow could not parse a longer record.
 LARGEST_RECORD = 2**31 - 1
 
 _LENGTH = struct.Struct("<Q")
@@ -23,7 +23,7 @@ class BadRecord(ValueError):
     """A record whose bytes are damaged.
 
     Attributes:
-        reason: What is wrong with it.
+        reason: Description of the damage.
     """
 
     def __init__(self, reason: str, where: str = ""):
@@ -32,11 +32,11 @@ class BadRecord(ValueError):
 
 
 class Frames(NamedTuple):
-    """Framed records, one after the other.
+    """Framed records, concatenated.
 
     Attributes:
-        data: Their bytes.
-        lengths: The records' bytes, without their frames: int64, `[records]`.
+        data: Bytes of all frames.
+        lengths: Size of each record in bytes, without its frame: int64, `[records]`.
     """
 
     data: bytes
@@ -44,12 +44,12 @@ class Frames(NamedTuple):
 
 
 def mask(crc: Any) -> Any:
-    """Returns a CRC-32C, or an array of them, as TFRecord files hold it: rotated and offset."""
+    """Returns a CRC-32C, or an array of them, masked as in TFRecord files: rotated and offset."""
     return (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the checksum that TFRecord files hold."""
+    """Returns the masked CRC-32C of data, as TFRecord files store it."""
     return mask(crc32c(data))
 
 
@@ -85,21 +85,21 @@ def framed(records: Sequence[bytes]) -> Frames:
 
 
 def cut(data: bytes, sizes: np.ndarray) -> list[bytes]:
-    """Returns the parts of these sizes that bytes consist of."""
+    """Splits bytes into consecutive parts of the given sizes."""
     ends = np.cumsum(sizes)
     return [data[b:e] for b, e in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
 
 
 def unframe(data: bytes, begin: int, length: int) -> bytes:
-    """Returns the record whose frame begins at `begin`, having checked it.
+    """Returns the record whose frame begins at `begin`, after checking it.
 
     Args:
         data: Bytes that hold the frame.
-        begin: Where the frame begins.
-        length: How long the record must be, as its index says.
+        begin: Offset of the frame in `data`.
+        length: Expected size of the record in bytes, from the index.
 
     Raises:
-        BadRecord: If the frame is cut, its length is another one, or a checksum is wrong.
+        BadRecord: If the frame is truncated, its length differs, or a checksum is wrong.
     """
     end = begin + FRAME + length
     if end > len(data):
@@ -116,11 +116,11 @@ def unframe(data: bytes, begin: int, length: int) -> bytes:
 
 
 class Frame(NamedTuple):
-    """Where a record is in a file.
+    """A record and its position in a file.
 
     Attributes:
-        offset: Where its frame begins.
-        record: The record.
+        offset: Offset of its frame in the file, decompressed.
+        record: The record, without its frame.
     """
 
     offset: int
@@ -128,14 +128,14 @@ class Frame(NamedTuple):
 
 
 def scan(stream, name: str) -> Iterator[Frame]:
-    """Yields the records of an open file that has no index, each one checked.
+    """Yields the records of an open file that has no index, checking each one.
 
     Args:
-        stream: The file, opened for reading bytes; decompressed.
-        name: What errors call it.
+        stream: File opened for reading bytes, decompressed.
+        name: Name of the file in error messages.
 
     Raises:
-        BadRecord: At the first record that is damaged; it names the file, record and offset.
+        BadRecord: At the first damaged record. The message has the file, record and offset.
     """
     offset = number = 0
     while header := stream.read(HEADER):

@@ -1,8 +1,8 @@
-"""What is done to images that become records, and which files are images."""
+"""Options for images that become records, and the extensions of image files."""
 
 import dataclasses
 
-# Of the names of image files.
+# Extensions of image files.
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".gif", ".bmp"),
     *(".webp", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -11,13 +11,13 @@ EXTENSIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """What is done to images; by default their bytes are kept.
+    """Processing of images; by default their bytes are kept.
 
     Attributes:
-        resize: Height and width; the aspect ratio is not kept.
-        format: "jpeg" or "png" to encode anew.
-        quality: Of JPEG, from 1 to 100.
-        fix: Whether images that TensorFlow would read wrongly are made plain, not refused.
+        resize: Height and width; the aspect ratio is not preserved.
+        format: "jpeg" or "png" to encode images again in that format.
+        quality: JPEG quality, from 1 to 100.
+        fix: Whether images that TensorFlow would decode wrongly are converted, not refused.
     """
 
     resize: tuple[int, int] | None = None

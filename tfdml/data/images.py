@@ -1,4 +1,4 @@
-"""One image file: whether it can be trained on as it is, and making another of it."""
+"""Checks whether TensorFlow decodes an image file correctly, and converts image files."""
 
 import io
 import warnings
@@ -9,28 +9,28 @@ from tfdml.data.image_options import ImageOptions
 Image = optional.load("PIL.Image", "Reading images")
 ImageOps = optional.load("PIL.ImageOps", "Reading images")
 
-# What TensorFlow decodes.
+# Formats that TensorFlow decodes.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 # About 13,000 x 13,000: a file of a few kilobytes can claim any size.
 LARGEST_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
-# Modes that TensorFlow reads as what they show.
+# Modes that TensorFlow decodes as they are meant to look.
 _PLAIN = ("L", "RGB", "P", "1")
 FIX = "Convert it by --fix-images, which makes upright 8-bit RGB of the first frame"
 
 
 def prepare(data: bytes, options: ImageOptions) -> bytes:
-    """Returns the bytes to store of an image file.
+    """Returns the bytes to store for an image file.
 
-    All of the file is decoded, so that a cut one is found; a JPEG at an eighth of its size, which
-    reads all of its bytes too.
+    The whole file is decoded, so that truncation is found. A JPEG is decoded at an eighth of its
+    size, which also reads all of its bytes.
 
     Args:
-        data: The file.
-        options: What is done to it.
+        data: Content of the file.
+        options: Processing of the image.
 
     Raises:
-        ValueError: If it is damaged, too large, or TensorFlow would read it wrongly.
+        ValueError: If the image is damaged or too large, or TensorFlow would decode it wrongly.
     """
     if not data:
         raise ValueError("is an empty file")
@@ -62,7 +62,7 @@ def _prepare(image: Image.Image, data: bytes, options: ImageOptions) -> bytes:
 
 
 def _trouble(image: Image.Image) -> str:
-    """Returns what TensorFlow would read wrongly, or not at all."""
+    """Returns why TensorFlow would decode an image wrongly or not at all; empty if it would not."""
     if image.format not in FORMATS:
         return f"is {image.format}, which TensorFlow does not decode"
     if getattr(image, "n_frames", 1) > 1:
@@ -77,11 +77,11 @@ def _trouble(image: Image.Image) -> str:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """Returns the first frame, upright, in 8 bits, on white where it is transparent."""
+    """Returns the first frame, upright, in 8 bits, with white behind transparent parts."""
     image.seek(0)
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
-        # 16 bits to 8, by the upper ones.
+        # Keeps the upper 8 of 16 bits.
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")

@@ -1,14 +1,14 @@
-"""The sidecar of a shard: where its records are, and checksums of blocks of them.
+"""Index of a shard in a sidecar file: positions of its records, and checksums of blocks of them.
 
-A block is some consecutive records that are read at once: their frames take about `BLOCK_BYTES`.
-In a compressed shard each block is a gzip member of its own, so it can be read alone there too.
-One checksum of a block's bytes tells that all its records are sound; only where it is wrong are
-the records looked at one by one.
+A block is a run of consecutive records that are read at once: their frames take about
+`BLOCK_BYTES`. In a compressed shard each block is a gzip member of its own, so it can be read alone
+there too. One checksum of a block's bytes shows that all its records are sound; only if it is wrong
+are the records checked one by one.
 
-The file is `NAME.tfrecord.index`, little-endian: `TFDMLIX1`, the numbers of records and blocks
-(uint64), the records' lengths (uint32 each), and of each block its number of records, its bytes in
-the file, its bytes when decompressed (uint64 each) and the CRC-32C of its bytes in the file
-(uint32); at the end the CRC-32C of all that.
+The file is `NAME.tfrecord.index`, little-endian: `TFDMLIX1`; the numbers of records and blocks
+(uint64); the records' lengths (uint32 each); then, each for all blocks, the number of records, the
+bytes in the file, the bytes when decompressed (uint64 each) and the CRC-32C of the bytes in the file
+(uint32 each); at the end the CRC-32C of all that.
 """
 
 import gzip
@@ -26,14 +26,14 @@ _MAGIC = b"TFDMLIX1"
 
 
 class ShardIndex(NamedTuple):
-    """Where the records of one shard are.
+    """Positions of the records and blocks of one shard.
 
     Attributes:
-        lengths: The records' bytes, without their frames: uint32, shape `[records]`.
-        block_records: The records of each block: uint64, shape `[blocks]`.
-        block_bytes: The blocks' bytes in the file: uint64, shape `[blocks]`.
-        block_raw: The blocks' bytes when decompressed: uint64, shape `[blocks]`.
-        block_crc: The CRC-32C of the blocks' bytes in the file: uint32, shape `[blocks]`.
+        lengths: Size of each record in bytes, without its frame: uint32, shape `[records]`.
+        block_records: Number of records in each block: uint64, shape `[blocks]`.
+        block_bytes: Size of each block in the file, in bytes: uint64, shape `[blocks]`.
+        block_raw: Size of each block when decompressed, in bytes: uint64, shape `[blocks]`.
+        block_crc: CRC-32C of each block's bytes in the file: uint32, shape `[blocks]`.
     """
 
     lengths: np.ndarray
@@ -44,22 +44,22 @@ class ShardIndex(NamedTuple):
 
     @property
     def block_offsets(self) -> np.ndarray:
-        """Where the blocks begin in the file: int64, shape `[blocks]`."""
+        """Offset of each block in the file: int64, shape `[blocks]`."""
         return np.cumsum(self.block_bytes.astype(np.int64)) - self.block_bytes.astype(np.int64)
 
     @property
     def first_records(self) -> np.ndarray:
-        """The first record of each block: int64, shape `[blocks]`."""
+        """Index of each block's first record: int64, shape `[blocks]`."""
         return np.cumsum(self.block_records.astype(np.int64)) - self.block_records.astype(np.int64)
 
     def frames_of(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where the frames of a block's records begin within it, and the records' bytes."""
+        """Returns the offsets of a block's frames within it, and the sizes of its records in bytes."""
         first = int(self.first_records[block])
         lengths = self.lengths[first : first + int(self.block_records[block])].astype(np.int64)
         return np.cumsum(lengths + FRAME) - (lengths + FRAME), lengths
 
     def to_bytes(self) -> bytes:
-        """Returns the sidecar's bytes."""
+        """Returns the content of the sidecar file."""
         counts = np.array([len(self.lengths), len(self.block_crc)], "<u8")
         body = b"".join(
             (
@@ -76,10 +76,10 @@ class ShardIndex(NamedTuple):
 
 
 def from_bytes(data: bytes, name: str) -> ShardIndex:
-    """Reads a sidecar's bytes.
+    """Parses the content of a sidecar file.
 
     Raises:
-        ValueError: If they are damaged.
+        ValueError: If it is damaged.
     """
     damaged = (
         f"The index {name} must be whole. Received: {{}}. Run `tfdml records verify --repair`."
@@ -100,24 +100,24 @@ def read(shard: str) -> ShardIndex:
     """Reads the index of a shard.
 
     Args:
-        shard: The shard's path.
+        shard: Path of the shard.
 
     Raises:
-        ValueError: If it is damaged.
-        FileNotFoundError: If there is none.
+        ValueError: If the index is damaged.
+        FileNotFoundError: If there is no index.
     """
     return from_bytes(storage.read_bytes(shard + SUFFIX), shard + SUFFIX)
 
 
 class IndexBuilder:
-    """Collects an index while a shard is written or scanned, block by block."""
+    """Builds an index block by block, while a shard is written or scanned."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
         self._blocks: list[tuple[int, int, int, int]] = []
 
     def add_block(self, lengths: Sequence[int], stored: bytes, raw: int) -> None:
-        """Adds a block: its records' lengths, its bytes in the file, and how many when raw."""
+        """Adds a block: its records' lengths, its bytes in the file, and its decompressed size."""
         self._lengths += lengths
         self._blocks.append((len(lengths), len(stored), raw, crc32c(stored)))
 
@@ -131,7 +131,7 @@ class IndexBuilder:
 
 
 def build(shard: str) -> ShardIndex:
-    """Makes the index of a shard that has none, by reading it; a gzip file is one block.
+    """Builds the index of a shard that has none, by reading it; a gzip file is one block.
 
     Raises:
         BadRecord: At the first damaged record.

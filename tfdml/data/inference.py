@@ -1,4 +1,4 @@
-"""The schema that some records fit, where none is given."""
+"""Inference of a schema from sample records."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,16 +9,16 @@ from tfdml.data.schema import FLOAT, INT64, RAW, RAW_DTYPES, STRING, Feature, Sc
 
 
 def infer(records: Iterable[Mapping[str, Any]]) -> Schema:
-    """Returns the schema that sample records fit.
+    """Infers a schema from sample records.
 
-    Integers and booleans are "int64", numbers with a point "float32", lists of any length of
-    those; arrays of NumPy keep their dtype and shape.
+    Integers and booleans become "int64", other numbers "float32", and lists of them features of
+    variable length. NumPy arrays keep their dtype and shape.
 
     Args:
-        records: Some records.
+        records: Sample records.
 
     Raises:
-        ValueError: If there are none, or a column has no values, or values that do not go together.
+        ValueError: If there are no records, or a column has no values or incompatible ones.
     """
     seen: dict[str, set[Feature]] = {}
     count = 0
@@ -34,10 +34,10 @@ def infer(records: Iterable[Mapping[str, Any]]) -> Schema:
 
 
 def feature_of(value: Any, name: str) -> Feature:
-    """Returns the feature that one value would be.
+    """Returns the feature that stores one value.
 
     Raises:
-        ValueError: If it could be none; `name` is what the error calls it.
+        ValueError: If no feature can store it; `name` is the column in the message.
     """
     if isinstance(value, bool | np.bool_ | int | np.integer):
         return Feature(INT64)
@@ -61,7 +61,7 @@ def feature_of(value: Any, name: str) -> Feature:
 
 
 def of_array(shape: tuple[int, ...], dtype: Any) -> Feature:
-    """Returns the feature that an array of NumPy is stored as.
+    """Returns the feature that stores a NumPy array.
 
     Raises:
         ValueError: If its dtype cannot be stored.
@@ -81,8 +81,8 @@ def of_array(shape: tuple[int, ...], dtype: Any) -> Feature:
 
 
 def _join(name: str, found: set[Feature]) -> Feature:
-    """Returns the feature that values of all these features fit."""
-    # A list without values goes with any list.
+    """Returns the feature that stores values of all these features."""
+    # An empty list is compatible with any list.
     known = {f for f in found if f.dtype != "unknown"} or {Feature(f.kind, f.shape) for f in found}
     if len(known) == 1:
         return known.pop()

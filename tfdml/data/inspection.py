@@ -1,4 +1,4 @@
-"""A look into a data set without TensorFlow: some records, the balance of classes, some images."""
+"""Inspection of a data set without TensorFlow: sample records, balance of classes, images."""
 
 import collections
 import io
@@ -30,7 +30,7 @@ def _rows(manifest: Manifest, split: str) -> Iterator[dict[str, Any]]:
 
 
 def examples(manifest: Manifest, split: str, count: int) -> list[dict[str, Any]]:
-    """Returns the first records of a split.
+    """Returns the first `count` records of a split.
 
     Raises:
         ValueError: If a record is damaged.
@@ -39,7 +39,7 @@ def examples(manifest: Manifest, split: str, count: int) -> list[dict[str, Any]]
 
 
 def shown(value: Any) -> str:
-    """Returns a value in one line."""
+    """Returns a value as one line of text."""
     if isinstance(value, bytes):
         if value[:4] in (b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xe1", b"\x89PNG") or b"\0" in value:
             return f"{len(value)} bytes"
@@ -54,12 +54,13 @@ def balance(manifest: Manifest, split: str, label: str | None = None) -> dict[st
     """Returns the number of records of each class.
 
     Args:
-        manifest: The data set.
-        split: The split.
-        label: The feature; the first one with class names, or `label`, by default.
+        manifest: Manifest of the data set.
+        split: Name of the split.
+        label: Feature that holds the class; by default the first one with class names, else
+            `label` or `y`.
 
     Raises:
-        ValueError: If there is no such feature, or it is not one integer.
+        ValueError: If the feature does not exist or is not a single integer.
     """
     schema = manifest.schema
     if label is None:
@@ -75,11 +76,11 @@ def balance(manifest: Manifest, split: str, label: str | None = None) -> dict[st
 
 
 def contact_sheet(manifest: Manifest, split: str, path: Path) -> int:
-    """Draws the first images of a split, side by side; returns how many.
+    """Draws the first images of a split side by side; returns the number of images.
 
     Raises:
         MissingPackageError: If Pillow is not installed.
-        ValueError: If the data set has no images, nor arrays that look like ones.
+        ValueError: If the data set has neither images nor arrays that look like images.
     """
     pillow = optional.load("PIL.Image", "Drawing a sheet of images")
     schema = manifest.schema

@@ -1,4 +1,4 @@
-"""`write_tfrecords`: records of a Python iterable, written as they come."""
+"""`write_tfrecords`: writes the records of a Python iterable as they come."""
 
 import contextlib
 import itertools
@@ -36,26 +36,27 @@ def write_tfrecords(
 ) -> Manifest:
     """Writes records that Python makes: sharded, indexed, and with a manifest.
 
-    Records are dealt to the shards in turn, so nothing is held in memory; a split is added to the
-    data set if it is there already. Use `tfdml records convert` for files: it is parallel.
+    Records are dealt to the shards in turn, so memory does not grow with their number. The split is
+    added to the data set if that exists already. Use `tfdml records convert` for files: it is
+    parallel.
 
     Args:
         records: Dicts of values: numbers, strings, bytes, NumPy arrays, lists.
-        directory: Where to write; made if need be.
-        name: The data set's name, with which its files' names begin.
-        split: The split's name.
-        schema: What the records hold: a `Schema`, or a dict such as `{"label": "int64"}`; found
+        directory: Directory to write to; created if missing.
+        name: Name of the data set, with which its files' names begin.
+        split: Name of the split.
+        schema: Schema of the records: a `Schema`, or a dict such as `{"label": "int64"}`; inferred
             from the first 1,000 records by default.
-        shards: The number of shards; a shard of 100 to 200 MB is a good one.
+        shards: Number of shards; 100 to 200 MB is a good size for a shard.
         compressed: Whether to compress by gzip.
-        allow_nonfinite: Whether NaN and infinity are values.
+        allow_nonfinite: Whether NaN and infinity are allowed.
 
     Returns:
-        The manifest.
+        Manifest of the data set.
 
     Raises:
-        ValueError: If a record does not fit the schema; it names the record's number and the
-            feature. Nothing appears then.
+        ValueError: If a record does not fit the schema; the message has the record's number and the
+            feature. No file appears then.
     """
     directory = str(directory)
     if shards < 1:
@@ -100,7 +101,7 @@ def write_tfrecords(
 def _framed(
     schema: Schema, records: Iterable[Mapping[str, Any]], allow_nonfinite: bool
 ) -> Iterator[Frames]:
-    """Yields the records, some hundreds at once: by columns, or where that fails one by one."""
+    """Yields the records, hundreds at once: encoded by columns or, if that fails, one by one."""
     encode, number, count = encoder(schema, allow_nonfinite), 0, 1
     records = iter(records)
     while part := list(itertools.islice(records, count)):
@@ -116,12 +117,12 @@ def _framed(
             frames = framed(encoded)
         yield frames
         number += len(part)
-        # Few of large records: those that wait are in memory.
+        # Fewer of large records: all of them are in memory.
         count = max(1, min(ENCODED_RECORDS, ENCODED_BYTES * len(part) // len(frames.data)))
 
 
 def _columns(schema: Schema, records: list[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns the values of each feature, if all records have it as one type; else None."""
+    """Returns the values of each feature; None if records differ in its type."""
     if any(record.keys() != schema.keys() for record in records):
         return None
     columns: dict[str, Any] = {}
@@ -144,7 +145,7 @@ def _columns(schema: Schema, records: list[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _deal(frames: Frames, number: int, writers: list[ShardWriter]) -> None:
-    """Appends records to shards in turn; `number` is that of the first."""
+    """Appends records to shards in turn; `number` is that of the first record."""
     parts = cut(frames.data, frames.lengths + FRAME)
     for i, writer in enumerate(writers):
         own = slice((i - number) % len(writers), None, len(writers))
@@ -156,10 +157,10 @@ def _json_of(schema: Any) -> Any:
 
 
 def _manifest(directory: str, name: str, split: str) -> Manifest:
-    """Returns the manifest that is there, or an empty one.
+    """Returns the existing manifest, or an empty one.
 
     Raises:
-        ValueError: If the split is there already.
+        ValueError: If the split exists already.
     """
     path = storage.join(directory, name + SUFFIX)
     if not storage.exists(path):

@@ -1,7 +1,8 @@
-"""Which samples each step has used: notes that prove an epoch exact across crashes and resizes.
+"""Ledger of the samples that each step used, to prove an epoch exact across crashes and resizes.
 
-Every worker appends to a file of its own in each run. A line says which ids were read for which
-place of an epoch, another which batches were used: what was read ahead and never used is no use.
+Every worker appends to its own file in each run. One kind of line has the ids that were read for a
+position of an epoch, another the batches that were used: samples that were only read ahead do not
+count.
 """
 
 import json
@@ -19,12 +20,12 @@ from tfdml.row_split import LocalReplicas
 
 
 class Ledger:
-    """A worker's notes.
+    """Ledger file of one worker.
 
     Args:
-        directory: Where they are; that of all workers and runs.
-        worker: The worker.
-        recipe: What the order is made of.
+        directory: Directory of the ledger files of all workers and runs.
+        worker: Replicas of this worker.
+        recipe: Data and options that determine the order.
     """
 
     def __init__(self, directory: str, worker: LocalReplicas, recipe: dict[str, Any]):
@@ -45,28 +46,28 @@ class Ledger:
         self._write({"epoch": epoch, "sample": sample, "ids": ids.tolist()})
 
     def used(self, start: Position, begin: int, end: int, batch_size: int) -> None:
-        """Notes that batches `begin` to before `end` of a pass have been used."""
+        """Notes that batches `begin` to `end` (exclusive) of a pass have been used."""
         first = start.sample + begin * batch_size
         last = start.sample + end * batch_size
         self._write({"used": [start.epoch, first, last]})
 
 
 class Account:
-    """What a directory of notes says.
+    """Evaluation of a directory of ledger files.
 
-    A batch that was used again, after a resume from before it, counts once: what the first use did
-    to the weights went with the crash.
+    A batch that was used again after a resume counts once: the effect of its first use on the
+    weights was lost in the crash.
 
     Args:
-        directory: The notes of all workers and runs.
+        directory: Directory of the ledger files of all workers and runs.
 
     Attributes:
-        epochs: How many samples each epoch has used.
-        problems: What is not as it must be, in words.
+        epochs: Number of samples used in each epoch.
+        problems: Deviations from an exact epoch, in words.
         unfinished: Epochs that have not been used to their end.
 
     Raises:
-        ValueError: If there are no notes.
+        ValueError: If the directory has no ledger files.
     """
 
     def __init__(self, directory: str):
@@ -125,7 +126,7 @@ def _read_notes(path: Path) -> tuple[dict[str, Any], dict[tuple[int, int], list[
         try:
             said = json.loads(line)
         except ValueError:
-            # The last line of a worker that was killed.
+            # The last line of a worker that was killed may be incomplete.
             continue
         if "recipe" in said:
             recipe = said["recipe"]

@@ -1,4 +1,4 @@
-"""What a data set consists of: its schema, and every shard with its counts and digests."""
+"""Manifest of a data set: its schema, and every shard with its counts and digests."""
 
 import dataclasses
 import json
@@ -13,14 +13,14 @@ SUFFIX = ".manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of records.
+    """Entry of one file of records.
 
     Attributes:
-        file: Its name, in the directory of the manifest.
-        records: Its number of records.
-        bytes: Its bytes.
-        sha256: Its digest.
-        index_sha256: The digest of its index.
+        file: Name of the file, in the directory of the manifest.
+        records: Number of records.
+        bytes: Size of the file in bytes.
+        sha256: SHA-256 digest of the file.
+        index_sha256: SHA-256 digest of its index.
     """
 
     file: str
@@ -32,16 +32,16 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A data set.
+    """Description of a data set.
 
     Attributes:
-        directory: Where its files are.
-        name: The data set's name, with which its files' names begin.
-        schema: What each record holds.
-        splits: The shards of each split.
-        source: Where the records come from, and by what options.
-        tool: The version of tfdml that wrote it.
-        counts: Records that the input had, that were written, and that were rejected.
+        directory: Directory of the data set's files.
+        name: Name of the data set, with which its files' names begin.
+        schema: Schema of the records.
+        splits: Shards of each split.
+        source: Origin of the records, and the options of their conversion.
+        tool: Version of tfdml that wrote the data set.
+        counts: Numbers of records that the input had, that were written, and that were rejected.
     """
 
     directory: str
@@ -54,14 +54,14 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """The manifest's own path."""
+        """Path of the manifest."""
         return storage.join(self.directory, self.name + SUFFIX)
 
     def shards(self, split: str | None = None) -> list[Shard]:
-        """Returns the shards of a split; without a name, of the only one.
+        """Returns the shards of a split; without a name, those of the only split.
 
         Raises:
-            ValueError: If there is no such split, or several and none is named.
+            ValueError: If the split does not exist, or there are several and none is named.
         """
         if split is None and len(self.splits) == 1:
             (split,) = self.splits
@@ -77,7 +77,7 @@ class Manifest:
         return storage.join(self.directory, shard.file)
 
     def save(self) -> None:
-        """Writes the manifest; it appears whole."""
+        """Writes the manifest; the file appears whole."""
         said = {
             "format": FORMAT,
             "version": VERSION,
@@ -98,10 +98,10 @@ def load(path: str) -> Manifest:
     """Reads a manifest.
 
     Args:
-        path: The manifest, or the directory that it is in, if it is the only one there.
+        path: Path of the manifest, or of a directory that holds only one.
 
     Raises:
-        ValueError: If there is none, or several, or it is not one.
+        ValueError: If there is no manifest, or several, or it is not valid.
     """
     path = str(path)
     if path.endswith(SUFFIX):

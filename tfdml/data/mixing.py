@@ -1,9 +1,9 @@
 """Sampling at fixed ratios: several data sets mixed.
 
-An epoch's places are cut into cycles. Each cycle holds of every group exactly its part, in an
-order of its own; the k-th place of a group is the k-th record of that group's own order, which
-begins anew when it has been used up. So it is arithmetic too: any place of any epoch can be asked
-for at once, and a group that is used in part goes on in the next epoch where it was.
+An epoch is cut into cycles. Each cycle holds exactly its share of every group, in a permuted order.
+The k-th draw from a group is the k-th record of that group's own order, which starts over when it
+is used up. So this order is arithmetic too: any position of any epoch can be computed directly, and
+a group that is partly used continues in the next epoch where it stopped.
 """
 
 import functools
@@ -19,29 +19,29 @@ from tfdml.data.dataset import RecordDataset, Shuffling
 from tfdml.data.manifest import Manifest
 from tfdml.data.order import CHOICES, Layout, Order, Sequential, Shuffled, permutation
 
-# The places of a cycle: ratios are exact to one in as many.
+# Number of draws in a cycle: ratios are exact to one part in this many.
 CYCLE = 10_000
 
 
 class Group(Protocol):
-    """Records that are drawn from."""
+    """Set of records to draw from."""
 
     def order(self, number: int) -> Order:
-        """Returns the order in which they are drawn for the `number`-th time."""
+        """Returns the order of the records in the `number`-th pass over them, from 0."""
 
     def __len__(self) -> int:
         """Returns the number of records."""
 
 
 class Mixed:
-    """An epoch that draws from groups at fixed ratios.
+    """Order of an epoch that draws from groups at fixed ratios.
 
     Args:
-        groups: The groups.
-        ratios: Their parts; they sum to 1.
-        length: The places of an epoch.
-        seed: What the order of a cycle follows from.
-        epoch: The epoch.
+        groups: Groups to draw from.
+        ratios: Share of each group; they sum to 1.
+        length: Number of draws in an epoch.
+        seed: Seed of the order within each cycle.
+        epoch: Number of the epoch.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Mixed:
         return self._length
 
     def ids(self, begin: int, end: int) -> np.ndarray:
-        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        """Returns the ids of the records at positions `begin` to `end` (exclusive): int64."""
         end = min(end, self._length)
         parts = [np.empty(0, np.int64)]
         while begin < end:
@@ -70,7 +70,7 @@ class Mixed:
         return np.concatenate(parts)
 
     def _cycle(self, cycle: int) -> np.ndarray:
-        """Returns the ids of a cycle's places."""
+        """Returns the ids of all draws of a cycle."""
         size = min(CYCLE, self._length - cycle * CYCLE)
         counts = self._counts if size == CYCLE else counts_of(self._ratios, size)
         group_of = np.repeat(np.arange(len(counts)), counts)
@@ -83,7 +83,7 @@ class Mixed:
 
 
 def counts_of(ratios: Sequence[float], places: int) -> np.ndarray:
-    """Returns how many of `places` each ratio gets, by the largest remainders: int64."""
+    """Returns the number of `places` that each ratio gets, by the largest remainders: int64."""
     exact = np.asarray(ratios, np.float64) * places
     counts = np.floor(exact + 1e-9).astype(np.int64)
     by_remainder = np.argsort(counts - exact, kind="stable")
@@ -92,7 +92,7 @@ def counts_of(ratios: Sequence[float], places: int) -> np.ndarray:
 
 
 def _draw(group: Group, first: int, count: int) -> np.ndarray:
-    """Returns the ids of draws `first` to before `first + count` of a group."""
+    """Returns the ids of draws `first` to `first + count` (exclusive) from a group."""
     parts = [np.empty(0, np.int64)]
     while count:
         number, place = divmod(first, len(group))
@@ -103,13 +103,13 @@ def _draw(group: Group, first: int, count: int) -> np.ndarray:
 
 
 class LayoutGroup:
-    """All records of a data set, in an order of the usual kind.
+    """Group of all records of a data set, ordered as the data set alone would be.
 
     Args:
-        layout: How they lie.
-        first_id: The id of the first of them.
-        key: What tells this group's orders from others': a number.
-        shuffling: How they are ordered.
+        layout: Layout of the records.
+        first_id: Id of the data set's first record in the mixture.
+        key: Number that makes this group's orders differ from those of other groups.
+        shuffling: Options for the order.
     """
 
     def __init__(self, layout: Layout, first_id: int, key: int, shuffling: Shuffling):
@@ -138,7 +138,7 @@ class LayoutGroup:
 
 
 class _Moved:
-    """An order whose ids begin elsewhere."""
+    """Order with an offset added to its ids."""
 
     def __init__(self, order: Order, first_id: int):
         self._order, self._first_id = order, first_id
@@ -154,12 +154,12 @@ class MixedDataset:
     """Several data sets, drawn from at fixed ratios.
 
     Args:
-        datasets: The data sets.
-        ratios: Their parts of an epoch, of any sum; None for parts by their records.
-        length: The places of an epoch; None for the records of all of them.
+        datasets: Data sets to draw from.
+        ratios: Share of each data set, with any sum; None for shares by number of records.
+        length: Number of draws in an epoch; None for the number of records of all data sets.
 
     Raises:
-        ValueError: If the ratios do not fit.
+        ValueError: If the ratios are not one positive number for each data set.
     """
 
     def __init__(
@@ -182,12 +182,12 @@ class MixedDataset:
 
     @property
     def manifest(self) -> Manifest:
-        """The first one's: what is wanted of it, all have alike."""
+        """Manifest of the first data set; the features that are read are the same in all."""
         return self._datasets[0].manifest
 
     @property
     def digest(self) -> str:
-        """What two mixtures have alike only if they draw the same from the same data."""
+        """16 hexadecimal digits, equal only if two mixtures draw the same from the same data."""
         return digest_of([d.digest for d in self._datasets], self._ratios, self._length)
 
     def check_features(self, names: Sequence[str]) -> None:
@@ -204,11 +204,11 @@ class MixedDataset:
                 )
 
     def default_window(self) -> int:
-        """Returns a window for each, so that all together stay in the usual memory."""
+        """Returns a window for each data set, so that together they use the usual memory."""
         return max(1, min(d.default_window() for d in self._datasets) // len(self._datasets))
 
     def reader(self, window: int, cache: str | None = None) -> BlockReader:
-        """Returns a reader of all, that keeps the blocks of two windows of each."""
+        """Returns a reader of all data sets that caches the blocks of two windows of each."""
         paths = [p for d in self._datasets for p in d.paths]
         indices = [i for d in self._datasets for i in d.indices]
         limit = sum(max(2 * window_bytes(window, d.indices), 8 << 20) for d in self._datasets)
@@ -239,15 +239,15 @@ class MixedDataset:
 
 
 def digest_of(*parts: object) -> str:
-    """Returns what follows from all of these: 16 hexadecimal digits."""
+    """Returns a digest of all parts: 16 hexadecimal digits."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def normalised(ratios: Sequence[float]) -> list[float]:
-    """Returns ratios that sum to 1.
+    """Returns the ratios scaled to sum to 1.
 
     Raises:
-        ValueError: If one is not a positive number.
+        ValueError: If there are none, or one is not a positive number.
     """
     values = [float(r) for r in ratios]
     if not values or not all(np.isfinite(r) and r > 0 for r in values):

@@ -1,4 +1,4 @@
-"""Packages that some inputs need and training does not: imported on use, with one message."""
+"""Optional packages that only some inputs need: imported on use, with one error message."""
 
 import importlib
 from types import ModuleType
@@ -23,7 +23,7 @@ _PACKAGES = {
 class MissingPackageError(ImportError, ValueError):
     """A package of one of tfdml's extras cannot be imported.
 
-    It is a ValueError, too: the input that needs the package is the argument at fault.
+    It is also a ValueError: the input that needs the package is the argument at fault.
     """
 
 
@@ -31,8 +31,8 @@ def load(module: str, needed_by: str) -> ModuleType:
     """Imports a module of an optional package.
 
     Args:
-        module: The module. Its package is one of tfdml's extras.
-        needed_by: What needs it; the error message begins with it.
+        module: Name of the module. Its package is one of tfdml's extras.
+        needed_by: Activity that needs the module; the error message begins with it.
 
     Returns:
         The module.
@@ -51,10 +51,10 @@ def load(module: str, needed_by: str) -> ModuleType:
 
 
 def find(module: str) -> ModuleType | None:
-    """Returns a module of an optional package, None where it is not installed.
+    """Returns a module of an optional package; None if it is not installed.
 
     Args:
-        module: The module.
+        module: Name of the module.
     """
     try:
         return importlib.import_module(module)

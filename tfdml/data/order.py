@@ -1,15 +1,15 @@
-"""Which record is at which place of an epoch: arithmetic on a seed, with nothing to remember.
+"""Order of the records in an epoch: arithmetic on a seed, without stored state.
 
-The order of an epoch follows from the seed and the epoch's number alone. Shards are permuted, and
-taken `shards_at_once` at a time; the blocks of those are permuted, and laid end to end; and within
-each window of that row the records are permuted. So a window's records come from a few blocks,
-which are each read once and whole, and any place of the epoch can be asked for at once.
+The order depends only on the seed and the epoch's number. Shards are permuted and grouped,
+`shards_at_once` at a time. The blocks of each group are permuted and laid end to end, and the
+records are permuted within each window of that sequence. So the records of a window come from a few
+blocks, each read once and whole, and any position of the epoch can be computed directly.
 
-Nothing here knows how many workers there are, or how large a batch is.
+The order does not depend on the number of workers nor, except in `Bucketed`, on the batch size.
 
 Reference:
-    Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64), whose
-    output numbers what is to be permuted. NumPy's own generators may change between versions.
+    Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64). Its
+    outputs are the sort keys of permutations. NumPy's own generators may change between versions.
 """
 
 import functools
@@ -19,7 +19,7 @@ import numpy as np
 
 _MASK = 2**64 - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# What a permutation is for; so those of one epoch have nothing to do with each other.
+# Purposes of random numbers, as part of their keys: so those of one epoch are independent.
 SHARDS, BLOCKS, RECORDS, BATCHES, CHOICES, ROWS, CONVERT = range(1, 8)
 
 
@@ -32,7 +32,7 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def key_of(*numbers: int) -> int:
-    """Returns 64 bits that follow from integers and from their order."""
+    """Returns a 64-bit key derived from integers and their order."""
     key = 0
     for number in numbers:
         key = int(mix(np.array([((key ^ number) + _STEP) & _MASK], np.uint64))[0])
@@ -40,22 +40,23 @@ def key_of(*numbers: int) -> int:
 
 
 def random_numbers(count: int, *key: int) -> np.ndarray:
-    """Returns `count` random-looking numbers that follow from `key`: uint64."""
+    """Returns `count` random-looking numbers derived from `key`: uint64."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)
     return mix(steps + np.uint64(key_of(*key)))
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """Returns a permutation of `range(count)` that follows from `key`: int64."""
+    """Returns a permutation of `range(count)` derived from `key`: int64."""
     return np.argsort(random_numbers(count, *key), kind="stable")
 
 
 class Layout(NamedTuple):
-    """How records lie in shards: what the order is made of.
+    """Layout of records in blocks and shards, from which orders are computed.
 
     Attributes:
-        block_records: The records of each block, in the order of the files: int64, `[blocks]`.
-        block_shard: The shard that each block is in, not decreasing: int64, `[blocks]`.
+        block_records: Number of records in each block, in the order of the files: int64,
+            `[blocks]`.
+        block_shard: Index of the shard of each block, non-decreasing: int64, `[blocks]`.
     """
 
     block_records: np.ndarray
@@ -63,30 +64,30 @@ class Layout(NamedTuple):
 
     @property
     def records(self) -> int:
-        """The number of records. Their ids are from 0 on, in the order of the files."""
+        """Number of records. Their ids count from 0, in the order of the files."""
         return int(self.block_records.sum())
 
     @property
     def first_ids(self) -> np.ndarray:
-        """The id of each block's first record: int64, `[blocks]`."""
+        """Id of each block's first record: int64, `[blocks]`."""
         return np.cumsum(self.block_records) - self.block_records
 
 
 class Order(Protocol):
-    """An epoch's order."""
+    """Order of the records in an epoch."""
 
     def ids(self, begin: int, end: int) -> np.ndarray:
-        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        """Returns the ids of the records at positions `begin` to `end` (exclusive): int64."""
 
     def __len__(self) -> int:
-        """Returns the number of places."""
+        """Returns the number of positions."""
 
 
 class Sequential:
-    """The order of the files.
+    """Order of the files.
 
     Args:
-        layout: How the records lie.
+        layout: Layout of the records.
     """
 
     def __init__(self, layout: Layout):
@@ -96,22 +97,23 @@ class Sequential:
         return self._length
 
     def ids(self, begin: int, end: int) -> np.ndarray:
-        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        """Returns the ids of the records at positions `begin` to `end` (exclusive): int64."""
         return np.arange(begin, min(end, self._length), dtype=np.int64)
 
 
 class Shuffled:
-    """A seeded order of an epoch.
+    """Seeded random order of an epoch.
 
     Args:
-        layout: How the records lie.
-        seed: The seed.
-        epoch: The epoch.
-        window: The records that are permuted together: more mix better and need more memory.
-        shards_at_once: The shards whose blocks are permuted together.
-        keep_shards: Whether those are from all parts of the files, in each epoch: one of each of
-            `shards_at_once` runs of neighbours. Workers get a batch's rows in the order of their
-            ids, so each one then reads about the same run in each epoch, however many they are.
+        layout: Layout of the records.
+        seed: Seed of the order.
+        epoch: Number of the epoch.
+        window: Number of records that are permuted together: more mix better and need more memory.
+        shards_at_once: Number of shards whose blocks are permuted together.
+        keep_shards: Whether those shards come from all parts of the files, in each epoch: one from
+            each of `shards_at_once` runs of neighbours. Workers get a batch's rows in the order of
+            their ids, so each worker then reads about the same run in each epoch, for any number
+            of workers.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Shuffled:
         self._length = layout.records
         blocks = self._permuted_blocks(layout, shards_at_once, keep_shards)
         counts = layout.block_records[blocks]
-        # The place of each block's first record when blocks are laid end to end, and its id.
+        # Position of each block's first record when blocks are laid end to end, and its id.
         self._places = np.cumsum(counts) - counts
         self._first_ids = layout.first_ids[blocks]
         self._permutation = functools.lru_cache(maxsize=4)(self._make_permutation)
@@ -158,16 +160,16 @@ class Shuffled:
         return permutation(size, *self._key, RECORDS, window)
 
     def window_permutation(self, window: int) -> np.ndarray:
-        """Returns the permutation of a window's records: int64, `[records of the window]`."""
+        """Returns the permutation of a window's records: int64, `[records in the window]`."""
         return self._permutation(window)
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Returns the ids of the records at places of the row of blocks: int64."""
+        """Returns the ids of the records at positions in the sequence of blocks: int64."""
         block = np.searchsorted(self._places, places, side="right") - 1
         return self._first_ids[block] + places - self._places[block]
 
     def ids(self, begin: int, end: int) -> np.ndarray:
-        """Returns the ids of the records at places `begin` to before `end`: int64."""
+        """Returns the ids of the records at positions `begin` to `end` (exclusive): int64."""
         end = min(end, self._length)
         parts = [np.empty(0, np.int64)]
         while begin < end:
@@ -181,15 +183,15 @@ class Shuffled:
 
 
 class Bucketed(Shuffled):
-    """A seeded order whose batches hold records of similar length.
+    """Seeded random order whose batches hold records of similar length.
 
-    Within each window records are sorted by length and cut into batches, and these are permuted.
-    So of the order only what a batch holds depends on the size of a batch.
+    Within each window, records are sorted by length and cut into batches, and the batches are
+    permuted. So, unlike in `Shuffled`, the batch size affects the order.
 
     Args:
-        lengths: The bytes of each record: `[records]`.
-        batch_size: The rows of a batch; the window is rounded to a multiple of it.
-        **order: Those of `Shuffled`.
+        lengths: Size of each record in bytes: `[records]`.
+        batch_size: Number of rows in a batch; the window is rounded to a multiple of it.
+        **order: Arguments of `Shuffled`.
     """
 
     def __init__(self, lengths: np.ndarray, batch_size: int, **order):
@@ -204,20 +206,20 @@ class Bucketed(Shuffled):
         whole = len(by_length) // self._batch * self._batch
         batches = by_length[:whole].reshape(-1, self._batch)
         order = permutation(len(batches), *self._key, BATCHES, window)
-        # What is left over of the last window is its last batch.
+        # The rest of the last window is its last batch.
         return np.concatenate([batches[order].ravel(), by_length[whole:]])
 
 
 def scattered(ordinals: np.ndarray, count: int, *key: int) -> np.ndarray:
-    """Returns where a permutation of `range(count)` puts ordinals, without making all of it.
+    """Returns the positions of ordinals in a permutation of `range(count)`, without building it.
 
-    A Feistel network permutes the numbers of as many bits as `count` needs; a number that it puts
-    behind the end is put again.
+    A Feistel network permutes the numbers with as many bits as `count` needs; a result of `count`
+    or more is permuted again.
 
     Args:
         ordinals: Numbers below `count`: int64.
-        count: How many numbers are permuted.
-        *key: What the permutation follows from.
+        count: Size of the permutation.
+        *key: Integers from which the permutation is derived.
 
     Reference:
         Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.

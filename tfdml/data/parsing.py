@@ -1,4 +1,4 @@
-"""Serialised records to tensors: all rows of a feature at once."""
+"""Parsing of serialised records into tensors, all rows of a feature at once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,14 +22,14 @@ _DTYPES = {INT64: tf.int64, FLOAT: tf.float32, STRING: tf.string}
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoding:
-    """How images become tensors of one shape.
+    """Options for decoding images to tensors of one shape.
 
     Attributes:
-        size: Height and width. Without it the images of a batch must be of one size.
-        channels: 1 or 3.
+        size: Height and width. If None, the images of a batch must have the same size.
+        channels: Number of channels, 1 or 3.
         crop: "resize" scales the whole image; "center" scales so that the shorter side fits, and
-            cuts out the middle; "random" cuts a random part as Inception did, and scales that.
-            A part of a JPEG is cut out while decoding.
+            cuts out the middle; "random" cuts out a random part as Inception did, and scales it.
+            A JPEG is cropped while it is decoded.
     """
 
     size: tuple[int, int] | None = None
@@ -48,15 +48,15 @@ class ImageDecoding:
 
 
 def parser(schema: Schema, names: list[str]) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Returns what parses records, many at once.
+    """Returns a function that parses many records at once.
 
     Args:
-        schema: What the records hold.
-        names: The features that are wanted; the others are not parsed.
+        schema: Schema of the records.
+        names: Features to parse; the others are ignored.
 
     Returns:
-        A function of records: string, `[rows]`. Its result has for each feature a tensor of shape
-        `[rows, *shape]`, ragged where the shape is variable; images are the bytes of their files.
+        A function of records (string, `[rows]`) that returns a tensor of shape `[rows, *shape]` for
+        each feature, ragged where the shape is variable. Images are the bytes of their files.
     """
     spec = {}
     for name in names:
@@ -72,16 +72,16 @@ def parser(schema: Schema, names: list[str]) -> Callable[[tf.Tensor], dict[str, 
 def decoder(
     schema: Schema, names: list[str], images: ImageDecoding
 ) -> Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]:
-    """Returns what decodes the images among parsed features.
+    """Returns a function that decodes the images among parsed features.
 
     Args:
-        schema: What the records hold.
-        names: The features that were parsed.
-        images: How images are decoded.
+        schema: Schema of the records.
+        names: Features that were parsed.
+        images: Options for decoding images.
 
     Returns:
-        A function of what `parser` returns, and of two seeds for each row (int64, `[rows, 2]`); in
-        its result images are uint8 of shape `[rows, height, width, channels]`.
+        A function of the result of `parser` and two seeds for each row (int64, `[rows, 2]`). In its
+        result images are uint8 of shape `[rows, height, width, channels]`.
     """
     pictures = {name for name in names if schema[name].kind == IMAGE}
 
@@ -142,7 +142,7 @@ def _image(data: tf.Tensor, seed: tf.Tensor, options: ImageDecoding) -> tf.Tenso
 
 
 def _window(shape: tf.Tensor, seed: tf.Tensor, options: ImageDecoding) -> tf.Tensor:
-    """Returns the part to cut out: offset and size of height and width, int32, `[4]`."""
+    """Returns the part to cut out: offset and size, each height and width, int32, `[4]`."""
     if options.crop == "random":
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
             shape,

@@ -1,8 +1,7 @@
 """Passes over a data set as a graph of `tf.data`, which asks Python once for many batches.
 
-Rows are fetched and parsed a span of batches at a time, and then cut into batches: of both, most of
-the cost is that of a call. What follows, decoding and augmenting, is done batch by batch on all
-cores.
+Rows are fetched and parsed a span of batches at a time, and then cut into batches: most of the cost
+of both is per call. Decoding and augmentation follow batch by batch, on all cores.
 """
 
 from collections.abc import Callable
@@ -19,20 +18,20 @@ def passes(
     finish: Callable,
     own_rows: int,
 ) -> tf.data.Dataset:
-    """Returns a dataset each pass of which yields a worker's rows of an epoch, in batches.
+    """Returns a dataset; each pass over it yields a worker's rows of one epoch, in batches.
 
     Args:
-        begin: Called when a pass begins; returns its epoch, its first sample, and how many batches
-            and spans it has: int64, `[4]`.
-        fetch: Called with the epoch, the first sample and the number of a span; returns its
+        begin: Function called when a pass begins; returns its epoch, its first sample, and its
+            numbers of batches and spans: int64, `[4]`.
+        fetch: Function of the epoch, the first sample and the number of a span; returns the span's
             records, weights and seeds, see `fetching.Fetched`.
-        end: Called with the epoch when its last batch has been taken.
-        parse: See `parsing.parser`.
-        finish: See `batch.finisher`.
-        own_rows: The rows of a batch.
+        end: Function called with the epoch when its last batch has been taken.
+        parse: Function that `parsing.parser` returned.
+        finish: Function that `batch.finisher` returned.
+        own_rows: Number of this worker's rows in a batch.
     """
 
-    # Python's, called by the graph when it runs.
+    # Python functions, called by the graph when it runs.
     def begin_pass(_):
         return begin()
 
@@ -62,7 +61,7 @@ def passes(
         @tf.autograph.experimental.do_not_convert
         def numbered(*span):
             batches = -(-tf.size(span[1], tf.int64) // own_rows)
-            # The span itself is handed on, not copied, with each number.
+            # `repeat` passes on the span itself with each number, not a copy.
             whole = tf.data.Dataset.from_tensors(span).repeat(batches)
             return tf.data.Dataset.zip(tf.data.Dataset.range(batches), whole)
 
@@ -93,7 +92,7 @@ def passes(
             .flat_map(numbered)
             .map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             .prefetch(tf.data.AUTOTUNE)
-            # Behind all that reads ahead: the last batch has been taken, so the pass is over.
+            # After all prefetching: the last batch has been taken, so the pass is over.
             .enumerate()
             .map(marked)
         )

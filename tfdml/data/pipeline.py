@@ -1,4 +1,4 @@
-"""Batches for `fit` out of sharded TFRecords, from any place of any epoch on, for any strategy."""
+"""Batches for `fit` from sharded TFRecords, from any position of any epoch, for any strategy."""
 
 import threading
 from typing import Any
@@ -21,30 +21,31 @@ from tfdml.row_split import LocalReplicas
 
 
 class TFRecordPipeline(tf.data.Dataset):
-    """A `tf.data.Dataset` of global batches, whose place is a few numbers.
+    """`tf.data.Dataset` of global batches, whose position is a few numbers.
 
-    Which samples batch k of an epoch holds follows from the seed and the epoch alone, for any
-    number of workers. Each pass over the pipeline is one epoch: a pass that has been read to its
-    end moves the pipeline on to the next epoch; one that is given up does not. With
-    `callbacks=[pipeline.callback()]` the epoch is that of `fit`, and `state()` says at any time
+    The samples of batch k of an epoch depend on the seed and the epoch alone, for any number of
+    workers. Each pass over the pipeline is one epoch: a pass that is read to its end moves the
+    pipeline to the next epoch; one that is abandoned does not. With
+    `callbacks=[pipeline.callback()]` the epoch is that of `fit`, and `state()` returns at any time
     what has been used, however much is read ahead.
 
-    Under a strategy of tfdml with several processes each process reads, parses and decodes its own
-    rows of every batch only. The dataset then has `AutoShardPolicy.OFF`, and the strategy asks it
-    for them: it is an `OwnShareDataset` (`tfdml.row_split`). Iterated by hand there, it yields the
-    process's own rows in groups of `batch_size`, the global size, as everywhere in tfdml.
+    Under a strategy of tfdml with several processes, each process reads, parses and decodes only
+    its own rows of every batch. The dataset then has `AutoShardPolicy.OFF`, and the strategy asks
+    it for these rows: it is an `OwnShareDataset` (`tfdml.row_split`). Iterated by hand there, it
+    yields the process's own rows in groups of `batch_size`, the global size, as everywhere in
+    tfdml.
 
     Use `read_tfrecords`, which documents the arguments.
 
     Args:
-        dataset: What is read.
-        options: How it is read.
+        dataset: Data set to read.
+        options: Options for reading.
         worker: This process's replicas, among those that share the batches.
-        state: Where to go on, as `state()` returned it; None for the beginning.
+        state: State to resume from, as `state()` returned it; None for the beginning.
 
     Attributes:
-        batch_size: The rows of a global batch.
-        steps_per_epoch: The global batches of a whole epoch, the same for all workers.
+        batch_size: Number of rows in a global batch.
+        steps_per_epoch: Number of global batches in a whole epoch, the same for all workers.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TFRecordPipeline(tf.data.Dataset):
                 f"part of every batch. Received: batch_size={self.batch_size} for "
                 f"{worker.num_processes} processes."
             )
-        # Where the next pass begins; where the one that is used began, and what of it is used.
+        # Begin of the next pass; begin of the pass that is used, and the position reached in it.
         self._next = from_state(state, self._recipe())
         self._began: Position | None = None
         self._position = self._next
@@ -107,33 +108,33 @@ class TFRecordPipeline(tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is made of."""
+        """Structure, shapes and dtypes of a batch."""
         return self._inner.element_spec
 
     @property
     def skipped(self) -> dict[int, str]:
-        """The ids of damaged records that were skipped, each with what is wrong with it."""
+        """Ids of damaged records that were skipped, each with a description of the damage."""
         return self._fetcher.skipped
 
     @property
     def records(self) -> int:
-        """The places of an epoch's order."""
+        """Number of samples in an epoch."""
         return len(self._order(0))
 
     def callback(self) -> PositionCallback:
-        """Returns a callback that keeps the pipeline's position that of `fit`."""
+        """Returns a callback that keeps the pipeline at the position of `fit`."""
         return PositionCallback(self)
 
     def state(self) -> dict[str, Any]:
-        """Returns the position, less than 1 KB of JSON: what `read_tfrecords(state=...)` takes.
+        """Returns the position, less than 1 KB of JSON, for `read_tfrecords(state=...)`.
 
-        It is what the callback has counted; without the callback, the beginning of the epoch that
-        the next pass reads.
+        It is the position that the callback has counted; without the callback, the beginning of the
+        epoch that the next pass reads.
         """
         return to_state(self._position if self._began else self._next, self._recipe())
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Makes the next pass go on from a state, as `read_tfrecords(state=...)` does.
+        """Makes the next pass resume from a state, as `read_tfrecords(state=...)` does.
 
         Raises:
             ValueError: If `state` is of other data or another order.
@@ -146,13 +147,13 @@ class TFRecordPipeline(tf.data.Dataset):
         return to_state(Position(epoch, step * self.batch_size), self._recipe())
 
     def begin_epoch(self, epoch: int) -> None:
-        """Makes the next pass read an epoch: from where it was resumed, or from its beginning."""
+        """Makes the next pass read an epoch: from the resumed position, or from its beginning."""
         if self._next.epoch != epoch:
             self._next = Position(epoch)
         self._began = self._position = self._next
 
     def used(self, batches: int) -> None:
-        """Says how many batches of the epoch that was begun have been used since."""
+        """Reports how many batches have been used since the epoch was begun."""
         began, size = self._began, self.batch_size
         if self._ledger:
             before = -(-(self._position.sample - began.sample) // size)
@@ -164,13 +165,13 @@ class TFRecordPipeline(tf.data.Dataset):
         """Returns the ids of the samples of a global batch, in the order of its rows: int64.
 
         Args:
-            epoch: The epoch.
-            step: The batch, from 0 on.
+            epoch: Number of the epoch.
+            step: Number of the batch, from 0.
         """
         return self._reading.batches.rows(self._order(epoch), 0, step, LocalReplicas()).ids
 
     def _recipe(self) -> dict[str, Any]:
-        """Returns what the order is made of."""
+        """Returns the data and options that determine the order."""
         shuffling = self._reading.shuffling
         return {
             "data": self._dataset.digest,
@@ -198,12 +199,12 @@ class TFRecordPipeline(tf.data.Dataset):
         return self._shares.rebatch(self.batch_size).with_options(options)
 
     def cardinality(self) -> tf.Tensor:
-        """Returns the global batches of a whole epoch, also where a pass begins within one."""
+        """Returns the number of global batches in a whole epoch, even if a pass begins within one."""
         return tf.constant(self.steps_per_epoch, tf.int64)
 
     @property
     def global_batch_size(self) -> int | None:
-        """The rows of a global batch; None if this process reads all of them."""
+        """Number of rows in a global batch; None if this process reads all of them."""
         return None if self._worker.is_alone else self.batch_size
 
     def own_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
@@ -213,7 +214,7 @@ class TFRecordPipeline(tf.data.Dataset):
         return self.rebatch(replicas.count(self.batch_size)), None
 
     def _begin_pass(self) -> np.ndarray:
-        """Returns the epoch, first sample, own batches and spans of a pass: int64, `[4]`."""
+        """Begins a pass; returns its epoch, first sample, own batches and spans: int64, `[4]`."""
         epoch, first = self._next.epoch, self._next.sample
         self._fetcher.begin_pass()
         left = len(self._order(epoch)) - first

@@ -1,7 +1,7 @@
-"""What a conversion will write, decided before it begins: which rows go to which shard.
+"""Plan of a conversion, made before it begins: which rows go to which shard.
 
-The plan follows from the input and the options alone, never from the number of processes: so any
-number of them writes the same bytes.
+The plan depends only on the input and the options, never on the number of processes: so any number
+of them writes the same bytes.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from tfdml.data.sources.source import Chunk, Source
 from tfdml.data.writer import shard_name
 
 SHARD_BYTES = 150 << 20
-# What one process reads at a time where records are dealt to shards: it holds them in memory.
+# Input that one process reads, and holds in memory, at a time if records are dealt to shards.
 RANGE_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a conversion is asked to do.
+    """Options of a conversion.
 
     Attributes:
-        name: The data set's name.
-        shards: The number of shards over all splits; by their size if it is None.
-        shard_bytes: About how large a shard is.
+        name: Name of the data set.
+        shards: Number of shards over all splits; None derives it from `shard_bytes`.
+        shard_bytes: Approximate size of a shard in bytes.
         compressed: Whether shards are compressed by gzip.
-        splits: The parts of the records that splits get; they sum to 1.
-        split_key: The feature whose value says which split a record goes to; without it the
-            record's number says so. Either way a record stays where it is when the data grow.
-        shuffle_seed: The seed of a global shuffle; None keeps the order of the input.
-        on_error: "strict" ends at a row that cannot be converted, "skip" writes it down.
-        max_errors: How many rows may be skipped.
-        allow_nonfinite: Whether NaN and infinity are values.
+        splits: Name and share of each split; the shares sum to 1.
+        split_key: Feature whose value determines the split of a record; by default the record's
+            number does. Either way a record keeps its split when the data grow.
+        shuffle_seed: Seed of a global shuffle; None keeps the order of the input.
+        on_error: "strict" ends at a row that cannot be converted, "skip" notes it and continues.
+        max_errors: Maximum number of rows that may be skipped; None for no limit.
+        allow_nonfinite: Whether NaN and infinity are allowed.
     """
 
     name: str = "data"
@@ -70,16 +70,16 @@ class Options:
 
     @property
     def deals(self) -> bool:
-        """Whether a record's shard is known only when it has been read, or the order changes."""
+        """Whether a record's shard depends on its content, or the order of records changes."""
         return len(self.splits) > 1 or self.shuffle_seed is not None
 
 
 class Range(NamedTuple):
-    """Consecutive rows of the input.
+    """Range of consecutive rows of the input.
 
     Attributes:
-        begin: The first one.
-        end: The one behind the last.
+        begin: First row.
+        end: End of the rows, exclusive.
     """
 
     begin: int
@@ -90,10 +90,10 @@ class Target(NamedTuple):
     """A shard to write.
 
     Attributes:
-        split: Its split.
-        number: Its number in the split.
-        count: The shards of the split.
-        name: Its name.
+        split: Name of its split.
+        number: Index of the shard in its split.
+        count: Number of shards in the split.
+        name: Name of its file.
     """
 
     split: str
@@ -103,21 +103,21 @@ class Target(NamedTuple):
 
 
 class Plan:
-    """Which rows go where.
+    """Assignment of rows to shards.
 
     Args:
-        source: The input.
-        options: What is asked for.
+        source: Input to convert.
+        options: Options of the conversion.
 
     Attributes:
-        rows: The rows of the input.
-        bytes: About how many bytes they take.
-        targets: The shards.
-        ranges: The rows that are read together: of each shard, or where records are dealt to
-            shards, of each step of that.
+        rows: Number of rows in the input.
+        bytes: Approximate size of the rows in bytes.
+        targets: Shards to write.
+        ranges: Rows that are read together: those of each shard or, if records are dealt to shards,
+            those of each dealing step.
 
     Raises:
-        ValueError: If there are fewer rows than shards, or no such key.
+        ValueError: If there are no rows, or fewer than shards, or `split_key` is not a feature.
     """
 
     def __init__(self, source: Source, options: Options):
@@ -152,7 +152,7 @@ class Plan:
         ]
 
     def chunks_of(self, rows: Range) -> list[tuple[Chunk, int, int]]:
-        """Returns the chunks that rows are in, and which rows of each."""
+        """Returns the chunks that hold a range, each with the begin and end of its rows."""
         first = int(np.searchsorted(self._begins, rows.begin, side="right")) - 1
         found = []
         for chunk, begin in zip(self._chunks[first:], self._begins[first:].tolist(), strict=False):
@@ -164,7 +164,7 @@ class Plan:
         return found
 
     def places(self, rows: Range) -> np.ndarray:
-        """Returns where the shuffle puts rows: int64, `[rows]`."""
+        """Returns the positions of rows after the shuffle: int64, `[rows]`."""
         ordinals = np.arange(rows.begin, rows.end, dtype=np.int64)
         if self._options.shuffle_seed is None:
             return ordinals
@@ -173,12 +173,12 @@ class Plan:
     def targets_of(
         self, ordinals: np.ndarray, places: np.ndarray, keys: Sequence[Any] | None
     ) -> np.ndarray:
-        """Returns the numbers of the targets that records go to: int64, `[records]`.
+        """Returns the index of the target of each record: int64, `[records]`.
 
         Args:
-            ordinals: The rows.
-            places: Where the shuffle puts them.
-            keys: The values of `split_key`; None without one.
+            ordinals: Row numbers of the records.
+            places: Positions of the records after the shuffle.
+            keys: Values of `split_key`; None without one.
         """
         counts = np.array(list(self._counts.values()))
         split = np.zeros(len(ordinals), np.int64)

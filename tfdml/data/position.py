@@ -1,4 +1,4 @@
-"""Where a pipeline is: a few numbers, counted where batches are used, not where they are read."""
+"""Position of a pipeline: a few numbers, counted where batches are used, not where they are read."""
 
 import dataclasses
 from typing import Any
@@ -10,11 +10,11 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A place in the order of a data set.
+    """Position in the order of a data set.
 
     Attributes:
-        epoch: The epoch.
-        sample: How many of its samples have been used.
+        epoch: Number of the epoch.
+        sample: Number of its samples that have been used.
     """
 
     epoch: int = 0
@@ -22,19 +22,19 @@ class Position:
 
 
 def to_state(position: Position, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Returns a position with what its order is made of; JSON can hold it, in a few 100 bytes."""
+    """Returns a position and the recipe of its order: a few 100 bytes of JSON-serialisable data."""
     return {"version": VERSION, **dataclasses.asdict(position), **recipe}
 
 
 def from_state(state: dict[str, Any] | None, recipe: dict[str, Any]) -> Position:
-    """Returns the position of a state.
+    """Returns the position in a state.
 
     Args:
-        state: What `to_state` returned; None for the beginning.
-        recipe: What the order is made of now.
+        state: Result of `to_state`; None for the beginning.
+        recipe: Data and options that determine the present order.
 
     Raises:
-        ValueError: If the order is another one now, so a position in it would mean other samples.
+        ValueError: If the order has changed, so that the position would mean other samples.
     """
     if state is None:
         return Position()
@@ -55,27 +55,27 @@ def from_state(state: dict[str, Any] | None, recipe: dict[str, Any]) -> Position
 
 
 class PositionCallback(keras.callbacks.Callback):
-    """Tells a pipeline which epoch `fit` trains, and how many batches it has used.
+    """Reports to a pipeline which epoch `fit` trains and how many batches it has used.
 
     Args:
-        pipeline: The pipeline.
+        pipeline: Pipeline that `fit` reads.
     """
 
     def __init__(self, pipeline: Any):
         super().__init__()
         self._pipeline = pipeline
-        # The epoch's step with which its reading has begun; not 0 where `fit` has been resumed.
+        # First step of the epoch that was read; not 0 if `fit` was resumed within the epoch.
         self._first: int | None = None
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing of its own is state: the position is the pipeline's."""
+        """Returns an empty state: the position belongs to the pipeline's state."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `get_state`."""
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """The epoch that `fit` calls so is the one that is read."""
+        """Makes the pipeline read the epoch that `fit` trains."""
         self._pipeline.begin_epoch(epoch)
         self._first = None
 
@@ -85,9 +85,9 @@ class PositionCallback(keras.callbacks.Callback):
             self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """All batches up to this one have been used, with `steps_per_execution` several at once."""
+        """Reports all batches up to this one as used: several at once with `steps_per_execution`."""
         self._pipeline.used(batch + 1 - self._first)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """The next one begins at its first sample."""
+        """Moves the pipeline to the first sample of the next epoch."""
         self._pipeline.begin_epoch(epoch + 1)

@@ -1,4 +1,4 @@
-"""How a pipeline reads records: the arguments of `read_tfrecords`, checked and put together."""
+"""Options for reading records: the arguments of `read_tfrecords`, checked."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from tfdml.data.sharding import Batches
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How records become batches; `read_tfrecords` documents the fields that are its arguments.
+    """Options for making batches of records; most are arguments of `read_tfrecords`, see there.
 
     Attributes:
-        features: The features that are read, with the label.
-        label: The feature that is the target, if one is.
-        batches: How an epoch is cut into global batches.
-        shuffling: How an epoch is ordered.
-        images: How images are decoded.
-        transform: A function of whole batches.
-        augment: A function of whole batches and their seeds.
+        features: Features that are read, including the label.
+        label: Feature that is the target; None for no target.
+        batches: Division of an epoch into global batches.
+        shuffling: Options for the order of an epoch.
+        images: Options for decoding images.
+        transform: Function of whole batches.
+        augment: Function of whole batches and their seeds.
         on_corrupt: "error" or "skip".
-        ledger: The directory of the workers' notes, if they take notes.
-        cache: "memory" or a directory, if what is read is kept.
+        ledger: Directory of the workers' ledger files; None for no ledger.
+        cache: "memory" or a directory in which blocks are cached; None for neither.
     """
 
     features: list[str]
@@ -38,7 +38,7 @@ class ReadOptions:
 
     @property
     def skips_corrupt(self) -> bool:
-        """Whether damaged records are skipped; else they are errors."""
+        """Whether damaged records are skipped; else they raise errors."""
         return self.on_corrupt == "skip"
 
     @property

@@ -1,4 +1,4 @@
-"""`read_tfrecords`: its arguments, what they are checked for, and the pipeline of them."""
+"""`read_tfrecords`: checks its arguments and makes the pipeline."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -53,49 +53,50 @@ def read_tfrecords(
     ```
 
     Args:
-        path: The manifest of the data set, or its directory; or several of them, to be mixed.
-        batch_size: The rows of a *global* batch, shared by all workers.
-        split: The split; may be left out where there is only one.
-        label: The feature that is the target: batches are then `(x, y)`.
-        features: The features that are `x`; all others by default. One alone is a tensor, several
+        path: Path of the data set's manifest, or of its directory; or several paths, to mix them.
+        batch_size: Number of rows in a *global* batch, shared by all workers.
+        split: Name of the split; optional if there is only one.
+        label: Feature that is the target: batches are then `(x, y)`.
+        features: Features that are `x`; all others by default. A single one is a tensor, several
             are a dict.
-        shuffle: Whether epochs are shuffled; else records come in the order of the files.
-        seed: What the order follows from, with the number of the epoch.
-        window: The records that are permuted together, of `shards_at_once` shards whose blocks are
-            permuted; as many as 64 MB hold by default, at least 1,024. It bounds the memory.
-        shards_at_once: The shards that a window's blocks are drawn from.
-        reshuffle: Whether each epoch has an order of its own.
+        shuffle: Whether to shuffle epochs; else records come in the order of the files.
+        seed: Seed of the order, used with the number of the epoch.
+        window: Number of records that are permuted together, from `shards_at_once` shards whose
+            blocks are permuted; by default as many as 64 MB hold, at least 1,024. It bounds the
+            memory.
+        shards_at_once: Number of shards from which a window's blocks are drawn.
+        reshuffle: Whether each epoch has its own order.
         bucket_by_length: Whether batches hold records of similar length in bytes, for text.
-        balance: A feature that tells the class, a whole number or a string: classes are then drawn
+        balance: Feature that holds the class, an integer or a string: classes are then drawn
             equally often, or by `ratios`, and those of few records more than once an epoch. All
             workers read the classes of all records once, at the start.
-        ratios: The parts of an epoch, of any sum: of the data sets, in the order of `path` (by
+        ratios: Shares of an epoch, with any sum: of the data sets, in the order of `path` (by
             their records if it is None), or of the classes, as a dict.
-        epoch_records: How many records are drawn in an epoch of mixed or balanced data; as many
-            as there are by default. What one epoch does not come to, the next one begins with.
-        end: What becomes of records that do not fill the last batch: "exact" makes a smaller one,
-            "drop" leaves them out, "pad" fills it up with rows of weight 0, as `(x, y, weights)`.
-        image_size: Height and width that images are made; see `crop`.
-        channels: Of images, 1 or 3.
-        crop: "resize", "center" or "random" (Inception's); a part of a JPEG is cut out while it
+        epoch_records: Number of records drawn in an epoch of mixed or balanced data; by default
+            the number of records there are. The next epoch continues where this one ended.
+        end: Handling of records that do not fill the last batch: "exact" makes a smaller one,
+            "drop" leaves them out, "pad" fills it with rows of weight 0, as `(x, y, weights)`.
+        image_size: Height and width to which images are resized; see `crop`.
+        channels: Number of channels of images, 1 or 3.
+        crop: "resize", "center" or "random" (Inception's); a part of a JPEG is cropped while it
             is decoded.
-        transform: `transform(x, y)` of a whole batch, such as a Keras preprocessing layer without
-            randomness.
-        augment: `augment(x, y, seeds)` of a whole batch, with `seeds` of shape `[rows, 2]` that
-            follow from the seed, the epoch and the sample: for `tf.image.stateless_random_*`, so
-            that augmentation too is the same after a resume and for any number of workers.
-        on_corrupt: "error" ends at a damaged record, and names its file, number and offset; "skip"
-            gives that one record's row weight 0, counts it in `skipped`, and warns. Batches then
+        transform: Function `transform(x, y)` of a whole batch, such as a Keras preprocessing layer
+            without randomness.
+        augment: Function `augment(x, y, seeds)` of a whole batch. `seeds` has shape `[rows, 2]` and
+            is derived from the seed, the epoch and the sample, for `tf.image.stateless_random_*`:
+            so augmentation too is the same after a resume and for any number of workers.
+        on_corrupt: "error" raises at a damaged record, with its file, number and offset; "skip"
+            gives the row of that record weight 0, counts it in `skipped`, and warns. Batches then
             have weights.
-        strategy: The strategy whose processes share the batches; that of the scope by default.
-        state: What `TFRecordPipeline.state` returned: the first pass goes on from there, with any
-            number of workers.
-        ledger: A directory in which each worker notes the samples it reads and uses, for
+        strategy: Strategy whose processes share the batches; that of the scope by default.
+        state: Result of `TFRecordPipeline.state`: the first pass resumes from it, with any number
+            of workers.
+        ledger: Directory in which each worker notes the samples it reads and uses, for
             `tfdml records verify --ledger`.
-        cache: "memory" keeps all that was read in memory; a directory keeps it there, for shards
-            that are far away. Copies are checked like what is read from the shards.
+        cache: "memory" caches all that was read in memory; a directory caches it there, for shards
+            that are far away. Copies are checked like data read from the shards.
         keep_shards: Whether each worker reads about the same shards in every epoch, so that a
-            `cache` on its disk holds its part only. Shards are then drawn from `shards_at_once`
+            `cache` on its disk holds only its part. Shards are then drawn from `shards_at_once`
             runs of neighbours, which should be a multiple of the number of workers.
 
     Raises:
@@ -150,7 +151,7 @@ def _dataset(
     ratios: Sequence[float] | Mapping[Any, float] | None,
     length: int | None,
 ) -> RecordDataset | MixedDataset | BalancedDataset:
-    """Returns what is drawn from."""
+    """Returns the data set to draw from."""
     several = not isinstance(path, str | os.PathLike)
     if length is not None and length < 1:
         raise ValueError(f"`epoch_records` must be positive. Received: epoch_records={length}.")

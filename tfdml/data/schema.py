@@ -1,13 +1,13 @@
-"""What a record holds: its features, and how they are stored."""
+"""Schema of records: their features, and how they are stored."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# How a feature is stored in an Example.
+# Kinds of storage of a feature in an Example.
 INT64, FLOAT, STRING, RAW, IMAGE = "int64", "float32", "string", "raw", "image"
 _KINDS = (INT64, FLOAT, STRING, RAW, IMAGE)
-# What `tf.io.decode_raw` can read.
+# Dtypes that `tf.io.decode_raw` can read.
 RAW_DTYPES = (
     *("uint8", "int8", "uint16", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "bool"),
@@ -21,12 +21,12 @@ class Feature:
     """One feature of every record.
 
     Attributes:
-        kind: How it is stored: "int64", "float32" and "string" as lists of Examples; "raw" as the
+        kind: Storage: "int64", "float32" and "string" as lists of an Example; "raw" as the
             little-endian bytes of an array of `dtype`; "image" as the bytes of an image file.
-        shape: Its shape: `()` for one value, `(28, 28)` for an array, `(None,)` for a list of any
-            length, `(None, None)` for a list of lists.
-        dtype: Of "raw", the NumPy name of its dtype.
-        classes: The names of the classes that an integer stands for.
+        shape: `()` for one value, `(28, 28)` for an array, `(None,)` for a list of any length,
+            `(None, None)` for a list of lists.
+        dtype: NumPy name of the dtype of a "raw" feature.
+        classes: Names of the classes that an integer stands for.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Feature:
         return None in self.shape
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a manifest says of it."""
+        """Returns the description of the feature in a manifest."""
         said = {"kind": self.kind, "shape": list(self.shape)}
         if self.dtype:
             said["dtype"] = self.dtype
@@ -68,15 +68,15 @@ class Schema(dict[str, Feature]):
     """The features of every record, by name."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a manifest says of them, in the order of their names."""
+        """Returns the descriptions of the features in a manifest, sorted by name."""
         return {name: self[name].to_json() for name in sorted(self)}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Mapping[str, Any]]) -> "Schema":
-        """Returns the schema that a manifest or a user's JSON says.
+        """Returns the schema that a manifest or a user's JSON describes.
 
         Raises:
-            ValueError: If it is not one.
+            ValueError: If it does not describe a schema.
         """
         if not isinstance(said, Mapping) or not said:
             raise ValueError(f"`schema` must name at least one feature. Received: {said!r}.")
@@ -93,6 +93,6 @@ class Schema(dict[str, Feature]):
 
 
 def short(value: Any) -> str:
-    """Returns a value as errors show it."""
+    """Returns a value as error messages show it: at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Which rows of a global batch a worker reads, and how an epoch ends."""
+"""Rows of a global batch that a worker reads, and the end of an epoch."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ def worker_of(strategy: Any) -> LocalReplicas:
     """Returns this process's replicas in a strategy's job.
 
     Args:
-        strategy: A strategy; one without `rank` and `size` is of a single process.
+        strategy: Strategy of the job; one without `rank` and `size` has a single process.
     """
     replicas = strategy.num_replicas_in_sync
     size = getattr(strategy, "size", 1)
@@ -24,12 +24,12 @@ def worker_of(strategy: Any) -> LocalReplicas:
 
 
 class Rows(NamedTuple):
-    """A worker's rows of a global batch.
+    """Rows of a global batch that belong to one worker.
 
     Attributes:
-        ids: The records: int64, `[rows]`.
-        weights: 0 for rows that fill up the last batch, else 1: float32, `[rows]`.
-        places: Where they are in the order of the epoch: int64, `[rows]`.
+        ids: Ids of the records: int64, `[rows]`.
+        weights: 0 for padding rows of the last batch, else 1: float32, `[rows]`.
+        places: Positions of the records in the order of the epoch: int64, `[rows]`.
     """
 
     ids: np.ndarray
@@ -39,12 +39,12 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """An epoch cut into global batches.
+    """Division of an epoch into global batches.
 
     Attributes:
-        batch_size: The rows of a global batch.
-        end: What becomes of records that do not fill the last one: "exact" makes a smaller batch,
-            "drop" leaves them out of this epoch, "pad" fills it up with rows of weight 0.
+        batch_size: Number of rows in a global batch.
+        end: Handling of records that do not fill the last batch: "exact" makes a smaller batch,
+            "drop" leaves them out of this epoch, "pad" fills the batch with rows of weight 0.
     """
 
     batch_size: int
@@ -60,34 +60,34 @@ class Batches:
             raise ValueError(f"`end` must be one of {ENDS}. Received: end={self.end!r}.")
 
     def steps(self, records: int) -> int:
-        """Returns the number of global batches of `records` records."""
+        """Returns the number of global batches in `records` records."""
         if self.end == "drop":
             return records // self.batch_size
         return -(-records // self.batch_size)
 
     def own_steps(self, records: int, worker: LocalReplicas) -> int:
-        """Returns the number of those of which a worker has rows: at most one fewer."""
+        """Returns the number of global batches in which a worker has rows: at most one fewer."""
         steps, left = self.steps(records), records % self.batch_size
         short = self.end == "exact" and left
         own = worker.count(left if short else self.batch_size)
         return steps - 1 if steps and not own and short else steps
 
     def rows(self, order: Order, first: int, step: int, worker: LocalReplicas) -> Rows:
-        """Returns a worker's rows of a global batch; see `span`."""
+        """Returns a worker's rows of one global batch; see `span`."""
         return self.span(order, first, step, step + 1, worker)
 
     def span(self, order: Order, first: int, begin: int, end: int, worker: LocalReplicas) -> Rows:
         """Returns a worker's rows of consecutive global batches, one batch after the other.
 
-        A batch's rows are in the order of their ids, so a worker's rows lie together: of the
-        blocks of a window each worker reads about its part, not all.
+        The rows of a batch are sorted by id, so a worker's rows lie together: each worker reads
+        only about its share of the blocks of a window, not all.
 
         Args:
-            order: The epoch's order.
-            first: The place where batch 0 begins.
-            begin: The first batch.
-            end: The one behind the last.
-            worker: The worker.
+            order: Order of the epoch.
+            first: Position in the epoch at which batch 0 begins.
+            begin: First batch.
+            end: End of the batches, exclusive.
+            worker: Replicas of the worker.
         """
         size = self.batch_size
         place = first + begin * size

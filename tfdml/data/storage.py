@@ -1,4 +1,4 @@
-"""Files, here or in a store (`gs://`, `s3://`, `hdfs://`, ...): reading parts, writing whole."""
+"""Files, local or in a store (`gs://`, `s3://`, `hdfs://`, ...): ranged reads, whole writes."""
 
 import os
 import tempfile
@@ -13,11 +13,11 @@ PARTIAL = ".partial"
 
 
 def is_local(path: str) -> bool:
-    """Returns whether a path is of this machine's file system."""
+    """Returns whether a path is on this machine's file system."""
     return "://" not in str(path)
 
 
-# What must be installed for a store.
+# Package or software that a store needs.
 _PLUG_INS = {
     "gs": "gcsfs",
     "gcs": "gcsfs",
@@ -40,7 +40,7 @@ def _store(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def local_copy(path: str) -> str:
-    """Returns the path of a file on this machine; one of a store is copied for this process."""
+    """Returns a local path of a file; a file in a store is copied for this process."""
     if is_local(path):
         return path
     _store(path)
@@ -61,13 +61,13 @@ def open_read(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """Returns all of a file."""
+    """Returns the content of a file."""
     with open_read(path) as file:
         return file.read()
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """Returns `length` bytes from `offset` on; fewer where the file ends."""
+    """Returns `length` bytes from `offset`; fewer at the end of the file."""
     if is_local(path):
         with open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
@@ -76,7 +76,7 @@ def read_range(path: str, offset: int, length: int) -> bytes:
 
 
 def size(path: str) -> int:
-    """Returns the bytes of a file."""
+    """Returns the size of a file in bytes."""
     if is_local(path):
         return os.path.getsize(path)
     fs, place = _store(path)
@@ -84,7 +84,7 @@ def size(path: str) -> int:
 
 
 def exists(path: str) -> bool:
-    """Returns whether there is such a file or directory."""
+    """Returns whether a file or directory exists."""
     if is_local(path):
         return os.path.exists(path)
     fs, place = _store(path)
@@ -92,7 +92,7 @@ def exists(path: str) -> bool:
 
 
 def names_in(directory: str) -> list[str]:
-    """Returns the sorted names of what is in a directory; none if it is not there."""
+    """Returns the sorted names in a directory; an empty list if it does not exist."""
     if is_local(directory):
         return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     fs, place = _store(directory)
@@ -102,7 +102,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def make_directory(directory: str) -> None:
-    """Makes a directory, if it is not there."""
+    """Creates a directory if it does not exist."""
     if is_local(directory):
         os.makedirs(directory, exist_ok=True)
     else:
@@ -111,7 +111,7 @@ def make_directory(directory: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file, if it is there."""
+    """Removes a file if it exists."""
     if is_local(path):
         Path(path).unlink(missing_ok=True)
     else:
@@ -122,10 +122,10 @@ def remove(path: str) -> None:
 
 @contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """Opens a file that appears whole under its name, or not at all.
+    """Context manager: opens a file that appears under its name whole or not at all.
 
-    Locally it is written beside its place, flushed to the disk and renamed. A store gets it
-    in one piece, once it is all there.
+    A local file is written beside its final path, flushed to the disk and renamed. A file for a
+    store is written to a temporary file and uploaded in one piece.
     """
     if not is_local(path):
         fs, place = _store(path)
@@ -149,7 +149,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(directory: str) -> None:
-    """Makes what was renamed in a local directory outlive a power failure."""
+    """Makes renames in a local directory survive a power failure."""
     descriptor = os.open(directory or ".", os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -158,13 +158,13 @@ def sync_directory(directory: str) -> None:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Writes a file that appears whole."""
+    """Writes a file that appears whole or not at all."""
     with writing(path) as file:
         file.write(data)
 
 
 def fingerprint(path: str) -> list[Any]:
-    """Returns what changes when a file does: its size, and its time where there is one."""
+    """Returns values that change when a file does: its size, and its time or the store's key."""
     if is_local(path):
         stat = os.stat(path)
         return [stat.st_size, stat.st_mtime_ns]

@@ -1,8 +1,8 @@
-"""The steps of a conversion, each of which any process can do, and do again.
+"""Steps of a conversion, each of which any process can run, and run again.
 
-Where records keep their order, a step reads rows and writes their shard. Else a first step reads
-rows and deals their records into a file, in the order of their shards; a second one collects one
-shard's records out of all those files. Memory holds the records of one step.
+If records keep their order, a step reads rows and writes their shard. Otherwise a first step reads
+rows and deals their records into a file, sorted by shard; a second one collects one shard's records
+from all those files. Memory holds the records of one step.
 """
 
 import functools
@@ -23,18 +23,18 @@ from tfdml.data.writer import write_shard
 
 _ENTRY = np.dtype([("target", "<i8"), ("place", "<i8"), ("offset", "<i8"), ("length", "<i8")])
 
-# Records that are written at once, of those that are collected.
+# Number of collected records that are written at once.
 _COLLECTED = 1024
 
 
 class Job(NamedTuple):
-    """What all processes of a conversion have a copy of.
+    """A conversion; all its processes have a copy.
 
     Attributes:
-        source: The input.
-        options: What is asked for.
-        output: Where the shards go.
-        work: A local directory for what is noted on the way.
+        source: Input to convert.
+        options: Options of the conversion.
+        output: Directory of the shards.
+        work: Local directory for notes and intermediate files.
     """
 
     source: Source
@@ -45,12 +45,12 @@ class Job(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def plan_of(job: Job) -> Plan:
-    """Returns the job's plan; made once in each process."""
+    """Returns the job's plan, which is made once in each process."""
     return Plan(job.source, job.options)
 
 
 def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Writes the shard of a range of rows; returns what is noted of it."""
+    """Writes the shard of a range of rows; returns the note of the step."""
     plan, rejects = plan_of(job), Rejects(job.options)
     parts = (
         p.frames
@@ -61,7 +61,7 @@ def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dic
 
 
 def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Deals the records of a range of rows into a file; returns what is noted of it."""
+    """Deals the records of a range of rows into a file; returns the note of the step."""
     plan, rejects, rows = plan_of(job), Rejects(job.options), plan_of(job).ranges[number]
     all_places = plan.places(rows)
     targets, places, sizes = ([np.empty(0, np.int64)] for _ in range(3))
@@ -87,7 +87,7 @@ def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[s
 
 
 def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Writes a shard of the records that were dealt to it; returns what is noted of it."""
+    """Writes a shard of the records that were dealt to it; returns the note of the step."""
     plan = plan_of(job)
     places, sizes = ([np.empty(0, np.int64)] for _ in range(2))
     frames: list[bytes] = []
@@ -116,12 +116,12 @@ STEPS = {"convert": convert_range, "deal": deal_range, "collect": collect_target
 
 
 def note(job: Job, step: str, number: int) -> Path:
-    """Returns where it is noted that a step is done."""
+    """Returns the path of the note that a step is done."""
     return Path(job.work, f"{step}-{number:06d}.json")
 
 
 def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Does a step, unless it is done; returns what is noted of it."""
+    """Runs a step, unless it is done; returns its note."""
     noted = note(job, step, number)
     if noted.exists():
         return json.loads(noted.read_text())

@@ -1,4 +1,4 @@
-"""What TensorFlow Datasets needs beside shards, so `builder_from_directory` opens them."""
+"""Metadata files with which TensorFlow Datasets opens the shards (`builder_from_directory`)."""
 
 import json
 from typing import Any
@@ -12,10 +12,10 @@ _CORE = "tensorflow_datasets.core.features."
 
 
 def write(manifest: Manifest) -> None:
-    """Writes the metadata of a data set, unless it is compressed, which that library cannot read.
+    """Writes the metadata of a data set, unless its shards are compressed: TFDS cannot read those.
 
     Args:
-        manifest: The data set.
+        manifest: Manifest of the data set.
     """
     if any(s.file.endswith(".gz") for shards in manifest.splits.values() for s in shards):
         return

@@ -1,4 +1,4 @@
-"""Which values a feature accepts, and the Example that a record of them becomes."""
+"""Checks of feature values, and their encoding as serialised Examples."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,14 +22,14 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def encoder(schema: Schema, allow_nonfinite: bool = False) -> Callable[[Mapping[str, Any]], bytes]:
-    """Returns a function that makes a serialised Example of a record's values.
+    """Returns a function that encodes a record's values as a serialised Example.
 
-    The function raises `ValueError`, which names the feature and the reason, for a value that
-    does not fit: nothing is rounded, wrapped or filled in silently.
+    The function raises `ValueError`, with the feature and the reason, for a value that does not
+    fit: nothing is rounded, wrapped or filled in silently.
 
     Args:
-        schema: What the records hold.
-        allow_nonfinite: Whether NaN and infinity are values.
+        schema: Schema of the records.
+        allow_nonfinite: Whether NaN and infinity are allowed.
     """
     parts = []
     for name, feature in schema.items():
@@ -52,7 +52,7 @@ def _differences(names: frozenset[str], record: Mapping[str, Any]) -> str:
 
 
 def _makers(name: str, feature: Feature, allow_nonfinite: bool) -> list[tuple[str, str, Callable]]:
-    """Returns the entries of an Example that a feature becomes, see `example.encoder`."""
+    """Returns the entries of an Example that store a feature, see `example.encoder`."""
     if feature.shape == (None, None):
         rows = Feature(feature.kind, (None,))
         flat = _named(name, _maker(rows, allow_nonfinite))
@@ -86,7 +86,7 @@ def _named(name: str, make: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def _maker(feature: Feature, allow_nonfinite: bool) -> Callable[[Any], bytes]:
-    """Returns what makes a Feature of a value; it raises if the value does not fit."""
+    """Returns a function that encodes a value as a Feature; it raises if the value does not fit."""
     if feature.kind == IMAGE:
         return _image
     if feature.kind == RAW:
@@ -137,7 +137,7 @@ def _float(value: Any, allow_nonfinite: bool) -> np.ndarray:
 
 
 def _float32(values: np.ndarray, allow_nonfinite: bool) -> np.ndarray:
-    """Returns numbers as float32, if they are finite there too."""
+    """Converts numbers to float32; raises if one is not finite or does not fit."""
     finite = np.isfinite(values)
     if not allow_nonfinite and not finite.all():
         raise ValueError(
@@ -152,7 +152,7 @@ def _float32(values: np.ndarray, allow_nonfinite: bool) -> np.ndarray:
 
 
 def _array(value: Any, feature: Feature, dtype: Any = None) -> np.ndarray:
-    """Returns a flat array of a value that has the feature's shape."""
+    """Returns a value as a flat array; raises if it does not have the feature's shape."""
     if value is None or isinstance(value, str | bytes):
         raise ValueError(f"must have shape {feature.shape}. Received: {short(value)}")
     try:

@@ -1,4 +1,4 @@
-"""Whether a data set is what its manifest says, to the last bit; and mending what can be."""
+"""Verification of a data set against its manifest, to the last bit, and repair."""
 
 import dataclasses
 import gzip
@@ -17,12 +17,12 @@ from tfdml.data.writer import write_shard
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something that is not as the manifest says.
+    """A deviation from the manifest.
 
     Attributes:
-        file: The file.
-        what: What is wrong.
-        record: The record's number in its shard, -1 where it is not one record's.
+        file: Path of the file.
+        what: Description of the problem.
+        record: Number of the record in its shard; -1 if the problem is not that of one record.
     """
 
     file: str
@@ -36,12 +36,12 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
-        problems: What was wrong.
-        records: The records that are sound.
-        dropped: How many records `repair` has dropped.
+        problems: Problems that were found.
+        records: Number of sound records.
+        dropped: Number of records that `repair` has dropped.
     """
 
     problems: list[Problem]
@@ -50,27 +50,27 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 def verify(
     path: str, repair: bool = False, progress: Callable[[Shard], None] | None = None
 ) -> Report:
-    """Reads a whole data set, and compares it with its manifest.
+    """Reads a whole data set and compares it with its manifest.
 
-    Of every shard: its bytes and digest, its index and that one's digest, the checksums of every
-    record, and their number. So a file that was cut is noticed wherever it was cut, between two
-    records too.
+    For every shard it checks the bytes and their digest, the index and its digest, the checksum of
+    every record, and the number of records. So a truncated file is noticed wherever it was cut,
+    even between two records.
 
     Args:
-        path: The manifest, or its directory.
-        repair: Whether to write damaged shards anew with the records that are sound, and the
-            manifest with them. Shards that are missing, and indices, are mended as far as possible.
-        progress: Called with each shard that has been looked at.
+        path: Path of the manifest, or of its directory.
+        repair: Whether to rewrite damaged shards with the records that are sound, and the manifest
+            with them. Missing shards and indices are restored as far as possible.
+        progress: Function called with each shard that has been checked.
 
     Returns:
-        What was found, before any repair.
+        Report of the problems before any repair.
 
     Raises:
         ValueError: If there is no manifest, or it cannot be read.
@@ -98,7 +98,7 @@ def verify(
 
 
 def _check(manifest: Manifest, shard: Shard) -> tuple[list[Problem], list[bytes]]:
-    """Returns what is wrong with a shard, and its sound records."""
+    """Returns the problems of a shard, and its sound records."""
     path = manifest.path_of(shard)
     try:
         data = storage.read_bytes(path)
@@ -119,7 +119,7 @@ def _check(manifest: Manifest, shard: Shard) -> tuple[list[Problem], list[bytes]
 
 
 def _index(path: str, shard: Shard, problems: list[Problem]) -> ShardIndex | None:
-    """Returns a shard's index, if it is the one that the manifest speaks of."""
+    """Returns a shard's index, if its digest is that of the manifest."""
     try:
         data = storage.read_bytes(path + SUFFIX)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _index(path: str, shard: Shard, problems: list[Problem]) -> ShardIndex | Non
 
 
 def _records(path: str, data: bytes, found: ShardIndex | None) -> tuple[list[Problem], list[bytes]]:
-    """Returns damaged records and sound ones; with an index each one is found by itself."""
+    """Returns a shard's problems and sound records; with an index, finds each record by itself."""
     if found is None:
         return _scanned(path, data)
     problems, records = [], []
@@ -153,7 +153,7 @@ def _records(path: str, data: bytes, found: ShardIndex | None) -> tuple[list[Pro
 
 
 def _decompressed(data: bytes) -> bytes:
-    """Returns what can be decompressed of a gzip member, up to where it is damaged."""
+    """Returns the data of a gzip member, up to where it is damaged."""
     stream, parts = zlib.decompressobj(31), []
     try:
         for begin in range(0, len(data), 4096):
@@ -164,7 +164,7 @@ def _decompressed(data: bytes) -> bytes:
 
 
 def _scanned(path: str, data: bytes) -> tuple[list[Problem], list[bytes]]:
-    """Reads records without an index: what comes after a damaged length cannot be found."""
+    """Reads records without an index: records after a damaged length cannot be found."""
     stream = io.BytesIO(data)
     if path.endswith(".gz"):
         stream = io.BufferedReader(gzip.GzipFile(fileobj=stream))

@@ -1,4 +1,4 @@
-"""Writes one shard: records in blocks, its index beside it, and what a manifest says of it."""
+"""Writing of one shard: records in blocks, its index beside it, and its entry in the manifest."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ class ShardWriter:
     """Appends records to an open file.
 
     Args:
-        file: The file.
+        file: File opened for writing bytes.
         compressed: Whether blocks are gzip members.
     """
 
@@ -38,7 +38,7 @@ class ShardWriter:
         ends = np.cumsum(frames.lengths + FRAME)
         first = begin = 0
         while first < len(ends):
-            # Behind the record that fills the block.
+            # Just after the record that fills the block.
             last = int(np.searchsorted(ends, begin + BLOCK_BYTES - self._raw)) + 1
             last = min(last, len(ends))
             end = int(ends[last - 1])
@@ -52,7 +52,7 @@ class ShardWriter:
     def _close_block(self) -> None:
         data = b"".join(self._frames)
         if self._compressed:
-            # Without a time: equal records are equal bytes.
+            # Without a timestamp: equal records give equal bytes.
             data = gzip.compress(data, GZIP_LEVEL, mtime=0)
         self._file.write(data)
         self._digest.update(data)
@@ -62,7 +62,7 @@ class ShardWriter:
         self._frames, self._lengths, self._raw = [], [], 0
 
     def finish(self) -> tuple[str, bytes]:
-        """Writes what is left; returns the file's digest and its index."""
+        """Writes the last block; returns the file's digest and its index."""
         if self._lengths:
             self._close_block()
         return self._digest.hexdigest(), self._index.build().to_bytes()
@@ -72,8 +72,8 @@ class OpenShard:
     """A shard that is being written.
 
     Attributes:
-        writer: What appends records.
-        shard: What the manifest says of it, once it is closed.
+        writer: Writer that appends records.
+        shard: Manifest entry of the shard, once it is closed.
     """
 
     def __init__(self, writer: ShardWriter):
@@ -83,11 +83,11 @@ class OpenShard:
 
 @contextmanager
 def open_shard(directory: str, name: str) -> Iterator[OpenShard]:
-    """Opens a shard that appears whole, after its index, when the context is left.
+    """Context manager: opens a shard that appears whole, after its index, on exit.
 
     Args:
-        directory: Where it will be.
-        name: Its name; one that ends in `.gz` is compressed.
+        directory: Directory of the shard.
+        name: Name of the shard; if it ends in `.gz`, the shard is compressed.
     """
     path = storage.join(directory, name)
     with storage.writing(path) as file:
@@ -105,7 +105,7 @@ def open_shard(directory: str, name: str) -> Iterator[OpenShard]:
 
 
 def write_shard(directory: str, name: str, parts: Iterable[Frames]) -> Shard:
-    """Writes a shard of framed records; returns what the manifest says of it."""
+    """Writes a shard of framed records; returns its manifest entry."""
     with open_shard(directory, name) as opened:
         for frames in parts:
             opened.writer.write(frames)

@@ -1,1 +1,1 @@
-"""What records can be converted from: one kind of input a file."""
+"""Inputs that can be converted to records, one kind in each module."""

@@ -22,11 +22,11 @@ class ArraySource(Source):
     """Arrays of equal length.
 
     Args:
-        arrays: For each feature, what `open_array` opens: a file, and a name within it.
-        schema: What the rows hold; the arrays' dtypes and shapes by default.
+        arrays: Arguments of `open_array` for each feature: a file, and a name within it.
+        schema: Schema of the rows; by default that of the arrays' dtypes and shapes.
 
     Raises:
-        ValueError: If an array cannot be read, or they differ in length.
+        ValueError: If an array cannot be read, or the arrays differ in length.
     """
 
     def __init__(self, arrays: dict[str, tuple[str, str]], schema: Schema | None = None):
@@ -55,7 +55,7 @@ class ArraySource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The files that hold the arrays."""
+        """Paths of the files that hold the arrays."""
         return sorted({path for path, _ in self._arrays.values()})
 
     def chunks(self) -> list[Chunk]:
@@ -74,13 +74,13 @@ class ArraySource(Source):
             yield Row(f"{where}, row {begin + i}", dict(zip(names, values, strict=True)))
 
     def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
-        """Yields the arrays' rows from `begin` to before `end` of a chunk."""
+        """Yields rows `begin` to `end` (exclusive) of a chunk, as arrays."""
         first, _ = chunk.key
         rows = slice(first + begin, first + end)
         yield {name: self._array(name)[rows] for name in self._arrays}
 
     def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
-        """Yields the rows of a chunk from `begin` to before `end`."""
+        """Yields rows `begin` to `end` (exclusive) of a chunk."""
         first, _ = chunk.key
         return self.rows((first + begin, first + end))
 
@@ -91,7 +91,7 @@ class ArraySource(Source):
 
 
 def _dtype(array: Any) -> np.dtype:
-    # HDF5's strings are objects to NumPy.
+    # HDF5 strings have the dtype object in NumPy.
     if not isinstance(array, np.ndarray) and _hdf5().check_string_dtype(array.dtype):
         return np.dtype("S1")
     return array.dtype
@@ -102,12 +102,12 @@ def _hdf5() -> ModuleType:
 
 
 def _values(column: np.ndarray) -> Any:
-    """Returns an array's rows; Python's own numbers where a row is one number."""
+    """Returns an array's rows, as Python numbers if each row is a scalar."""
     return column.tolist() if column.ndim == 1 else column
 
 
 def arrays_in(path: str) -> dict[str, tuple[str, str]]:
-    """Returns the arrays of a file, by the names of their features.
+    """Returns the arrays of a file by the names of their features, for `open_array`.
 
     Raises:
         MissingPackageError: If it is an HDF5 file and h5py is not installed.
@@ -135,11 +135,11 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
 
 
 def open_array(path: str, name: str) -> Any:
-    """Opens an array: memory-mapped where it can be, read whole where it is compressed.
+    """Opens an array: memory-mapped where possible, read whole where it is compressed.
 
     Raises:
         MissingPackageError: If it is in an HDF5 file and h5py is not installed.
-        ValueError: If it cannot be read, or could only be by running code that it holds.
+        ValueError: If it cannot be read, or only by running code that it holds.
     """
     is_hdf5 = path.endswith((".h5", ".hdf5"))
     h5py = _hdf5() if is_hdf5 else None
@@ -169,7 +169,7 @@ def _plain(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def read_idx(path: str) -> np.ndarray:
-    """Reads an array in the format of MNIST, compressed or not.
+    """Reads an IDX array, the format of MNIST, compressed or not.
 
     Raises:
         ValueError: If the file is damaged, or of another format.

@@ -1,4 +1,4 @@
-"""CSV files: a header, and rows of as many cells (RFC 4180)."""
+"""CSV files: a header, and rows with as many cells as the header (RFC 4180)."""
 
 import csv
 import io
@@ -13,8 +13,8 @@ from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_
 
 # A header longer than this is a file without line breaks.
 _LONGEST_HEADER = 1 << 20
-# What pyarrow reads otherwise than we do: quoted cells and hexadecimal numbers. Odd line ends give
-# another number of rows.
+# Content that pyarrow parses differently from `_parse`: quoted cells and hexadecimal numbers. Odd
+# line ends show as a different number of rows.
 _UNLIKE = (b'"', b"0x", b"0X")
 _COLUMN_TYPES = {INT64: "int64", FLOAT: "float64", STRING: "string"}
 csv.field_size_limit(1 << 30)
@@ -24,12 +24,13 @@ class CsvSource(TextSource):
     """CSV files with the same header.
 
     Args:
-        paths: The files.
-        schema: What the columns hold; found from the first rows by default.
-        delimiter: What separates cells.
+        paths: Paths of the files.
+        schema: Schema of the columns; inferred from the first rows by default.
+        delimiter: Character that separates cells.
 
     Raises:
-        ValueError: If the header names a column twice, or files differ in their headers.
+        ValueError: If a header names a column twice, the headers of files differ, or `schema` does
+            not have their columns.
     """
 
     def __init__(self, paths: list[str], schema: Schema | None = None, delimiter: str = ","):
@@ -105,7 +106,7 @@ class CsvSource(TextSource):
     def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
         """Yields the cells of a chunk's rows, if all of them are plain and sound.
 
-        Only with pyarrow, which is several times faster than `rows` and gives the same values.
+        Needs pyarrow, which is several times faster than `rows` and gives the same values.
         """
         pa, arrow = optional.find("pyarrow"), optional.find("pyarrow.csv")
         if arrow is None or any(
@@ -163,7 +164,7 @@ class CsvSource(TextSource):
 
 
 def _kind(cells: list[str]) -> str:
-    """Returns what all cells of a column can be; a number with a leading zero is a string."""
+    """Returns the kind that fits all cells of a column; a number with a leading zero is a string."""
     if any(len(c) > 1 and c[0] == "0" and c.isdecimal() for c in cells):
         return STRING
     for kind, convert in ((INT64, _to_int), (FLOAT, _to_float)):
@@ -189,7 +190,7 @@ def _to_float(cell: str) -> float:
 
 
 def _converter(name: str, feature: Feature) -> Callable[[str], Any]:
-    """Returns what makes a value of a cell."""
+    """Returns a function that converts a cell to a value."""
     if feature.kind == INT64 and feature.classes:
         places = {c: i for i, c in enumerate(feature.classes)}
         return lambda cell: places[cell] if cell in places else _to_int(cell)

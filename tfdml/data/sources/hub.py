@@ -15,7 +15,7 @@ CHUNK_ROWS = 2048
 
 
 class _Ranges(Source):
-    """Rows that can be read by their numbers."""
+    """Source whose rows can be read by number."""
 
     def __init__(self, path: str, rows: int, row_bytes: int):
         self._path, self._count, self._row_bytes = path, rows, max(1, row_bytes)
@@ -25,7 +25,7 @@ class _Ranges(Source):
 
     @property
     def files(self) -> list[str]:
-        """The data set's files."""
+        """Paths of the data set's files."""
         return [storage.join(self._path, n) for n in storage.names_in(self._path) if "." in n]
 
     def chunks(self) -> list[Chunk]:
@@ -38,7 +38,7 @@ class _Ranges(Source):
         ]
 
     def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
-        """Yields the rows of a chunk from `begin` to before `end`."""
+        """Yields rows `begin` to `end` (exclusive) of a chunk."""
         first, _ = chunk.key
         return self.rows((first + begin, first + end))
 
@@ -49,12 +49,12 @@ class TfdsSource(_Ranges):
     Images keep their bytes.
 
     Args:
-        path: The directory of the prepared version.
-        split: The split.
+        path: Directory of the prepared version.
+        split: Name of the split.
 
     Raises:
         MissingPackageError: If the package is not installed.
-        ValueError: If there is no such split.
+        ValueError: If the split does not exist.
     """
 
     def __init__(self, path: str, split: str = "train"):
@@ -69,7 +69,7 @@ class TfdsSource(_Ranges):
         self.schema = Schema(_tfds_features("", builder.info.features))
 
     def rows(self, key: Any) -> Iterator[Row]:
-        """Yields rows by their numbers."""
+        """Yields the rows of a range of numbers."""
         tfds = _tfds()
         builder = _builder(self._path)
         begin, end = key
@@ -134,15 +134,15 @@ def _hugging_face() -> ModuleType:
 
 
 class HuggingFaceSource(_Ranges):
-    """A data set that `datasets` has saved to the disk.
+    """A data set that Hugging Face's `datasets` has saved to disk.
 
     Args:
-        path: What `save_to_disk` was given.
-        split: The split, where there are several.
+        path: Directory that was passed to `save_to_disk`.
+        split: Name of the split, if there are several.
 
     Raises:
         MissingPackageError: If the package is not installed.
-        ValueError: If there is no such split.
+        ValueError: If the split does not exist.
     """
 
     def __init__(self, path: str, split: str | None = None):
@@ -177,7 +177,7 @@ class HuggingFaceSource(_Ranges):
         return data
 
     def rows(self, key: Any) -> Iterator[Row]:
-        """Yields rows by their numbers."""
+        """Yields the rows of a range of numbers."""
         datasets = _hugging_face()
         if self._data is None:
             self._data = self._open(self._path)

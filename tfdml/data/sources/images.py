@@ -1,4 +1,4 @@
-"""Image files: one folder a class, or a table of paths."""
+"""Image files: one folder per class, or a table of paths."""
 
 import os
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ CHUNK_IMAGES = 64
 
 
 class ImageFolderSource(Source):
-    """A folder with one folder a class; the classes are in the order of their names.
+    """A folder with one folder per class; the classes are sorted by name.
 
-    Records have an `image`, its `label`, and the `file` that it was.
+    Records have an `image`, its `label`, and the name of its `file`.
 
     Args:
-        folder: The folder.
-        options: What is done to the images.
+        folder: Path of the folder.
+        options: Processing of the images.
 
     Raises:
-        ValueError: If there are no classes, a class without images, images outside of classes, or
-            links that lead in a circle.
+        ValueError: If there are no classes, a class has no images, an image is outside the classes,
+            or links form a cycle.
     """
 
     def __init__(self, folder: str, options: ImageOptions | None = None):
@@ -59,7 +59,7 @@ class ImageFolderSource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The image files."""
+        """Paths of the image files."""
         return [storage.join(self._folder, os.fsdecode(name)) for name in self._names]
 
     def chunks(self) -> list[Chunk]:
@@ -83,22 +83,22 @@ class ImageFolderSource(Source):
             )  # fmt: skip
 
     def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
-        """Yields the images of a chunk from `begin` to before `end`."""
+        """Yields the images `begin` to `end` (exclusive) of a chunk."""
         first, _ = chunk.key
         return self.rows((first + begin, first + end))
 
 
 class ImageTableSource(Source):
-    """A table with the paths of images, which are replaced by the images.
+    """A table with a column of image paths, which are replaced by the images.
 
     Args:
-        table: The table: a CSV or JSON Lines source.
-        column: The column of paths, relative to the table's folder.
-        label: The column of class names, if they are not numbers already.
-        options: What is done to the images.
+        table: Table: a CSV or JSON Lines source.
+        column: Column of paths, relative to the table's folder.
+        label: Column of class names, if they are not numbers already.
+        options: Processing of the images.
 
     Raises:
-        ValueError: If there is no such column.
+        ValueError: If a column does not exist.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ImageTableSource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The table; the images are named in it."""
+        """Paths of the table's files; the images are named in them."""
         return self._table.files
 
     def chunks(self) -> list[Chunk]:
@@ -162,7 +162,7 @@ class ImageTableSource(Source):
 
 
 def image_row(path: str, options: ImageOptions, values: Any) -> Row:
-    """Returns the row of an image file; `values(image)` are its values."""
+    """Returns the row of an image file, with the values `values(image)`."""
     where = _shown(os.fsencode(path))
     if not path.lower().endswith(EXTENSIONS):
         return Row(where, None, "is not an image file, by its name")
@@ -173,10 +173,10 @@ def image_row(path: str, options: ImageOptions, values: Any) -> Row:
 
 
 def files_below(folder: str) -> list[bytes]:
-    """Returns the files in a folder and its folders, sorted; hidden ones are not looked at.
+    """Returns the relative paths of all files below a folder, sorted; hidden ones are skipped.
 
     Raises:
-        ValueError: If there is no such folder, or links lead in a circle.
+        ValueError: If the folder does not exist, or links form a cycle.
     """
     if not storage.is_local(folder):
         fs, place = fsspec.core.url_to_fs(folder)
@@ -200,7 +200,7 @@ def files_below(folder: str) -> list[bytes]:
                     )
                 pending.append((entry.path, (*above, real)))
             else:
-                # Also a link to nothing: it is a row that cannot be read.
+                # A broken link too: it is a row that cannot be read.
                 found.append(os.path.relpath(entry.path, root))
     return sorted(found)
 

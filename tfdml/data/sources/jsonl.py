@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line."""
+"""JSON Lines: one object per line."""
 
 import itertools
 import json
@@ -13,11 +13,11 @@ from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource
 
 
 class JsonlSource(TextSource):
-    """Files with one JSON object a line; objects within objects become dotted names.
+    """Files with one JSON object per line; nested objects become dotted names.
 
     Args:
-        paths: The files.
-        schema: What the objects hold; found from the first rows by default.
+        paths: Paths of the files.
+        schema: Schema of the objects; inferred from the first rows by default.
     """
 
     def __init__(self, paths: list[str], schema: Schema | None = None):
@@ -55,10 +55,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns an object whose objects have become dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`.
+    """Returns an object with nested objects flattened: `{"a": {"b": 1}}` becomes `{"a.b": 1}`.
 
     Raises:
-        ValueError: If two values get one name.
+        ValueError: If two values get the same name.
     """
     if not any(isinstance(value, dict) for value in values.values()):
         return values

@@ -1,4 +1,4 @@
-"""Which source an input is, by what it is called."""
+"""Selection of the source for an input, by its name."""
 
 import os
 
@@ -42,19 +42,19 @@ def open_source(
     """Opens an input.
 
     Args:
-        inputs: Files of one kind, or one directory. NumPy and IDX files may be given as
+        inputs: Paths of files of one kind, or of one directory. NumPy and IDX files may be given as
             `NAME=PATH`, which names their feature.
-        kind: One of `KINDS`; found by the names by default.
-        schema: What the records hold; found from the input by default.
-        images: What is done to images.
-        image_column: Of a table, the column with paths of images.
-        label_column: Of such a table, the column with the names of classes.
-        split: Of TensorFlow Datasets, Hugging Face and tfdml's own data sets, which one to read.
-        delimiter: Of CSV; a comma by default, a tabulator for `.tsv`.
+        kind: One of `KINDS`; derived from the names by default.
+        schema: Schema of the records; inferred from the input by default.
+        images: Processing of images.
+        image_column: Column with paths of images, of a table.
+        label_column: Column with names of classes, of such a table.
+        split: Split to read, of TensorFlow Datasets, Hugging Face and tfdml's own data sets.
+        delimiter: Delimiter of CSV; by default a comma, or a tab for `.tsv`.
 
     Raises:
         MissingPackageError: If the input needs a package that is not installed.
-        ValueError: If the input is not there, of no known kind, or damaged.
+        ValueError: If the input does not exist, is of no known kind, or is damaged.
     """
     paths = [value.split("=", 1)[1] if _is_named(value) else value for value in inputs]
     for path in paths:
@@ -101,10 +101,10 @@ def _tab(paths: list[str]) -> str:
 
 
 def _kind(paths: list[str]) -> str:
-    """Returns the kind that the names tell.
+    """Returns the kind that the names indicate.
 
     Raises:
-        ValueError: If they tell none, or several.
+        ValueError: If they indicate none, or several.
     """
     kinds = {_kind_of(path) for path in paths}
     if len(kinds) != 1:

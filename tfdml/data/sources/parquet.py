@@ -18,11 +18,11 @@ class ParquetSource(Source):
     """Parquet files with the same columns; structs become dotted names, lists stay lists.
 
     Args:
-        paths: The files.
-        schema: What the columns hold; that of the files by default.
+        paths: Paths of the files.
+        schema: Schema of the columns; that of the files by default.
 
     Raises:
-        ValueError: If a file is damaged, differs in its columns, or has a column of a type that
+        ValueError: If a file is damaged, files differ in their columns, or a column has a type that
             records cannot hold.
     """
 
@@ -51,7 +51,7 @@ class ParquetSource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The files."""
+        """Paths of the files."""
         return self._paths
 
     def chunks(self) -> list[Chunk]:

@@ -1,4 +1,4 @@
-"""What all inputs have in common: an order of rows that is known before any is read."""
+"""Base class of inputs, whose rows have an order that is known before any row is read."""
 
 import abc
 import itertools
@@ -12,9 +12,9 @@ class Row(NamedTuple):
     """One row of an input.
 
     Attributes:
-        where: What errors call it: the file, and the place within it.
-        values: Its values by feature; None if it cannot be read.
-        reason: Why it cannot be read.
+        where: File and position in the file, for error messages.
+        values: Values by feature; None if the row cannot be read.
+        reason: Reason why the row cannot be read.
     """
 
     where: str
@@ -26,9 +26,9 @@ class Chunk(NamedTuple):
     """Consecutive rows that are read together.
 
     Attributes:
-        key: What the source finds them by; picklable.
-        rows: Their number.
-        bytes: About how many bytes they take as records.
+        key: Key by which the source finds the rows; picklable.
+        rows: Number of rows.
+        bytes: Approximate size of the rows as records, in bytes.
     """
 
     key: Any
@@ -37,13 +37,13 @@ class Chunk(NamedTuple):
 
 
 class Source(abc.ABC):
-    """An input whose rows have an order, so that any process can read any part of it.
+    """Input whose rows have an order, so that any process can read any part of it.
 
     Sources are picklable: each process of a conversion has a copy.
 
     Attributes:
-        schema: What the rows hold.
-        folder: The directory that is read, where one is.
+        schema: Schema of the rows.
+        folder: Directory that is read; None if the input is not a directory.
     """
 
     schema: Schema
@@ -52,29 +52,29 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def files(self) -> list[str]:
-        """The files that are read."""
+        """Paths of the files that are read."""
 
     @abc.abstractmethod
     def chunks(self) -> list[Chunk]:
-        """Returns the parts of the input, in its order."""
+        """Returns the chunks of the input, in order."""
 
     @abc.abstractmethod
     def rows(self, key: Any) -> Iterator[Row]:
-        """Yields the rows of a chunk; each is there, even where it cannot be read."""
+        """Yields the rows of a chunk, including those that cannot be read."""
 
     def columns(self, chunk: Chunk, begin: int, end: int) -> Iterator[dict[str, Any]]:
-        """Yields the values of rows from `begin` to before `end` by feature, many rows at once.
+        """Yields the values of rows `begin` to `end` (exclusive) by feature, many rows at once.
 
-        Only where that is much faster than row by row, and only sound rows: it ends before the
-        first ones that are not, or that it cannot say it of.
+        Only sources for which this is much faster than row by row implement it, and only for sound
+        rows: it ends before the first rows that are not sound or cannot be checked.
         """
         return iter(())
 
     def read(self, chunk: Chunk, begin: int, end: int) -> Iterator[Row]:
-        """Yields the rows of a chunk from `begin` to before `end`.
+        """Yields rows `begin` to `end` (exclusive) of a chunk.
 
         Raises:
-            ValueError: If the chunk has not as many rows as it was planned with.
+            ValueError: If the chunk has fewer rows than planned.
         """
         count = begin
         for row in itertools.islice(self.rows(chunk.key), begin, end):

@@ -1,4 +1,4 @@
-"""Text files whose records end with lines, cut into chunks at the ends of records."""
+"""Text files whose records end at line breaks, cut into chunks between records."""
 
 import abc
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ UTF8_BOM = b"\xef\xbb\xbf"
 
 
 class TextSource(Source):
-    """Files of lines.
+    """Text files whose records end at line breaks.
 
     Args:
-        paths: The files.
+        paths: Paths of the files.
         quoted: Whether a line break between quotation marks does not end a record.
 
     Raises:
-        ValueError: If a file is empty, or in UTF-16.
+        ValueError: If a file is empty or in UTF-16.
     """
 
     def __init__(self, paths: list[str], quoted: bool):
@@ -41,19 +41,19 @@ class TextSource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The files."""
+        """Paths of the files."""
         return self._paths
 
     @abc.abstractmethod
     def _header(self, path: str) -> int:
-        """Returns where the first record of a file begins."""
+        """Returns the offset of the first record of a file."""
 
     @abc.abstractmethod
     def _parse(self, text: str, where: str, first: int) -> Iterator[Row]:
         """Yields the rows of a chunk's text; `first` is the number of its first record."""
 
     def chunks(self) -> list[Chunk]:
-        """Returns the chunks, found by one look at all bytes."""
+        """Returns the chunks, found in one pass over all bytes."""
         found = []
         for path in self._paths:
             number = 1
@@ -74,7 +74,7 @@ class TextSource(Source):
         yield from self._parse(text, path, first)
 
     def _undecodable(self, data: bytes, path: str, first: int) -> Iterator[Row]:
-        """Yields the rows of a chunk in which some are not UTF-8."""
+        """Yields the rows of a chunk that is not entirely UTF-8."""
         for begin, end in records(data, self._quoted):
             try:
                 yield from self._parse(data[begin:end].decode(), path, first)
@@ -85,23 +85,23 @@ class TextSource(Source):
 
 
 def ends_of_records(data: bytes, quoted: bool) -> np.ndarray:
-    """Returns where records end, one behind their line breaks: int64.
+    """Returns the offsets of the ends of records, just after their line breaks: int64.
 
     Args:
         data: Bytes that begin with a record.
-        quoted: Whether line breaks between quotation marks do not count.
+        quoted: Whether to ignore line breaks between quotation marks.
     """
     array = np.frombuffer(data, np.uint8)
     breaks = np.flatnonzero(array == _NEWLINE)
     if quoted:
         quotes = np.flatnonzero(array == _QUOTE)
-        # Outside of quotation marks there is an even number of them before.
+        # A break outside quotation marks has an even number of them before it.
         breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
     return breaks + 1
 
 
 def records(data: bytes, quoted: bool) -> list[tuple[int, int]]:
-    """Returns where the records that are not blank begin and end."""
+    """Returns the begin and end of each record that is not blank."""
     ends = ends_of_records(data, quoted).tolist()
     if not ends or ends[-1] < len(data):
         ends.append(len(data))
@@ -110,7 +110,7 @@ def records(data: bytes, quoted: bool) -> list[tuple[int, int]]:
 
 
 def split(path: str, begin: int, quoted: bool) -> Iterator[tuple[int, int, int]]:
-    """Yields the offset, bytes and number of records of each chunk of a file."""
+    """Yields the offset, size in bytes and number of records of each chunk of a file."""
     left, offset = b"", begin
     with storage.open_read(path) as file:
         file.seek(begin)

@@ -1,4 +1,4 @@
-"""Existing TFRecords, cut anew."""
+"""Existing TFRecords as an input, to be sharded again."""
 
 import gzip
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
 
 
 class TfrecordSource(Source):
-    """Files of `tf.train.Example`s; each record is checked, and decoded.
+    """Files of `tf.train.Example`s; each record is checked and decoded.
 
     Args:
-        paths: The files; one that ends in `.gz` is compressed.
-        schema: What the records hold; found from the first ones by default.
+        paths: Paths of the files; one that ends in `.gz` is compressed.
+        schema: Schema of the records; inferred from the first ones by default.
 
     Raises:
         BadRecord: If a file without an index is damaged.
@@ -49,11 +49,11 @@ class TfrecordSource(Source):
 
     @property
     def files(self) -> list[str]:
-        """The files."""
+        """Paths of the files."""
         return self._paths
 
     def chunks(self) -> list[Chunk]:
-        """Returns the files' blocks."""
+        """Returns the blocks of the files."""
         return [
             Chunk((path, block), int(found.block_records[block]), int(found.block_raw[block]))
             for path, found in self._indices.items()
@@ -94,7 +94,7 @@ def _infer(records: list[dict]) -> Schema:
 
 
 def _feature(name: str, values: list) -> Feature:
-    # A feature without values says nothing of its type.
+    # A feature without values does not reveal its type.
     kinds = {_kind(v) for v in values if len(v)} or {INT64}
     if len(kinds) != 1:
         raise ValueError(f"Feature {name!r} must be of one type. Received: {sorted(kinds)}.")
@@ -114,7 +114,7 @@ def _kind(values: list[bytes] | np.ndarray) -> str:
 
 
 def _values(decoded: dict, schema: Schema) -> dict[str, Any]:
-    """Returns the values that an encoder of the schema makes the same record of."""
+    """Returns the values from which an encoder of the schema makes the same record."""
     values: dict[str, Any] = {}
     for name, feature in schema.items():
         if feature.shape == (None, None):
