@@ -1,7 +1,7 @@
-"""Faults on purpose: the same program, ended or hindered at a chosen point of its training.
+"""Fault injection: the same program, ended or hindered at a chosen point of its training.
 
-`tfdml chaos` tells a program by the variable TFDML_CHAOS where its checkpoints go and which fault
-it gets. `FaultTolerantCheckpoint` asks here; a program needs no change.
+`tfdml chaos` passes the directory of the checkpoints and the fault to a program in the variable
+TFDML_CHAOS. `FaultTolerantCheckpoint` reads them here; a program needs no change.
 """
 
 import dataclasses
@@ -22,24 +22,24 @@ from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory
 from tfdml.checkpointing.files import Files
 
 VARIABLE = "TFDML_CHAOS"
-# How a process ends: a signal, or a power failure, which loses what was not made durable.
+# Ways in which a process ends: a signal, or a power failure, which loses data not made durable.
 ENDINGS = ("SIGKILL", "SIGTERM", "SIGSTOP", "power")
-# What an operation on files does instead.
+# Ways in which an operation on files fails.
 FAILURES = ("ENOSPC", "EIO", "short write")
-# What happens to a member of the newest checkpoint between two runs.
+# Damage to a file of the newest checkpoint between two runs.
 DAMAGES = ("bit flip", "truncation")
 _TENSORS_OF_THE_PROCESS = "rank/random/tensorflow"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens, and when.
+    """A fault, and the point at which it happens.
 
     Attributes:
         kind: One of `ENDINGS`, `FAILURES` or `DAMAGES`.
-        where: "operation" on files, "step" of training, "restore", "time" after the first step,
-            or "between" two runs.
-        number: Which one, from 0; for "time" milliseconds.
+        where: Point of the fault: "operation" on files, "step" of training, "restore", "time" after
+            the first step, or "between" two runs.
+        number: Index of that point, from 0; for "time" milliseconds.
     """
 
     kind: str
@@ -49,12 +49,12 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What one run of a program is told.
+    """Instructions for one run of a program.
 
     Attributes:
-        directory: Where its checkpoints go.
-        fault: The fault, None for none.
-        rank: The rank that gets it.
+        directory: Directory of its checkpoints.
+        fault: Fault to inject; None for none.
+        rank: Rank that gets the fault.
     """
 
     directory: str
@@ -62,30 +62,30 @@ class Plan:
     rank: int = 0
 
     def to_json(self) -> str:
-        """Returns what the variable holds."""
+        """Returns the value of the variable."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """Returns the plan that the variable holds."""
+        """Returns the plan in a value of the variable."""
         fields = json.loads(text)
         fault = Fault(**fields.pop("fault")) if fields["fault"] else None
         return Plan(**{**fields, "fault": fault})
 
 
 class Chaos(Files):
-    """Files, and a training's steps, one of which has a fault; all of them are counted.
+    """Files and training steps that are counted, with a fault injected at one of them.
 
     Args:
-        fault: The fault, None for none.
-        counts: A file in which the numbers of operations and steps are noted at the end.
+        fault: Fault to inject; None for none.
+        counts: Path of a file to which the counts are written at the end; None for no file.
     """
 
     def __init__(self, fault: Fault | None, counts: str | None = None):
         self._fault = fault
         self._counts = counts
         self._numbers = {"operation": 0, "step": 0, "restore": 0}
-        # What a power failure would lose: data of files, and the last name.
+        # Data that a power failure would lose: files that were not synced, and the last rename.
         self._unsynced: dict[int, str] = {}
         self._lost: set[str] = set()
         self._renamed: tuple[str, str] | None = None
@@ -94,11 +94,11 @@ class Chaos(Files):
     # -- Points of a training ------------------------------------------------------------------
 
     def restore(self) -> None:
-        """A state is about to be read."""
+        """Counts a restore, before a state is read."""
         self._reach("restore")
 
     def step(self) -> None:
-        """A step has been trained."""
+        """Counts a step that has been trained."""
         if self._numbers["step"] == 0 and self._fault and self._fault.where == "time":
             self._timer = threading.Timer(self._fault.number / 1000, self._happen)
             self._timer.daemon = True
@@ -106,17 +106,17 @@ class Chaos(Files):
         self._reach("step")
 
     def note_counts(self) -> None:
-        """A training has ended: writes what was counted so far."""
+        """Writes the counts so far, after a training has ended."""
         if self._counts:
             Path(self._counts).write_text(json.dumps(self._numbers), encoding="utf-8")
 
     def end(self) -> None:
-        """Nothing happens any more: what this process does next is not the run that has ended."""
+        """Cancels a fault that is still to come: this process's later work is not in the run."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _reach(self, where: str) -> bool:
-        """Counts a point; returns whether it is the fault's, if the fault is not an ending."""
+        """Counts a point and injects the fault if it is due; returns whether it was due."""
         number = self._numbers[where]
         self._numbers[where] += 1
         if (self._fault is None) or (self._fault.where, self._fault.number) != (where, number):
@@ -195,12 +195,12 @@ class Chaos(Files):
 
 
 def random_fault(numbers: random.Random, counts: dict[str, int], milliseconds: int) -> Fault:
-    """Returns a fault of any kind at any point.
+    """Returns a random fault at a random point.
 
     Args:
-        numbers: What draws it.
-        counts: The operations and steps of a run without faults.
-        milliseconds: How long its training takes.
+        numbers: Random generator.
+        counts: Numbers of operations and steps of a run without faults.
+        milliseconds: Duration of the training in milliseconds.
     """
     kind = numbers.choice(
         ["SIGKILL"] * 4 + ["power"] * 3 + ["SIGTERM", "SIGSTOP", *FAILURES, *DAMAGES]
@@ -216,7 +216,7 @@ def random_fault(numbers: random.Random, counts: dict[str, int], milliseconds: i
 
 
 def damage(directory: str, fault: Fault) -> bool:
-    """Damages a file of the newest checkpoint, where an older one is left; says whether it did."""
+    """Damages a file of the newest checkpoint, if an older one is left; returns whether it did."""
     names = CheckpointDirectory(directory, Files(), print).checkpoints()
     if len(names) < 2:
         return False
@@ -233,11 +233,11 @@ def damage(directory: str, fault: Fault) -> bool:
 
 
 def differences(one: str, other: str) -> list[str]:
-    """Returns in words how the ends of two runs differ; nothing if they are the same, bit for bit.
+    """Returns the differences between the ends of two runs, in words; empty if bit-identical.
 
     Args:
-        one: The directory of one run's checkpoints.
-        other: The other's.
+        one: Directory of one run's checkpoints.
+        other: Directory of the other run's checkpoints.
     """
     ends = []
     for directory in (one, other):
@@ -273,7 +273,7 @@ def _differences(one: Checkpoint, other: Checkpoint) -> list[str]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Returns the leaves of plain data as text, by path: NaN equals NaN there."""
+    """Returns the leaves of plain data as text, by path, so that NaN equals NaN."""
     if not isinstance(value, (dict, list, tuple)) or not value:
         return {name: json.dumps(value)}
     items = value.items() if isinstance(value, dict) else enumerate(value)

@@ -1,4 +1,4 @@
-"""Whose a directory of checkpoints is: one job's at a time."""
+"""Ownership of a directory of checkpoints: one job at a time."""
 
 import atexit
 import json
@@ -19,24 +19,24 @@ NAME = "lock"
 
 
 class DirectoryInUse(RuntimeError):
-    """Another job writes into the directory."""
+    """Another job writes to the directory."""
 
 
 class Claim(Protocol):
-    """A process's right to a directory."""
+    """Exclusive right of a process to a directory."""
 
     def take(self) -> None:
-        """Takes the directory; raises `DirectoryInUse` if a process that runs has it."""
+        """Takes the directory; raises `DirectoryInUse` if a running process has it."""
 
     def check(self) -> None:
         """Raises `DirectoryInUse` if another process has taken it since."""
 
     def release(self) -> None:
-        """Gives it up."""
+        """Gives the directory up."""
 
 
 def claim_of(path: str, files: Files, say: Callable[[str], None]) -> Claim:
-    """Returns a claim that fits a directory: a lock on a disk, a lease in a store."""
+    """Returns a claim of the kind that fits a directory: a lock on a disk, a lease in a store."""
     return LockFile(path) if files.renames_whole else Lease(path, files, say)
 
 
@@ -48,10 +48,10 @@ def _refusal(path: str, owner: str) -> DirectoryInUse:
 
 
 class LockFile:
-    """A file that the operating system locks, as long as the process lives.
+    """Claim by a file that the operating system locks as long as the process lives.
 
     Args:
-        path: The directory.
+        path: Path of the directory.
     """
 
     def __init__(self, path: str):
@@ -77,15 +77,15 @@ class LockFile:
 
 
 class Lease:
-    """An object that its owner writes anew all the time; one that stays the same is a dead job's.
+    """Claim by an object that its owner keeps rewriting; if it does not change, the owner is dead.
 
-    It compares what it sees at two moments of its own clock: those of machines differ.
+    It compares two readings by its own clock, because the clocks of machines differ.
 
     Args:
-        path: The directory.
-        files: What reads and writes.
-        say: Called with sentences that a person should read.
-        seconds: After how long without a change an owner counts as dead.
+        path: Path of the directory.
+        files: File system of the directory.
+        say: Function called with messages for the user.
+        seconds: Time without a change, in seconds, after which an owner counts as dead.
     """
 
     def __init__(self, path: str, files: Files, say: Callable[[str], None], seconds: float = 30.0):
@@ -106,7 +106,7 @@ class Lease:
         if before is not None and not self._is_gone(before):
             self._await_a_change(before)
         self._write()
-        # Of two jobs that begin at once, the one that has written last stays.
+        # Of two jobs that begin at once, the one that has written last keeps the directory.
         time.sleep(min(self._files.look_every, self._seconds / 3))
         self.check()
         threading.Thread(target=self._renew, name="tfdml-lease", daemon=True).start()
@@ -157,11 +157,11 @@ class Lease:
                 self.check()
                 self._write()
             except (OSError, DirectoryInUse):
-                # The next save finds out, and says so.
+                # The next save finds out and reports it.
                 continue
 
     def _read(self) -> dict | None:
-        """Returns the owner, None if there is none, {} while it is being written."""
+        """Returns the owner; None if there is none, {} while it is being written."""
         try:
             return json.loads(self._files.read(self._object))
         except FileNotFoundError:

@@ -1,11 +1,12 @@
-"""One checkpoint, written so that it is there as a whole or not at all.
+"""Writing of one checkpoint, so that it exists as a whole or not at all.
 
 Every rank writes one member into a directory with a temporary name. Rank 0 waits for all of them,
-writes the manifest with their checksums, makes files and names durable, and gives the directory
-its name by one rename. So the ranks need no exchange: a thread beside training could not make one.
+writes the manifest with their checksums, makes files and names durable, and renames the directory
+once. So the ranks need no collectives, which a thread beside training could not use.
 
 A store of objects has no such rename, but an object appears in it at once. There members are
-written where they stay, and the manifest comes last: what has none is no checkpoint yet.
+written to their final directory, and the manifest comes last: a directory without one is not a
+checkpoint yet.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _NOTE, _FAILED = ".written.json", ".failed"
 
 
 def member_name(rank: int, world_size: int) -> str:
-    """Returns the name of a rank's member."""
+    """Returns the file name of a rank's member."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -46,18 +47,19 @@ def save(
     """Writes a rank's part of a checkpoint; on rank 0 returns once all of it is durable.
 
     Args:
-        files: What writes.
-        directory: The directory of all checkpoints.
-        job: What tells this save from every other one, alike on all ranks.
-        rank: The rank.
-        manifest: What the checkpoint says of itself; its members are added.
-        tensors: The rank's part of the state.
-        notes: What JSON can hold of it.
+        files: File system to write to.
+        directory: Directory of all checkpoints.
+        job: Identifier of this save, the same on all ranks and different from all other saves.
+        rank: Rank of this process.
+        manifest: Manifest of the checkpoint; its members are added.
+        tensors: This rank's part of the state.
+        notes: JSON-serialisable data of this rank's part.
         wait: Seconds that rank 0 waits for another rank's part.
-        given_up: Whether rank 0 shall wait no more: other ranks are lost.
+        given_up: Function that returns whether rank 0 should stop waiting: other ranks are lost.
 
     Raises:
-        OSError: If it cannot be written. What there is of it is removed: a full disk needs it.
+        OSError: If it cannot be written. The part that was written is removed: a full disk needs
+            the space.
     """
     place = place_of(files, directory, manifest, job)
     try:
@@ -67,7 +69,7 @@ def save(
             commit(files, directory, place, manifest, members)
     except OSError:
         if rank:
-            # An empty file needs no room on most disks. Without it rank 0 waits for a while.
+            # An empty file needs no space on most disks. Without it rank 0 waits for a while.
             failed = os.path.join(place, member_name(rank, manifest.world_size)) + _FAILED
             with contextlib.suppress(OSError):
                 write_file(files, failed, b"")
@@ -79,10 +81,10 @@ def save(
 
 
 def place_of(files: Files, directory: str, manifest: Manifest, job: str) -> str:
-    """Returns where the members of a checkpoint are written."""
+    """Returns the directory to which the members of a checkpoint are written."""
     if files.renames_whole:
         return os.path.join(directory, f"{PARTIAL}{manifest.directory}-{job}")
-    # A place for each save: a writer of a job that has died may still be busy.
+    # One directory for each save: a writer of a dead job may still be busy.
     return os.path.join(directory, manifest.directory, job)
 
 
@@ -97,22 +99,22 @@ def write_member(
     """Writes a rank's member.
 
     Args:
-        files: What writes.
-        place: The directory for it; made if need be.
-        rank: The rank.
-        world_size: The number of ranks.
-        tensors: The rank's part of the state.
-        notes: What JSON can hold of it.
+        files: File system to write to.
+        place: Directory of the members; created if missing.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        tensors: This rank's part of the state.
+        notes: JSON-serialisable data of this rank's part.
 
     Returns:
-        The member, which ranks other than 0 also note beside it, for rank 0.
+        The member. Ranks other than 0 also write it to a note beside the file, for rank 0.
     """
     files.make_directory(place)
     name = member_name(rank, world_size)
     path = os.path.join(place, name)
     member = Member(name, *write_tensors(files, path, tensors, notes))
     if rank:
-        # Under its name the note is whole: rank 0 may look at any time.
+        # Under its final name the note is whole: rank 0 may look at any time.
         note = json.dumps(dataclasses.asdict(member)).encode()
         write_file(files, path + ".part", note)
         files.rename(path + ".part", path + _NOTE)
@@ -133,14 +135,14 @@ def _members_of_others(
 def commit(
     files: Files, directory: str, place: str, manifest: Manifest, members: Sequence[Member]
 ) -> None:
-    """Makes a checkpoint of what all ranks have written; rank 0's part.
+    """Makes a checkpoint of the members that all ranks have written; only rank 0 calls it.
 
     Args:
-        files: What writes.
-        directory: The directory of all checkpoints.
-        place: Where the members are.
-        manifest: What the checkpoint says of itself; its members are added.
-        members: The ranks' members.
+        files: File system to write to.
+        directory: Directory of all checkpoints.
+        place: Directory of the members.
+        manifest: Manifest of the checkpoint; its members are added.
+        members: Members of all ranks.
     """
     final = os.path.join(directory, manifest.directory)
     if not files.renames_whole:
@@ -157,12 +159,12 @@ def commit(
 
 
 def is_committed(files: Files, path: str) -> bool:
-    """Returns whether a directory with a checkpoint's name is one, whole or damaged."""
+    """Returns whether a directory with a checkpoint's name holds a checkpoint, whole or damaged."""
     return files.renames_whole or files.exists(os.path.join(path, manifests.NAME))
 
 
 def remove_checkpoint(files: Files, path: str) -> None:
-    """Removes a checkpoint, or what there is of one, so that half of it is not taken for one."""
+    """Removes a checkpoint or a part of one, so that a remaining half is not taken for one."""
     if files.renames_whole:
         head, name = os.path.split(path)
         if not name.startswith(PARTIAL):
@@ -175,7 +177,7 @@ def remove_checkpoint(files: Files, path: str) -> None:
 
 
 def _await(files: Files, path: str, seconds: float, given_up: Callable[[], bool], who: str) -> None:
-    """Waits for a rank's note on its member."""
+    """Waits until a rank has written the note on its member."""
     deadline, pause = time.monotonic() + seconds, 0.001
     while not files.exists(path + _NOTE):
         if files.exists(path + _FAILED):

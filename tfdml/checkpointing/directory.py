@@ -1,4 +1,4 @@
-"""A directory of checkpoints: whose it is, which is the newest whole one, which are kept."""
+"""Directory of checkpoints: its owner, its newest whole checkpoint, and the ones to keep."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ DAMAGED = "damaged-"
 
 
 class NoWholeCheckpoint(RuntimeError):
-    """There are checkpoints, and none of them is whole."""
+    """There are checkpoints, but all of them are damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Checkpoint:
     """A whole checkpoint.
 
     Attributes:
-        files: What reads it.
-        path: Its directory.
-        manifest: What it says of itself.
+        files: File system to read from.
+        path: Path of its directory.
+        manifest: Manifest of the checkpoint.
     """
 
     files: Files
@@ -40,7 +40,7 @@ class Checkpoint:
         """Returns each rank's tensors and notes.
 
         Raises:
-            DamagedCheckpoint: If a member is not what was written.
+            DamagedCheckpoint: If a member is missing or is not what was written.
         """
         given = self.manifest.members
         members = (manifests.read_member(self.files, self.path, m) for m in given)
@@ -48,12 +48,12 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The checkpoints of one job's runs, seen by rank 0: it alone changes names in it.
+    """Checkpoints of one job's runs, seen by rank 0: only rank 0 changes names in the directory.
 
     Args:
-        path: The directory; made if need be.
-        files: What changes the file system.
-        say: Called with sentences that a person should read.
+        path: Path of the directory; created if missing.
+        files: File system of the directory.
+        say: Function called with messages for the user.
     """
 
     def __init__(self, path: str, files: Files, say: Callable[[str], None]):
@@ -63,28 +63,28 @@ class CheckpointDirectory:
         files.make_directory(path)
         self._claim = claim_of(path, files, say)
 
-    # -- Whose it is ---------------------------------------------------------------------------
+    # -- Ownership -----------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Takes the directory for this process, and cleans what dead writers have left.
+        """Takes the directory for this process, and removes what dead writers have left.
 
         Raises:
-            DirectoryInUse: If a process that runs has it.
+            DirectoryInUse: If a running process has it.
         """
         self._claim.take()
         for name in self._names():
             path = os.path.join(self.path, name)
             unfinished = manifests.fit_of(name) is not None and not is_committed(self._files, path)
             if name.startswith(PARTIAL) or unfinished:
-                # A rank of a dead job may still be writing there; the next start cleans it then.
+                # A rank of a dead job may still be writing there; the next start removes it then.
                 with contextlib.suppress(OSError):
                     remove_tree(self._files, path)
 
     def check_claim(self) -> None:
-        """Checks that the directory is still this process's.
+        """Checks that the directory still belongs to this process.
 
         Raises:
-            DirectoryInUse: If another one has it, which had taken this one for dead.
+            DirectoryInUse: If another process has it, which took this one for dead.
         """
         self._claim.check()
 
@@ -92,13 +92,13 @@ class CheckpointDirectory:
         """Gives the directory up."""
         self._claim.release()
 
-    # -- What is in it -------------------------------------------------------------------------
+    # -- Content -------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
         return self._files.names(self.path)
 
     def checkpoints(self, fit: int | None = None) -> list[str]:
-        """Returns the names of what was committed, whole or not: of one `fit`, or of all."""
+        """Returns the names of committed checkpoints, whole or damaged: of one `fit`, or of all."""
         numbers = {name: manifests.fit_of(name) for name in self._names()}
         return [n for n, f in numbers.items() if f is not None and fit in (None, f)]
 
@@ -106,14 +106,14 @@ class CheckpointDirectory:
         """Returns the newest whole checkpoint of a `fit`; sets damaged ones aside.
 
         Args:
-            fit: Which call of `fit` of the program.
-            start_anew: Whether to train from scratch where there are only damaged checkpoints.
+            fit: Number of the call of `fit` in the program.
+            start_anew: Whether to train from scratch if all checkpoints are damaged.
 
         Returns:
-            The checkpoint, None if there is none at all.
+            The checkpoint; None if training starts from scratch.
 
         Raises:
-            NoWholeCheckpoint: If there are damaged ones only, and `start_anew` is not set.
+            NoWholeCheckpoint: If all checkpoints are damaged, and `start_anew` is not set.
         """
         damaged = [n for n in self._names() if n.startswith(f"{DAMAGED}fit-{fit:03d}-")]
         for name in reversed(self.checkpoints(fit)):
@@ -140,15 +140,15 @@ class CheckpointDirectory:
         self._files.sync_directory(self.path)
         return aside
 
-    # -- What is kept --------------------------------------------------------------------------
+    # -- Retention -----------------------------------------------------------------------------
 
     def keep(self, max_to_keep: int, fit: int, also: Iterable[str] = ()) -> None:
-        """Removes a `fit`'s older checkpoints.
+        """Removes older checkpoints of a `fit` and of earlier ones.
 
         Args:
-            max_to_keep: How many of the `fit` stay; 0 for all.
-            fit: Which call of `fit`; of earlier ones the last checkpoint stays.
-            also: Names that stay besides.
+            max_to_keep: Number of checkpoints of the `fit` to keep; 0 removes none.
+            fit: Number of the call of `fit`; of each earlier call the last checkpoint is kept.
+            also: Names of other checkpoints to keep.
         """
         names = self.checkpoints(fit)
         earlier = {f: n for n in self.checkpoints() if (f := manifests.fit_of(n)) < fit}

@@ -1,7 +1,7 @@
-"""What a checkpoint does to the disk: every operation goes through one object.
+"""File operations of checkpoints, all of which go through one object.
 
-So a test can count them, stop at each one, let it fail, or drop what was not made durable; and a
-store of objects can take the disk's place.
+So a test can count them, stop at each one, let it fail, or drop data that was not made durable; and
+a store of objects can replace the disk.
 """
 
 import os
@@ -10,54 +10,54 @@ from typing import Any
 
 
 class Files:
-    """This machine's file system. Of the operations that change it, `rename` alone is atomic.
+    """This machine's file system. Of the operations that change it, only `rename` is atomic.
 
     Attributes:
-        renames_whole: Whether a directory gets another name at once, with all that is in it.
-        look_every: Seconds until it is worth looking for a file again.
+        renames_whole: Whether a directory is renamed at once, with all its content.
+        look_every: Seconds to wait before looking for a file again.
     """
 
     renames_whole = True
     look_every = 0.05
 
     def names(self, path: str) -> list[str]:
-        """Returns the sorted names of what is in a directory."""
+        """Returns the sorted names in a directory."""
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        """Returns whether there is such a file or directory."""
+        """Returns whether a file or directory exists."""
         return os.path.exists(path)
 
     def is_directory(self, path: str) -> bool:
-        """Returns whether there is such a directory."""
+        """Returns whether a path is a directory, and not a link to one."""
         return os.path.isdir(path) and not os.path.islink(path)
 
     def read(self, path: str) -> bytes:
-        """Returns all of a file."""
+        """Returns the content of a file."""
         return Path(path).read_bytes()
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory, with those above it, if it is not there."""
+        """Creates a directory and its parents, if missing."""
         os.makedirs(path, exist_ok=True)
 
     def create(self, path: str) -> Any:
-        """Makes an empty file; returns what `write`, `sync` and `close` take."""
+        """Creates an empty file; returns a handle for `write`, `sync` and `close`."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
     def write(self, file: Any, data: memoryview) -> int:
-        """Writes bytes; returns how many, which may be fewer than there are."""
+        """Writes bytes; returns how many were written, which may be fewer than given."""
         return os.write(file, data)
 
     def sync(self, file: Any) -> None:
-        """Makes what was written outlive a power failure; the file's name it does not."""
+        """Makes a file's content survive a power failure, but not its name."""
         os.fsync(file)
 
     def close(self, file: Any) -> None:
-        """Closes a file that was made."""
+        """Closes a file that `create` opened."""
         os.close(file)
 
     def sync_directory(self, path: str) -> None:
-        """Makes the names in a directory outlive a power failure: made, changed or removed."""
+        """Makes created, changed and removed names in a directory survive a power failure."""
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
@@ -65,7 +65,7 @@ class Files:
             os.close(directory)
 
     def rename(self, source: str, target: str) -> None:
-        """Gives a file or directory another name."""
+        """Renames a file or directory."""
         os.rename(source, target)
 
     def unlink(self, path: str) -> None:
@@ -78,7 +78,7 @@ class Files:
 
 
 def write_all(files: Files, file: Any, data: bytes | memoryview) -> None:
-    """Writes all of `data`, however few bytes go at once."""
+    """Writes all of `data`, even if each `write` takes only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[files.write(file, rest) :]
@@ -95,7 +95,7 @@ def write_file(files: Files, path: str, data: bytes) -> None:
 
 
 def remove_tree(files: Files, path: str) -> None:
-    """Removes a directory and all that is in it."""
+    """Removes a directory and its content."""
     for name in files.names(path):
         entry = os.path.join(path, name)
         if files.is_directory(entry):

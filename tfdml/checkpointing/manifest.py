@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: `checkpoint.json`, whose presence makes it one."""
+"""Manifest of a checkpoint: `checkpoint.json`, whose presence makes a directory a checkpoint."""
 
 import dataclasses
 import errno
@@ -24,9 +24,9 @@ class Member:
     """One file of a checkpoint.
 
     Attributes:
-        name: Its name in the checkpoint's directory.
-        bytes: Its size.
-        crc32: The CRC-32 of its content.
+        name: Path of the file, relative to the checkpoint's directory.
+        bytes: Size of the file in bytes.
+        crc32: CRC-32 of its content.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A checkpoint without its tensors.
+    """Description of a checkpoint, without its tensors.
 
     Attributes:
-        fit: Which call of `fit` of the program it is of, from 0.
-        epoch: The epoch that goes on from here, from 0.
-        step: The batches that this `fit` has trained on.
-        world_size: The number of ranks that wrote it.
-        members: Its files, one of each rank.
-        state: What JSON can hold of the state; opaque here.
-        metrics: The metrics of the epoch that ended here; empty within an epoch.
+        fit: Number of the call of `fit` in the program, from 0.
+        epoch: Epoch that continues from here, from 0.
+        step: Number of batches that this `fit` has trained on.
+        world_size: Number of ranks that wrote the checkpoint.
+        members: Files of the checkpoint, one for each rank.
+        state: JSON-serialisable part of the state; opaque here.
+        metrics: Metrics of the epoch that ended here; empty within an epoch.
         finished: Whether this `fit` had trained all its epochs.
-        saved: When, in seconds since 1970.
-        version: Of the format.
+        saved: Time of the save, in seconds since 1970.
+        version: Version of the format.
     """
 
     fit: int
@@ -64,17 +64,17 @@ class Manifest:
 
     @property
     def directory(self) -> str:
-        """The name of the checkpoint's directory; names sort as training goes."""
+        """Name of the checkpoint's directory; names sort in the order of training."""
         return f"fit-{self.fit:03d}-epoch-{self.epoch:04d}-step-{self.step:010d}"
 
     @property
     def bytes(self) -> int:
-        """The size of all members."""
+        """Total size of all members in bytes."""
         return sum(member.bytes for member in self.members)
 
 
 def fit_of(name: str) -> int | None:
-    """Returns the number of the `fit` that a checkpoint's directory is of; None if it is none."""
+    """Returns the number of the `fit` in a checkpoint directory's name; None for other names."""
     match = _DIRECTORY.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -93,11 +93,11 @@ def read_manifest(files: Files, directory: str) -> Manifest:
     """Reads the manifest of a checkpoint.
 
     Args:
-        files: What reads.
-        directory: The checkpoint's.
+        files: File system to read from.
+        directory: Directory of the checkpoint.
 
     Raises:
-        DamagedCheckpoint: If it is not there, or not what was written.
+        DamagedCheckpoint: If the manifest is missing or is not what was written.
         ValueError: If a later version of tfdml wrote it.
     """
     path = os.path.join(directory, NAME)
@@ -118,14 +118,14 @@ def read_manifest(files: Files, directory: str) -> Manifest:
 
 
 def verify(files: Files, directory: str) -> Manifest:
-    """Reads a checkpoint's manifest, and all its members against it.
+    """Reads a checkpoint's manifest, and checks all its members against it.
 
     Args:
-        files: What reads.
-        directory: The checkpoint's.
+        files: File system to read from.
+        directory: Directory of the checkpoint.
 
     Raises:
-        DamagedCheckpoint: If a member is missing or is not what was written.
+        DamagedCheckpoint: If the manifest or a member is missing or is not what was written.
     """
     manifest = read_manifest(files, directory)
     for member in manifest.members:
@@ -137,12 +137,12 @@ def read_member(files: Files, directory: str, member: Member) -> bytes:
     """Returns a member's content.
 
     Args:
-        files: What reads.
-        directory: The checkpoint's.
-        member: What it says of the member.
+        files: File system to read from.
+        directory: Directory of the checkpoint.
+        member: Entry of the member in the manifest.
 
     Raises:
-        DamagedCheckpoint: If it is missing or is not what was written.
+        DamagedCheckpoint: If the file is missing or is not what was written.
     """
     path = os.path.join(directory, member.name)
     data = _read(files, path)

@@ -1,6 +1,6 @@
-"""Checkpoints in a store (`gs://`, `s3://`, `hdfs://`, ...): objects that appear whole.
+"""Checkpoints in a store (`gs://`, `s3://`, `hdfs://`, ...), whose objects appear whole.
 
-Nothing of a store is needed but that: it may lack directories, and a rename may stop half-way.
+The store needs no other guarantee: it may lack directories, and a rename may stop half-way.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import tenacity
 
 from tfdml.checkpointing.files import Files, remove_tree
 
-# What does not pass by waiting.
+# Errors that do not go away by waiting.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG}
 _MISTAKES = (
     FileNotFoundError,
@@ -31,25 +31,25 @@ _MISTAKES = (
 
 
 def files_of(path: str, say: Callable[[str], None] = print) -> Files:
-    """Returns what reads and writes a directory, here or in a store.
+    """Returns the file system of a directory, local or in a store.
 
     Args:
-        path: The directory, or a URL of a store whose fsspec plug-in is installed.
-        say: Called with sentences that a person should read.
+        path: Path of the directory, or a URL in a store whose fsspec plug-in is installed.
+        say: Function called with messages for the user.
     """
     return StoreFiles(path, say) if "://" in path else Files()
 
 
 class StoreFiles(Files):
-    """A store of objects, through fsspec. Errors that may pass are waited out.
+    """Object store, accessed through fsspec. Operations are retried if an error may be temporary.
 
-    A file is written beside training to this machine's temporary directory, and goes to the store
-    in one piece when it is made durable.
+    A file is written beside training to this machine's temporary directory, and uploaded to the
+    store in one piece when it is made durable.
 
     Args:
-        url: The directory's.
-        say: Called with sentences that a person should read.
-        patience: Seconds for which an operation is tried again.
+        url: URL of the directory.
+        say: Function called with messages for the user.
+        patience: Seconds for which an operation is retried.
 
     Raises:
         ValueError: If the store is unknown, or its plug-in is not installed.
@@ -83,10 +83,10 @@ class StoreFiles(Files):
         )
 
     def _do(self, operation: Callable, *args: Any, **options: Any) -> Any:
-        """Returns what an operation of the store returns, once it succeeds.
+        """Runs an operation of the store, with retries, and returns its result.
 
         Raises:
-            OSError: If it does not.
+            OSError: If it still fails.
         """
         try:
             return self._again(operation, *args, **options)
@@ -105,7 +105,7 @@ class StoreFiles(Files):
         self._store.invalidate_cache()
         try:
             found = self._do(self._store.ls, self._place(path), detail=False)
-        except FileNotFoundError:  # As every directory without objects, in many stores.
+        except FileNotFoundError:  # In many stores a directory without objects does not exist.
             return []
         own = self._place(path).rstrip("/")
         names = {name.rstrip("/") for name in found} - {own}
@@ -127,7 +127,7 @@ class StoreFiles(Files):
     # -- Writing -------------------------------------------------------------------------------
 
     def make_directory(self, path: str) -> None:
-        """See `Files`; a store may have none."""
+        """See `Files`; a store may have no directories."""
         self._do(self._store.makedirs, self._place(path), exist_ok=True)
 
     def create(self, path: str) -> Any:
@@ -139,7 +139,7 @@ class StoreFiles(Files):
         return file[1].write(data)
 
     def sync(self, file: Any) -> None:
-        """See `Files`; the file appears in the store."""
+        """See `Files`; uploads the file to the store."""
         self._do(self._store.put_file, file[1].name, self._place(file[0]))
 
     def close(self, file: Any) -> None:
@@ -147,10 +147,10 @@ class StoreFiles(Files):
         file[1].close()
 
     def sync_directory(self, path: str) -> None:
-        """See `Files`; what is in a store is durable."""
+        """See `Files`; objects in a store are durable already."""
 
     def rename(self, source: str, target: str) -> None:
-        """See `Files`; copied, and then removed: it may stop half-way."""
+        """See `Files`; copies, and then removes: it may stop half-way."""
         self._copy(source, target)
         if self.is_directory(source):
             remove_tree(self, source)
@@ -167,12 +167,12 @@ class StoreFiles(Files):
 
     def unlink(self, path: str) -> None:
         """See `Files`."""
-        # It may be a second trial, of which the first has done it and could not say so.
+        # It may be a retry, after a first attempt that succeeded without a response.
         with contextlib.suppress(FileNotFoundError):
             self._do(self._store.rm_file, self._place(path))
 
     def remove_directory(self, path: str) -> None:
-        """See `Files`; in many stores an empty directory is not there anyway."""
+        """See `Files`; in many stores an empty directory does not exist anyway."""
         if self.exists(path):
             self._do(self._store.rmdir, self._place(path))
 

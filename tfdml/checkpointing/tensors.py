@@ -1,7 +1,7 @@
 """Tensors in a file: the safetensors format, which holds plain numbers and no code.
 
-Eight bytes that say how long the header is; the header, JSON with each tensor's dtype, shape and
-place; then the tensors' bytes, little-endian, one after the other.
+Eight bytes with the length of the header; the header, JSON with each tensor's dtype, shape and
+offsets; then the tensors' bytes, little-endian, one after the other.
 
 Reference:
     https://github.com/huggingface/safetensors#format
@@ -36,7 +36,7 @@ _DTYPES = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-# Bytes that are written, and read for a checksum, at once.
+# Number of bytes that are written, and read for a checksum, at once.
 CHUNK = 8 << 20
 
 
@@ -46,16 +46,16 @@ def write_tensors(
     """Writes tensors to a new file, and makes its content durable.
 
     Args:
-        files: What writes.
-        path: The file.
+        files: File system to write to.
+        path: Path of the file.
         tensors: Arrays of any shape, by name.
-        notes: What JSON can hold; it goes into the header.
+        notes: JSON-serialisable data for the header.
 
     Returns:
-        The file's bytes and its CRC-32.
+        Size of the file in bytes, and its CRC-32.
 
     Raises:
-        TypeError: If a tensor has a dtype that the format does not know.
+        TypeError: If a tensor has a dtype that the format does not support.
     """
     index: dict[str, Any] = {"__metadata__": {"notes": json.dumps(notes)}}
     position = 0
@@ -91,7 +91,7 @@ def write_tensors(
 
 
 def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Any]:
-    """Returns the tensors, which share the memory of `data`, and the notes of a file."""
+    """Returns the tensors and the notes of a file; the tensors share the memory of `data`."""
     length = int.from_bytes(data[:8], "little")
     index = json.loads(data[8 : 8 + length])
     notes = json.loads(index.pop("__metadata__")["notes"])

@@ -1,13 +1,13 @@
-"""Writing beside training: a thread does one piece of work at a time."""
+"""Writing in the background: a thread that does one piece of work at a time."""
 
 import threading
 from collections.abc import Callable
 
 
 class Writer:
-    """Runs one piece of work at a time beside the caller; its errors are raised where one waits.
+    """Runs one piece of work at a time beside the caller; `submit` and `wait` raise its errors.
 
-    The end of the program waits for what is being written.
+    The program does not exit before the running work has ended.
     """
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Starts `work`, once the piece before it has ended.
+        """Starts `work`, once the previous work has ended.
 
         Raises:
-            BaseException: What that one has raised.
+            BaseException: Error of the previous work.
         """
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(work,), name="tfdml-checkpoint")
@@ -33,7 +33,7 @@ class Writer:
         """Waits until nothing is being written.
 
         Raises:
-            BaseException: What the last piece of work has raised, once.
+            BaseException: Error of the last work, raised once.
         """
         if self._thread is not None:
             self._thread.join()

@@ -6,9 +6,9 @@ there too. One checksum of a block's bytes shows that all its records are sound;
 are the records checked one by one.
 
 The file is `NAME.tfrecord.index`, little-endian: `TFDMLIX1`; the numbers of records and blocks
-(uint64); the records' lengths (uint32 each); then, each for all blocks, the number of records, the
-bytes in the file, the bytes when decompressed (uint64 each) and the CRC-32C of the bytes in the file
-(uint32 each); at the end the CRC-32C of all that.
+(uint64); the records' lengths (uint32 each); four arrays with an entry for each block: its number
+of records, its bytes in the file, its bytes when decompressed (uint64) and the CRC-32C of its bytes
+in the file (uint32); at the end the CRC-32C of all that.
 """
 
 import gzip
@@ -53,7 +53,7 @@ class ShardIndex(NamedTuple):
         return np.cumsum(self.block_records.astype(np.int64)) - self.block_records.astype(np.int64)
 
     def frames_of(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the offsets of a block's frames within it, and the sizes of its records in bytes."""
+        """Returns the offsets of a block's frames within it, and its records' sizes in bytes."""
         first = int(self.first_records[block])
         lengths = self.lengths[first : first + int(self.block_records[block])].astype(np.int64)
         return np.cumsum(lengths + FRAME) - (lengths + FRAME), lengths

@@ -199,7 +199,7 @@ class TFRecordPipeline(tf.data.Dataset):
         return self._shares.rebatch(self.batch_size).with_options(options)
 
     def cardinality(self) -> tf.Tensor:
-        """Returns the number of global batches in a whole epoch, even if a pass begins within one."""
+        """Returns the number of global batches in a whole epoch, even for a pass that begins later."""
         return tf.constant(self.steps_per_epoch, tf.int64)
 
     @property

@@ -1,4 +1,4 @@
-"""Position of a pipeline: a few numbers, counted where batches are used, not where they are read."""
+"""Position of a pipeline: a few numbers, counted as batches are used, not as they are read."""
 
 import dataclasses
 from typing import Any
@@ -85,7 +85,7 @@ class PositionCallback(keras.callbacks.Callback):
             self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Reports all batches up to this one as used: several at once with `steps_per_execution`."""
+        """Reports all batches up to this one as used; `steps_per_execution` makes it several at once."""
         self._pipeline.used(batch + 1 - self._first)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:

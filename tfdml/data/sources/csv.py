@@ -164,7 +164,7 @@ class CsvSource(TextSource):
 
 
 def _kind(cells: list[str]) -> str:
-    """Returns the kind that fits all cells of a column; a number with a leading zero is a string."""
+    """Returns the kind that fits all cells of a column; numbers with a leading zero are strings."""
     if any(len(c) > 1 and c[0] == "0" and c.isdecimal() for c in cells):
         return STRING
     for kind, convert in ((INT64, _to_int), (FLOAT, _to_float)):
