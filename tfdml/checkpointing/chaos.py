@@ -1,7 +1,7 @@
 """Fault injection: the same program, ended or hindered at a chosen point of its training.
 
 `tfdml chaos` passes the directory of the checkpoints and the fault to a program in the variable
-TFDML_CHAOS. `FaultTolerantCheckpoint` reads them here; a program needs no change.
+TFDML_CHAOS. `FaultTolerantCheckpoint` reads it; the program needs no change.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ _DIRECTORY = re.compile(r"fit-(\d{3,})-epoch-\d{4,}-step-\d{10,}")
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint is not what was written; the message names the file and what is wrong."""
+    """A checkpoint is not what was written; the message names the file and the damage."""
 
 
 @dataclasses.dataclass(frozen=True)

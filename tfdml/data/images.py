@@ -14,7 +14,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 # About 13,000 x 13,000: a file of a few kilobytes can claim any size.
 LARGEST_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
-# Modes that TensorFlow decodes as they are meant to look.
+# Modes that TensorFlow decodes faithfully.
 _PLAIN = ("L", "RGB", "P", "1")
 FIX = "Convert it by --fix-images, which makes upright 8-bit RGB of the first frame"
 

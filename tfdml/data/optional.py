@@ -10,7 +10,7 @@ class _Package(NamedTuple):
     extra: str
 
 
-# By the module that is imported.
+# By the name of the top-level module.
 _PACKAGES = {
     "h5py": _Package("h5py", "records"),
     "PIL": _Package("pillow", "records"),

@@ -74,7 +74,7 @@ class TFRecordPipeline(tf.data.Dataset):
                 f"part of every batch. Received: batch_size={self.batch_size} for "
                 f"{worker.num_processes} processes."
             )
-        # Begin of the next pass; begin of the pass that is used, and the position reached in it.
+        # Start of the next pass; start of the pass in use, and the position reached in it.
         self._next = from_state(state, self._recipe())
         self._began: Position | None = None
         self._position = self._next
@@ -199,7 +199,7 @@ class TFRecordPipeline(tf.data.Dataset):
         return self._shares.rebatch(self.batch_size).with_options(options)
 
     def cardinality(self) -> tf.Tensor:
-        """Returns the number of global batches in a whole epoch, even for a pass that begins later."""
+        """Returns the number of global batches in a whole epoch, even if a pass begins in one."""
         return tf.constant(self.steps_per_epoch, tf.int64)
 
     @property

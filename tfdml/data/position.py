@@ -85,7 +85,7 @@ class PositionCallback(keras.callbacks.Callback):
             self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Reports all batches up to this one as used; `steps_per_execution` makes it several at once."""
+        """Reports all batches up to this one as used, several with `steps_per_execution`."""
         self._pipeline.used(batch + 1 - self._first)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:

@@ -11,7 +11,7 @@ from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_records
 
-# A header longer than this is a file without line breaks.
+# A longer header means that the file has no line breaks.
 _LONGEST_HEADER = 1 << 20
 # Content that pyarrow parses differently from `_parse`: quoted cells and hexadecimal numbers. Odd
 # line ends show as a different number of rows.
