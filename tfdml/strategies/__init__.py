@@ -3,7 +3,7 @@
 # ruff: noqa: E402
 from tfdml.known_versions import check_installed
 
-# Comes first: what is imported below may be elsewhere in a Keras that is not known.
+# First: in an unknown Keras version, what is imported below may be somewhere else.
 check_installed()
 
 from tfdml.strategies.horovod import HorovodStrategy

@@ -1,4 +1,4 @@
-"""Gradients of several steps for one update: each replica adds up its own, exchanged once."""
+"""Gradient accumulation: each replica sums its gradients over steps, and exchanges them once."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,25 +9,25 @@ import tensorflow as tf
 
 
 def accumulation_steps(model: keras.Model) -> int | None:
-    """Returns after how many steps a model's optimizer updates; None if after each."""
+    """Returns the number of steps per update of a model's optimizer; None without accumulation."""
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return getattr(inner, "gradient_accumulation_steps", None)
 
 
 class Accumulator:
-    """What the replicas have gathered since the last update, for one optimizer.
+    """Each replica's gradients accumulated since the last update, for one optimizer.
 
     Keras's own accumulators are mirrored variables updated in a branch of the replicas' graph,
     which `tf.distribute` does not allow. Here the whole step branches, outside of the replicas: in
-    one branch the optimizer keeps the gradients, in the other it exchanges and applies them.
+    one branch the optimizer accumulates the gradients, in the other it exchanges and applies them.
 
-    With loss scaling the scaled gradients are gathered: an overflow in any of the steps skips their
-    update as a whole.
+    With loss scaling, the scaled gradients are accumulated: an overflow in any of the steps skips
+    the whole update.
 
     Args:
         strategy: The strategy.
-        optimizer: A built optimizer with `gradient_accumulation_steps`, without loss scaling.
+        optimizer: Built optimizer with `gradient_accumulation_steps`, without loss scaling.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, optimizer: keras.Optimizer):
@@ -47,11 +47,11 @@ class Accumulator:
 
     @property
     def parts(self) -> list[list[tf.Variable]]:
-        """What each replica of this process has gathered for each variable."""
+        """The accumulators, for each variable those of this process's replicas."""
         return [list(getattr(v, "values", [v])) for v in self._gathered]
 
     def branch(self, step: Callable[[], Any]) -> Any:
-        """Runs `step()`, in which `updates` says whether this step ends with an update."""
+        """Runs `step()` with `updates` set to whether this step ends with an update."""
         number = tf.convert_to_tensor(self.optimizer._iterations.value) + 1
         return tf.cond(
             number % self.steps == 0, lambda: self._run(step, True), lambda: self._run(step, False)
@@ -70,7 +70,7 @@ class Accumulator:
             self.updates = before
 
     def keep(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
-        """Adds a replica's gradients to what it has gathered."""
+        """Adds a replica's gradients to its accumulators."""
         for gradient, variable in zip(gradients, variables, strict=True):
             gathered = self._gathered_of(variable)
             if gradient is None:
@@ -84,7 +84,7 @@ class Accumulator:
         self.optimizer._iterations.assign_add(1)
 
     def take(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
-        """Returns the mean over the steps of a replica's gradients, and starts anew."""
+        """Returns the mean over steps of a replica's gradients, and clears its accumulators."""
         means = list(gradients)
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
@@ -105,13 +105,13 @@ class Accumulator:
 
 
 class GatheredAlike:
-    """What an optimizer gathers outside of steps, where all replicas are given the same.
+    """Gradients that an optimizer accumulates outside of steps, the same on all replicas.
 
-    Keras's own variables hold it; what it does with them it does in a branch inside of a replica.
+    Keras's own accumulators hold them, but Keras would update those in a branch inside a replica.
 
     Args:
-        optimizer: A built optimizer with `gradient_accumulation_steps`, without loss scaling.
-        variables: What the gradients are of.
+        optimizer: Built optimizer with `gradient_accumulation_steps`, without loss scaling.
+        variables: The variables that the gradients belong to.
     """
 
     def __init__(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]):
@@ -121,12 +121,12 @@ class GatheredAlike:
         ]
 
     def is_whole(self) -> tf.Tensor:
-        """Returns whether the next gradients are an update's last ones."""
+        """Returns whether the next gradients complete an update: bool, shape `[]`."""
         number = tf.convert_to_tensor(self._optimizer._iterations) + 1
         return number % self._optimizer.gradient_accumulation_steps == 0
 
     def keep(self, gradients: Sequence) -> None:
-        """Adds gradients to what is gathered."""
+        """Adds gradients to the accumulators."""
         for gathered, total in zip(self._gathered, self._totals(gradients), strict=True):
             if total is not None:
                 gathered.assign(total)
@@ -135,7 +135,7 @@ class GatheredAlike:
         self._optimizer._iterations.assign_add(1)
 
     def take(self, gradients: Sequence) -> list:
-        """Returns the mean of what is gathered and of these gradients, and starts anew."""
+        """Returns the mean of these and the accumulated gradients, and clears the accumulators."""
         steps = self._optimizer.gradient_accumulation_steps
         means = []
         for variable, total in zip(self._variables, self._totals(gradients), strict=True):
@@ -157,10 +157,10 @@ class GatheredAlike:
 
 
 def restart(optimizer: keras.Optimizer, number_before: tf.Tensor) -> None:
-    """Counts a skipped update as none: the next steps gather anew.
+    """Rewinds the iterations of an optimizer that skipped its update, to restart accumulation.
 
     Args:
-        optimizer: An optimizer with `gradient_accumulation_steps`, without loss scaling.
+        optimizer: Optimizer with `gradient_accumulation_steps`, without loss scaling.
         number_before: Its iterations before the update: int, shape `[]`.
     """
     number = tf.convert_to_tensor(optimizer._iterations)
@@ -169,5 +169,5 @@ def restart(optimizer: keras.Optimizer, number_before: tf.Tensor) -> None:
 
 
 def _replaces(variable: keras.Variable) -> bool:
-    """Returns whether a variable's gradient becomes its value, as that of float8's scales does."""
+    """Returns whether a variable's gradient replaces its value, as for float8 scales."""
     return getattr(variable, "overwrite_with_gradient", False)

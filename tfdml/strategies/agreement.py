@@ -1,4 +1,4 @@
-"""Do all processes mean the same data? What can be seen before the first batch is compared."""
+"""Checks that all processes read the same data, and use the same batches and gradients."""
 
 import hashlib
 import itertools
@@ -12,24 +12,24 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.texts import gather_texts
 from tfdml.strategies.share import digest_of
 
-# Rows of an array that are compared, spread evenly.
+# Number of rows of an array that are compared, evenly spaced.
 _SAMPLED_ROWS = 64
 
 
 def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
-    """Checks that all processes have made one pipeline, with one order of samples.
+    """Checks that all processes have built the same pipeline, with the same order of samples.
 
-    Every process reads every global batch and works on its own rows of it, so the batches must
-    be the same everywhere. Seen here: the stages, the seeds of their shuffles, what they yield
-    and how much. Not seen: what a Python generator or a function of the pipeline does.
+    Every process reads every global batch and works on its own rows of it, so the batches must be
+    identical everywhere. Compared are the stages, their shuffle seeds, the element spec and the
+    cardinality. What a Python generator or a function of the pipeline does cannot be compared.
 
     Args:
         dataset: This process's pipeline.
-        collective: What compares them.
+        collective: Collective that compares the processes' pipelines.
 
     Raises:
-        ValueError: If a stage shuffles without a seed, takes every n-th element for this rank,
-            or differs from the other processes'.
+        ValueError: If a stage shuffles without a seed or shards the data by rank, or if the
+            pipelines differ.
     """
     if collective.size == 1:
         return
@@ -59,15 +59,15 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
 
 
 def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a stage of a pipeline shuffles in an order of this process's own."""
+    """Returns whether a stage of a pipeline shuffles without a seed, differently per process."""
     return any(_is_unseeded(stage) for stage in _stages(dataset))
 
 
 def draws_without_seed(dataset: tf.data.Dataset) -> str | None:
-    """Returns which stage of a pipeline draws random numbers of this process's own, None if none.
+    """Describes the pipeline stage that draws different random numbers per process, or None.
 
-    That is a shuffle without a seed, and a function that draws without one, or from a generator
-    whose state it changes, as Keras's layers do.
+    Such a stage shuffles without a seed, or calls a function that draws without a seed or from a
+    generator whose state it changes, as Keras's layers do.
     """
     for stage in _stages(dataset):
         kind = type(stage).__name__.strip("_").removesuffix("Dataset")
@@ -84,7 +84,7 @@ def draws_without_seed(dataset: tf.data.Dataset) -> str | None:
 
 
 def _random_operation(graph: tf.Graph) -> str | None:
-    """Returns an operation of a function that draws in an order of this process's own."""
+    """Describes an operation of a graph that draws different numbers per process, or None."""
     for op in graph.get_operations():
         if op.type == "AssignVariableOp" or op.type.startswith("RngRead"):
             return "a generator's state"
@@ -105,10 +105,10 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
     Args:
         arrays: A structure of arrays of shape `[samples, ...]`. Shapes, dtypes and up to 64 rows
             of each are compared.
-        collective: What compares them.
+        collective: Collective that compares them.
 
     Raises:
-        ValueError: If they differ.
+        ValueError: If the arrays differ.
     """
     if collective.size == 1:
         return
@@ -116,7 +116,7 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
     for array in tf.nest.flatten(arrays):
         if array is None:
             continue
-        if hasattr(array, "iloc"):  # A column of pandas's, or several.
+        if hasattr(array, "iloc"):  # A pandas Series or DataFrame.
             parts.append(str(getattr(array, "dtypes", None)))
             array = array.to_numpy()
         parts.append(f"{array.shape} {array.dtype}")
@@ -129,31 +129,31 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
 
 
 def _bytes(array: np.ndarray) -> bytes:
-    # An array of objects holds addresses, which are a process's own.
+    # An object array holds memory addresses, which differ per process.
     return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
 
 
 def digest_slots(digest: tf.Tensor, collective: Collective) -> tf.Tensor:
-    """Returns a process's digest in its own row of a table; the tables' sum has everybody's.
+    """Returns a table with this rank's digest in its row; the sum over ranks has all digests.
 
     Args:
-        digest: Of this process's batch: float32, shape `[DIGEST_SIZE]`.
-        collective: Who the processes are.
+        digest: The digest of this rank's batch: float32, shape `[DIGEST_SIZE]`.
+        collective: Collective that gives the rank and the number of ranks.
 
     Returns:
-        float32, shape `[size, DIGEST_SIZE]`.
+        The table, 0 in all other rows: float32, shape `[size, DIGEST_SIZE]`.
     """
     return tf.one_hot(collective.rank, collective.size)[:, None] * digest[None, :]
 
 
 def check_digests(digests: tf.Tensor) -> None:
-    """Stops a step, in its graph, where the processes read different batches.
+    """Adds an assertion to the step's graph that all ranks read the same batch.
 
     Args:
-        digests: Everybody's: float32, shape `[size, DIGEST_SIZE]`.
+        digests: The digest of every rank's batch: float32, shape `[size, DIGEST_SIZE]`.
 
     Raises:
-        tf.errors.InvalidArgumentError: If they differ; it names the ranks.
+        tf.errors.InvalidArgumentError: If the digests differ; the message names the ranks.
     """
     alike = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
     common = alike[tf.argmax(tf.reduce_sum(tf.cast(alike, tf.int32), 1))]
@@ -171,14 +171,14 @@ def check_digests(digests: tf.Tensor) -> None:
 
 
 def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
-    """Stops an update outside of a step where the processes have other gradients.
+    """Asserts that the gradients of an update outside a step are the same on all ranks.
 
     Args:
-        gradients: Dense or sparse ones; None where there is none.
-        collective: What compares them.
+        gradients: Dense or sparse gradients, or None.
+        collective: Collective that compares them.
 
     Raises:
-        tf.errors.InvalidArgumentError: If they differ; it names the ranks.
+        tf.errors.InvalidArgumentError: If they differ; the message names the ranks.
     """
     if collective.size == 1:
         return
@@ -218,7 +218,7 @@ def _check_alike(description: str, what: str, collective: Collective) -> None:
 
 
 def _minority(digests: Sequence[int]) -> list[int]:
-    """Returns the ranks whose digest is not the most frequent one (of equals, the first)."""
+    """Returns the ranks whose digest is not the most frequent one (on a tie, the first one)."""
     common = max(dict.fromkeys(digests), key=digests.count)
     return [rank for rank, digest in enumerate(digests) if digest != common]
 

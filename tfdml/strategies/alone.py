@@ -1,4 +1,4 @@
-"""Training outside of a strategy's scope in a process that belongs to a job of several."""
+"""Training outside a strategy's scope in one process of a job of several processes."""
 
 import contextlib
 import contextvars
@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdml import topology
 
-# The strategies of this process, numbered as they are made. How many processes one has may change:
-# they come and go.
+# The strategies of this process, numbered in the order of creation. The number of processes of a
+# strategy may change, because an elastic job gains and loses processes.
 _strategies: weakref.WeakValueDictionary[int, tf.distribute.Strategy]
 _strategies = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -22,12 +22,12 @@ _is_meant: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_meant", de
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Lets this process train a model by itself, in a job of several processes.
+    """Context manager: this process may train a model by itself, in a job of several processes.
 
-    A model that was made outside of the strategy's scope trains on one process only: each has its
-    own weights, and sees all data. Without this, `fit` refuses that, because as a rule the scope
-    was forgotten. In the same way a strategy of one process is refused in a process that was
-    started as one of several.
+    A model made outside the strategy's scope trains on one process only: each process has its own
+    weights and sees all data. Outside this context `fit` refuses such a model, because usually the
+    scope was forgotten. For the same reason a single-process strategy is refused in a process that
+    a launcher started as one of several.
     """
     token = _is_meant.set(True)
     try:
@@ -37,21 +37,21 @@ def alone() -> Iterator[None]:
 
 
 def note_strategy(strategy: tf.distribute.Strategy) -> None:
-    """Notes a strategy, by which this process may belong to a job of several."""
+    """Registers a strategy; through it this process may belong to a job of several processes."""
     _strategies[next(_numbers)] = strategy
 
 
 def check_started_alone(strategy: str) -> None:
-    """Refuses a strategy of one process where a launcher has started several, if it is not meant.
+    """Refuses a single-process strategy where a launcher has started several processes.
 
-    Each would train a model of its own on all data, and nothing would tell: this happens under a
-    launcher of another strategy.
+    Each process would silently train its own model on all data. This happens under the launcher of
+    another strategy.
 
     Args:
-        strategy: The strategy's name.
+        strategy: The strategy's name, for the error message.
 
     Raises:
-        ValueError: If this process is one of several, and `alone` is not entered.
+        ValueError: If this process is one of several and is not inside `alone`.
     """
     place = topology.started_together()
     if _is_meant.get() or place.size == 1 or topology.is_elastic():
@@ -71,25 +71,25 @@ def check_started_alone(strategy: str) -> None:
 
 
 def check_not_alone(model: keras.Model) -> None:
-    """Refuses to train a model outside of the scope, where it is not meant.
+    """Refuses to train a model outside the scope, unless the caller is inside `alone`.
 
     Args:
-        model: A model that belongs to none of our strategies.
+        model: A model that does not belong to any of our strategies.
 
     Raises:
-        ValueError: If this process belongs to a job of several, and `alone` is not entered.
+        ValueError: If this process belongs to a job of several and is not inside `alone`.
     """
     if _is_meant.get() or not _jobs():
         return
-    gc.collect()  # A strategy that nobody holds any more may still be there, in cycles.
+    gc.collect()  # An unreferenced strategy may still be alive in a reference cycle.
     for strategy in _jobs():
         raise model_made_outside(model, getattr(strategy, "rank", 0))
 
 
 def strategy_made_last() -> tf.distribute.Strategy | None:
-    """Returns the strategy that a model without one should train under.
+    """Returns the newest strategy, under which a model without a strategy should train.
 
-    None if it has but one replica, or `alone` is entered.
+    Returns None if that strategy has only one replica, or inside `alone`.
     """
     if _is_meant.get() or not _strategies:
         return None
@@ -102,7 +102,7 @@ def _jobs() -> list[tf.distribute.Strategy]:
 
 
 def model_made_outside(model: keras.Model, rank: int) -> ValueError:
-    """Returns the error for a model that trains without the strategy it should have."""
+    """Returns the error for a model that would train outside the strategy it should have."""
     return ValueError(
         f"The model must be made in the strategy's scope, or each process trains alone. Received "
         f"on rank {rank}: {model.name!r}, made outside. Build (or load, or clone) and compile it "

@@ -1,4 +1,4 @@
-"""What the constructors of all strategies are given, checked."""
+"""Checks of the arguments that the strategies' constructors share."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
 
-# Of a field that each process may choose for itself. All others must be alike on all of them.
+# Metadata of a field that may differ between processes. All others must be the same on all.
 _OWN = {"own": True}
 
 
@@ -16,10 +16,10 @@ class ReplicaOptions:
     """The options of a synchronous strategy, by the names of its constructor's arguments.
 
     Attributes:
-        compression: What makes gradients smaller where they are exchanged, None for nothing.
-        bucket_bytes: Bytes of gradients that go together.
+        compression: Compressor of exchanged gradients, None for no compression.
+        bucket_bytes: Size of a gradient bucket in bytes.
         check_desync: Steps between two comparisons of all weights; 0 for none.
-        communication_options: What TensorFlow's collectives are told, in words.
+        communication_options: Options of TensorFlow's collectives, as text.
         silence_limit: Seconds of silence after which another process is taken for lost.
     """
 
@@ -31,7 +31,7 @@ class ReplicaOptions:
 
     @property
     def alike(self) -> dict[str, Any]:
-        """What must be alike on all processes, by name."""
+        """The options that must be the same on all processes, by name."""
         fields = [f.name for f in dataclasses.fields(self) if not f.metadata]
         return {name: getattr(self, name) for name in fields}
 
@@ -50,13 +50,13 @@ def check(
     Args:
         devices: Names of this process's devices, or None.
         compression: A compressor, its name, or None.
-        silence_limit: Seconds.
-        check_desync: Steps.
-        bucket_bytes: Bytes of gradients.
-        communication_options: In words.
+        silence_limit: Seconds of silence after which another process is taken for lost.
+        check_desync: Steps between two comparisons of all weights; 0 for none.
+        bucket_bytes: Size of a gradient bucket in bytes.
+        communication_options: Options of TensorFlow's collectives, as text.
 
     Raises:
-        ValueError: If one is wrong.
+        ValueError: If an argument is wrong.
     """
     if devices is not None and (isinstance(devices, str) or not devices):
         raise ValueError(
@@ -84,10 +84,10 @@ def check_seconds(name: str, seconds: float) -> None:
 
     Args:
         name: The argument's name.
-        seconds: What was given.
+        seconds: The argument's value.
 
     Raises:
-        ValueError: If it is not a positive number.
+        ValueError: If the value is not a positive number.
     """
     if not isinstance(seconds, int | float) or not seconds > 0:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Who the replicas are, and how global batches get to them.
+"""Numbering of the replicas, and distribution of global batches to them.
 
-With `extended`, this knows the insides of `tf.distribute` (TensorFlow 2.20, 2.21).
+This module and `extended` depend on internals of `tf.distribute` (TensorFlow 2.20, 2.21).
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from tfdml.strategies.share import Portion, Share, Splitter, as_tensors, unpacke
 
 
 class BatchExtended(MirroredExtended):
-    """Local devices, each a replica among those of all processes, that share global batches.
+    """Makes each local device a replica of the job and splits global batches over all replicas.
 
     Replicas are numbered by process, then by device.
 
     Args:
         strategy: The strategy that this extends.
-        collective: What exchanges tensors with the other processes.
+        collective: Collective that exchanges tensors with the other processes.
         devices: This process's devices.
     """
 
@@ -34,20 +34,20 @@ class BatchExtended(MirroredExtended):
         self, strategy: tf.distribute.Strategy, collective: Collective, devices: Sequence[str]
     ):
         self.collective = collective
-        # Of the step that is being traced, or run eagerly: the replicas' shares, and the session
-        # of the model if it is a train step.
+        # The local replicas' shares in the step being traced or run eagerly, and the model's
+        # session if it is a train step.
         self.shares: list[Share] | None = None
         self.session: FitSession | None = None
         self._global_steps = False
         super().__init__(strategy, devices)
-        # Whether rows are copied to the devices while the step before runs.
+        # Whether rows are copied to the devices while the previous step runs.
         self.copies_ahead = has_accelerators(self._devices)
 
-    # -- Who the replicas are ------------------------------------------------------------------
+    # -- Replicas ------------------------------------------------------------------------------
 
     @property
     def local_devices(self) -> tuple[str, ...]:
-        """This process's devices, one a replica."""
+        """This process's devices, one per replica."""
         return self._devices
 
     @property
@@ -69,33 +69,33 @@ class BatchExtended(MirroredExtended):
 
     @property
     def splitter(self) -> Splitter:
-        """What splits global batches over the replicas."""
+        """The splitter of global batches over the replicas."""
         first = self._get_replica_id_in_sync_group(0)
         return Splitter(first, self.num_local_replicas, self._num_replicas_in_sync)
 
     def portion_of(self, batch: Any) -> Portion:
-        """Returns this process's portion of a global batch, where it is not one already."""
+        """Returns this process's portion of a global batch; a portion is returned unchanged."""
         if isinstance(batch, Portion):
             return batch
         with tf.device(self._input_workers_devices[0][0]):
-            # `train_on_batch` is given arrays, which stay what they are in a step run eagerly.
+            # `train_on_batch` takes arrays, which an eager step would leave as NumPy arrays.
             return self.splitter.split(as_tensors(batch))
 
     def replica_values(self, parts: Sequence[Any]) -> Any:
-        """Returns structures, one for each of this process's replicas, as `strategy.run` takes."""
+        """Groups one structure per local replica into a per-replica value for `strategy.run`."""
         return distribute_utils.regroup(tuple(parts))
 
     def parts_of(self, value: Any) -> list:
-        """Returns a value's parts, one for each of this process's replicas: the reverse."""
+        """Returns the parts of a per-replica value, one per local replica."""
         return [distribute_utils.select_replica(i, value) for i in range(self.num_local_replicas)]
 
     @contextlib.contextmanager
     def working_on(self, shares: list[Share], session: FitSession | None = None) -> Iterator[None]:
-        """While this is entered, `current_share` in a replica is that replica's share.
+        """Context manager: a step works on these shares, which `current_share` returns.
 
         Args:
             shares: The shares of this process's replicas.
-            session: The model's, in a train step.
+            session: The model's session, in a train step.
         """
         self.shares, self.session = shares, session
         try:
@@ -105,11 +105,11 @@ class BatchExtended(MirroredExtended):
 
     @property
     def accumulator(self) -> Accumulator | None:
-        """The gradients that the train step under way adds to, if its model accumulates."""
+        """The accumulator of the current train step, or None if its model does not accumulate."""
         return self.session.accumulator if self.session is not None else None
 
     def observer(self, kind: type[Kind]) -> Kind | None:
-        """Returns what watches the train step under way: the observer of a kind, or None."""
+        """Returns the current train step's observer of a kind, or None."""
         return self.session.observer(kind) if self.session is not None else None
 
     def current_share(self) -> Share | None:
@@ -125,7 +125,7 @@ class BatchExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:
-        """While this is entered, datasets are left whole: a `GlobalStep` takes portions."""
+        """Context manager: datasets are not distributed, because a `GlobalStep` takes portions."""
         before, self._global_steps = self._global_steps, True
         try:
             yield
@@ -133,7 +133,7 @@ class BatchExtended(MirroredExtended):
             self._global_steps = before
 
     def _experimental_distribute_dataset(self, dataset, options):
-        """Gives each replica its rows of every global batch (or all, see `global_steps`)."""
+        """Distributes each replica's rows of every global batch; inside `global_steps`, nothing."""
         if self._global_steps:
             return dataset
         whole = dataset
@@ -154,9 +154,9 @@ class BatchExtended(MirroredExtended):
         return distributed
 
     def whole_of(self, data: Any) -> tf.data.Dataset | None:
-        """Returns the dataset of which this strategy has made a distributed one, else None.
+        """Returns the dataset from which this strategy made a distributed dataset, else None.
 
-        `fit` is given it, because it splits global batches itself.
+        `fit` takes the original, because it splits global batches itself.
         """
         ours = getattr(data, "_strategy", None) is self._container_strategy()
         return getattr(data, "_tfdml_whole", None) if ours else None

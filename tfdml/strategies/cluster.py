@@ -1,4 +1,4 @@
-"""TensorFlow's server in this process: started once, for the cluster that a resolver describes."""
+"""TensorFlow's server in this process, started once for the cluster that a resolver describes."""
 
 import contextlib
 import dataclasses
@@ -17,10 +17,10 @@ class Member:
     """This process as a member of a running cluster.
 
     Attributes:
-        topology: Its place among the chief and the workers.
-        devices: Its devices, with job and task: all GPUs, or the first CPU.
-        resolver: What described the cluster.
-        server: TensorFlow's strategy whose server runs.
+        topology: Its rank among the chief and the workers.
+        devices: Names of its devices with job and task: all GPUs, or the first CPU.
+        resolver: Resolver that describes the cluster.
+        server: TensorFlow's strategy, which owns the running server.
     """
 
     topology: Topology
@@ -29,7 +29,7 @@ class Member:
     server: tf.distribute.Strategy
 
 
-# TensorFlow starts one server in a process; a second strategy for the same cluster shares it.
+# TensorFlow starts one server per process; a second strategy for the same cluster shares it.
 _members: dict[tuple, Member] = {}
 
 
@@ -38,21 +38,21 @@ def join(
     options: tf.distribute.experimental.CommunicationOptions,
     start_limit: float,
 ) -> Member | None:
-    """Starts this process's server and waits for the others, once.
+    """Starts this process's server and waits for the other processes; only the first time.
 
     Args:
-        resolver: What describes the cluster; `TF_CONFIG` by default.
-        options: How to communicate.
-        start_limit: Seconds to wait for the others.
+        resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
+        options: TensorFlow's communication options.
+        start_limit: Seconds to wait for the other processes.
 
     Returns:
-        The member, or None where the cluster is this process alone.
+        The member, or None if the cluster is this process alone.
 
     Raises:
-        ValueError: If the resolver names a task that does not train, or another cluster than the
-            one that this process is in.
+        ValueError: If the resolver names a task that does not train, or a cluster other than the
+            one that this process has joined.
         OSError: If this process's port is taken.
-        TimeoutError: If the others have not come in time.
+        TimeoutError: If the other processes do not start in time.
     """
     resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()
@@ -79,16 +79,16 @@ def join(
 
 @contextlib.contextmanager
 def _sigterm_left_alone() -> Iterator[None]:
-    """Gives SIGTERM back what it did before: TensorFlow's servers take it, and do nothing at it."""
+    """Context manager: restores SIGTERM's handler; TensorFlow's servers replace it by a no-op."""
     before = signal.getsignal(signal.SIGTERM)
     yield
-    # Python sets signals in its main thread only, and cannot set what it has not set.
+    # Python sets handlers only in its main thread, and cannot restore one it did not install.
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
 
 
 def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | None) -> Topology:
-    """Returns the place of a task: the chief (or "master") first, then the workers."""
+    """Returns the topology of a task; the chief (or "master") is first, then the workers."""
     order = _order(cluster)
     if not order:
         return Topology()
@@ -106,7 +106,7 @@ def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | 
 
 
 def _order(cluster: dict[str, list[str]]) -> list[tuple[str, int]]:
-    """Returns the tasks that train, by rank."""
+    """Returns the tasks that train, in the order of their ranks."""
     jobs = ("chief", "master", "worker")
     return [(job, index) for job in jobs for index in _tasks(cluster.get(job))]
 

@@ -1,4 +1,4 @@
-"""Sums over the devices of one process by an all-reduce of TensorFlow's."""
+"""Gradient sums over the devices of one process by one of TensorFlow's all-reduces."""
 
 import tensorflow as tf
 
@@ -7,7 +7,7 @@ from tfdml.collectives.rows import add_up_rows
 
 
 class CrossDeviceAggregator(GradientAggregator):
-    """Sums gradients over the devices of one process by `tf.distribute.CrossDeviceOps`.
+    """Aggregator over the devices of one process that uses `tf.distribute.CrossDeviceOps`.
 
     Args:
         cross_device_ops: The all-reduce, such as `tf.distribute.NcclAllReduce()`.
@@ -27,5 +27,5 @@ class CrossDeviceAggregator(GradientAggregator):
 
         replica = tf.distribute.get_replica_context()
         sums = replica.merge_call(merge, args=tuple(gradients.values))
-        # TensorFlow's sums of sparse gradients have a row as often as replicas had it.
+        # In TensorFlow's sums of sparse gradients, a row occurs once per replica that had it.
         return [add_up_rows(s) if isinstance(s, tf.IndexedSlices) else s for s in sums]

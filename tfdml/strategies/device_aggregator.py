@@ -1,6 +1,7 @@
-"""Compressed sums over the devices of one process: each is a rank, with a replica's thread.
+"""Compressed gradient sums over the devices of one process, each device acting as a rank.
 
-Where replicas meet, `tf.distribute` traces what goes from one to the others.
+Each replica traces in its own thread. `merge_call` brings the replicas together, and there the
+transfers between devices are traced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,11 @@ from tfdml.topology import Topology
 
 
 class DeviceCollective(Collective):
-    """One device among those of a process; its operations are called in replica context, by all.
+    """Collective between the devices of a process; all replicas call it, in replica context.
 
     Args:
-        devices: The devices, one a replica.
-        rank: Which one of them this is.
+        devices: The devices, one per replica.
+        rank: Index of this device in `devices`.
     """
 
     branches = False
@@ -31,7 +32,7 @@ class DeviceCollective(Collective):
         self._devices = devices
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Sums each tensor over all devices, a part on each; see `Collective`."""
+        """Sums each tensor over all devices; each device sums one part. See `Collective`."""
         flat = [tf.reshape(t, [-1]) for t in tensors]
         sizes = [tf.size(t) for t in flat]
 
@@ -61,7 +62,7 @@ class DeviceCollective(Collective):
         """Sends row i to device i; see `Collective`."""
 
         def rows(parts: list[tf.Tensor]) -> list[list[tf.Tensor]]:
-            # Cut where they are, so that only what is asked for is copied.
+            # Split on the source device, so that only the needed rows are copied.
             cut = self._on_each(lambda rank: tf.unstack(parts[rank]))
             return self._on_each(lambda rank: [tf.stack([own[rank] for own in cut])])
 
@@ -79,12 +80,12 @@ class DeviceCollective(Collective):
         return made
 
     def _meet(self, tensors: Sequence[tf.Tensor], exchange: Callable) -> list[tf.Tensor]:
-        """Returns what a device gets from all.
+        """Exchanges tensors between all devices; returns this device's result.
 
         Args:
-            tensors: This device's.
-            exchange: Is given each tensor's parts, in the order of the devices; returns for each
-                device what it gets.
+            tensors: This device's tensors.
+            exchange: Function of each tensor's parts, in the order of the devices, that returns a
+                list of result tensors for each device.
         """
 
         def merge(strategy: tf.distribute.Strategy, *values):
@@ -99,12 +100,12 @@ class DeviceCollective(Collective):
 
 
 class DeviceAggregator(GradientAggregator):
-    """Sums compressed gradients over the devices of one process, each as if it were a rank.
+    """Aggregator of compressed gradients over the devices of one process, each acting as a rank.
 
     Args:
-        devices: The devices, one a replica.
-        compressor: The compressor of what goes from one device to another.
-        bucket_bytes: Bytes of gradients that go together.
+        devices: The devices, one per replica.
+        compressor: Compressor of the transfers between devices.
+        bucket_bytes: Size of a gradient bucket in bytes.
     """
 
     per_replica = True
@@ -122,7 +123,7 @@ class DeviceAggregator(GradientAggregator):
 
     @property
     def state(self) -> dict[str, tf.Variable]:
-        """The variables that are kept between steps, by device and name."""
+        """Variables that persist between steps, by device and name."""
         return {
             f"device_{rank}/{name}": variable
             for rank, part in enumerate(self._parts)
@@ -130,6 +131,6 @@ class DeviceAggregator(GradientAggregator):
         }
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues with what an earlier job has kept; see `GradientAggregator`."""
+        """Restores the state of an earlier job; see `GradientAggregator`."""
         for part in self._parts:
             part.restore(before)

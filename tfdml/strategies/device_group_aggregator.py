@@ -1,4 +1,4 @@
-"""Sums uncompressed gradients over all devices of all processes at once."""
+"""Aggregator that sums uncompressed gradients over all devices of all processes at once."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,15 +17,15 @@ from tfdml.collectives.device_group import DeviceGroup
 
 
 class DeviceGroupAggregator(GradientAggregator):
-    """Sums gradients by all-reduces whose members are the devices, not the processes.
+    """Aggregator that all-reduces gradients between devices, not between processes.
 
-    Sparse gradients are added up on one of the process's devices, and gathered from there.
+    Sparse gradients are first summed on one of the process's devices, then gathered from there.
 
     Args:
-        group: The devices.
-        collective: What gathers sparse gradients.
-        bucket_bytes: Bytes of gradients that are exchanged together.
-        note: Is told an exchange's name, and what is exchanged, where a graph is made.
+        group: Group of the devices.
+        collective: Collective that gathers sparse gradients.
+        bucket_bytes: Size of a gradient bucket in bytes.
+        note: Function called with the name and the tensors of each exchange while tracing.
     """
 
     per_replica = True

@@ -1,6 +1,6 @@
-"""What `tf.distribute` asks of a strategy: mirrored local devices, and a collective between them.
+"""Extended part of the synchronous strategies: mirrored local devices, linked by a collective.
 
-With `batch_extended`, this knows the insides of `tf.distribute` (TensorFlow 2.20, 2.21).
+This module and `batch_extended` depend on internals of `tf.distribute` (TensorFlow 2.20, 2.21).
 """
 
 import collections
@@ -40,17 +40,17 @@ _TO_ONE_DEVICE = cross_device_ops.ReductionToOneDevice()
 
 
 class ReplicaExtended(BatchExtended):
-    """Local devices mirrored by TensorFlow; processes kept alike by a `Collective`.
+    """Mirrors variables on local devices, and keeps processes in sync by a `Collective`.
 
     Every process creates the same variables in the same order; their initial values come from
     rank 0.
 
     Args:
         strategy: The strategy that this extends.
-        collective: What exchanges tensors with the other processes.
+        collective: Collective that exchanges tensors with the other processes.
         devices: This process's devices.
-        options: The strategy's.
-        guard: What ends the job where a process cannot go on; None for a process alone.
+        options: The strategy's options.
+        guard: Guard that ends the job if a process cannot continue; None for a single process.
     """
 
     def __init__(
@@ -64,50 +64,50 @@ class ReplicaExtended(BatchExtended):
         self.guard = guard
         self.options = options
         self._between_devices = False
-        # TensorFlow's all-reduce between devices, where `MirroredStrategy` was given one.
+        # TensorFlow's all-reduce between devices, if `MirroredStrategy` was given one.
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
-        # What sums uncompressed gradients between devices, where that is faster than `spread`.
+        # Sums uncompressed gradients between devices, if that is faster than `spread`.
         self.device_group: DeviceGroup | None = None
-        # What `keras_seam` asks: a strategy's constructor sets it.
+        # The hooks that `keras_seam` calls; the strategy's constructor sets them.
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
-        # Whether the ranks have yet to meet, see `join`; then none may train for itself.
+        # Whether the ranks are not connected yet, see `join`; until then no rank may train.
         self.must_join = self._comes_and_goes = False
-        # Variables whose value is the whole job's already: reading them exchanges nothing.
+        # Variables that already hold the whole job's value: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
-        # How often an exchange of a kind has been named, by the graph that is being made.
+        # Number of names given to exchanges of each kind, by the graph being traced.
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, devices)
 
     def join(self, collective: Collective) -> None:
-        """Goes on with other processes; what was traced before must be traced anew.
+        """Continues with other processes; functions traced before must be retraced.
 
-        Variables that are made later begin with each process's own values: one that has just come
-        makes them earlier than the others.
+        Variables created later start from each process's own values, because a process that has
+        just joined creates them earlier than the others.
         """
         self.collective, self.must_join, self._comes_and_goes = collective, False, True
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 
     def compress_between_devices(self) -> None:
-        """Makes gradients smaller between the devices of a process alone."""
+        """Compresses gradients between the devices of a single process."""
         self._between_devices = True
 
     @property
     def compressor(self) -> Compressor | None:
-        """What makes gradients smaller."""
+        """The compressor of the gradients, or None."""
         return self.options.compression
 
     @property
     def compresses(self) -> bool:
-        """Whether gradients are compressed: one process alone, and one device, sends nothing."""
+        """Whether gradients are compressed; a single process or device has nothing to send."""
         several = self.num_local_replicas if self._between_devices else self.collective.size
         return self.compressor is not None and several > 1
 
     def aggregator_of(self, optimizer: keras.Optimizer) -> GradientAggregator:
-        """Returns an optimizer's own aggregator, made when it is first asked for."""
+        """Returns an optimizer's own aggregator, created on first use."""
         if optimizer not in self._aggregators:
             if self.cross_device_ops is not None:
                 made = CrossDeviceAggregator(self.cross_device_ops)
@@ -126,11 +126,11 @@ class ReplicaExtended(BatchExtended):
             self._aggregators[optimizer] = made
         return self._aggregators[optimizer]
 
-    # -- What is asked about it ----------------------------------------------------------------
+    # -- Properties ----------------------------------------------------------------------------
 
     @property
     def alike(self) -> dict[str, Any]:
-        """What must be alike on all processes."""
+        """The properties that must be the same on all processes, by name."""
         return {
             "strategy": type(self._container_strategy()).__name__,
             "devices": self.num_local_replicas,
@@ -139,7 +139,7 @@ class ReplicaExtended(BatchExtended):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each process runs a graph of its own; see `tf.distribute`."""
+        """Whether each process runs its own graph; see `tf.distribute`."""
         return self.collective.size > 1
 
     @property
@@ -155,10 +155,10 @@ class ReplicaExtended(BatchExtended):
     def _use_merge_call(self) -> bool:
         return True
 
-    # -- What the guard is told ----------------------------------------------------------------
+    # -- Reports to the guard ------------------------------------------------------------------
 
     def collective_call(self, name: str) -> contextlib.AbstractContextManager:
-        """While this is entered, this process is in a call that all processes make."""
+        """Context manager: this process is in a call that all processes make."""
         if self.must_join:
             raise RuntimeError(
                 f"`{name}` must be called in a function that `tfdml.elastic.run` calls, because "
@@ -168,7 +168,7 @@ class ReplicaExtended(BatchExtended):
 
     @contextlib.contextmanager
     def collective_step(self, name: str, steps: int) -> Iterator[None]:
-        """While this is entered, this process is in a step that all processes take together."""
+        """Context manager: this process is in a step that all processes take together."""
         if self.guard is None:
             yield
             return
@@ -177,13 +177,13 @@ class ReplicaExtended(BatchExtended):
         self.guard.place.step += steps
 
     def making_graph(self, step: str) -> contextlib.AbstractContextManager:
-        """While this is entered, the graph of a step is being made, unless it is run eagerly."""
+        """Context manager: the graph of a step is being traced, unless the step runs eagerly."""
         if self.guard is None or tf.executing_eagerly():
             return contextlib.nullcontext()
         return self.guard.place.making_graph(step)
 
     def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Notes what devices exchange in a graph that is being made."""
+        """Reports to the guard an exchange between devices in the graph being traced."""
         if self.guard is not None and not tf.executing_eagerly():
             words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
             self.guard.place.note_collective(f"all_reduce of {name}", words)
@@ -191,9 +191,10 @@ class ReplicaExtended(BatchExtended):
     # -- Variables -----------------------------------------------------------------------------
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
-        """Returns a function that makes replica `replica_id`'s value: rank 0's, for the first.
+        """Returns the initial value of replica `replica_id`; the first replica's is rank 0's.
 
-        What a metric's replicas have is added up: there the very first replica has all of it.
+        A metric's value is the sum over its replicas, so the first replica of rank 0 gets all of
+        it and the others get 0.
         """
         value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         summed = kwargs.get("aggregation") == tf.VariableAggregation.SUM
@@ -220,7 +221,7 @@ class ReplicaExtended(BatchExtended):
 
     @contextlib.contextmanager
     def making_variable(self, variable: str) -> Iterator[None]:
-        """While this is entered, all processes make this variable; says so if they do not."""
+        """Context manager: all processes create this variable; a mismatch is explained."""
         try:
             with self.guard.place.waiting(f"making the variable {variable}"):
                 yield
@@ -234,16 +235,16 @@ class ReplicaExtended(BatchExtended):
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:
         """Declares that these sync-on-read variables hold the whole job's value on every process.
 
-        The value is the sum (or mean) over this process's devices alone; to read it is then no
-        collective, and can be done by one process.
+        The value is the sum (or mean) over this process's devices alone. Reading it is then not a
+        collective, so a single process can do it.
         """
         self._in_step.update((id(v), v) for v in variables)
 
     def assign_whole(self, variable: values.SyncOnReadVariable, value: tf.Tensor) -> None:
-        """Assigns the whole job's value to a variable whose value is its replicas' sum.
+        """Assigns the whole job's value to a variable whose value is the sum over its replicas.
 
-        Called outside of replicas, by all processes. TensorFlow divides the value by the number of
-        replicas, which whole numbers do not survive.
+        All processes call this, outside of replicas. TensorFlow would divide the value by the
+        number of replicas, which gives wrong results for integers.
         """
         here = self._in_step.get(id(variable)) is variable or self.collective.rank == 0
         for number, component in enumerate(variable.values):
@@ -252,11 +253,11 @@ class ReplicaExtended(BatchExtended):
     # -- Reductions ----------------------------------------------------------------------------
 
     def unique_name(self, kind: str) -> str:
-        """Returns `kind_K`, with K counting the calls in a graph: alike on all processes.
+        """Returns `kind_K`, with K counting the calls in a graph; the same on all processes.
 
-        Each graph counts for itself, because a process may make a step's graph again where another
-        one, whose share has the same size as before, does not. Executed eagerly, operations follow
-        one another, and one name serves them all.
+        Each graph has its own count, because one process may retrace a step while another, whose
+        share has the same size as before, does not. Eager operations run one after another, so
+        they all use the same name.
         """
         if tf.executing_eagerly():
             return kind
@@ -280,7 +281,7 @@ class ReplicaExtended(BatchExtended):
         return self._reduce_all(batch, reduce_op, destinations)
 
     def _reduce_all(self, batch: Sequence, reduce_op, destinations: Sequence) -> list:
-        """Reduces each value over all replicas and puts the result on its destinations."""
+        """Reduces each value over all replicas and copies the result to its destinations."""
         buckets = dense_buckets([_first_part(v) for v in batch])
         devices = spread(buckets, len(batch), self._devices)
         own = [self.local_sum(v, device) for v, device in zip(batch, devices, strict=True)]
@@ -302,19 +303,19 @@ class ReplicaExtended(BatchExtended):
         return value * tf.cast(self.num_local_replicas, value.dtype)
 
     def _update(self, var, fn: Callable, args: tuple, kwargs: dict, group: bool):
-        """Updates a variable, and nothing of that before its gradient's sum is there.
+        """Updates a variable; no part of the update runs before the gradient's sum has arrived.
 
-        Else what needs none, as the decay of momentum, goes before the forward pass, and the
-        exchange begins later.
+        Otherwise parts that do not need the gradient, such as the decay of momentum, would run
+        before the forward pass and delay the exchange.
         """
         return super()._update(var, after_arguments(fn), args, kwargs, group)
 
     def largest(self, name: str, own: Sequence[tf.Tensor]) -> list:
-        """Returns the largest of the replicas' values; called in replica context, by all.
+        """Returns the element-wise maximum over replicas; all call this, in replica context.
 
         Args:
-            name: What the exchange is called.
-            own: A replica's values, of known shapes and all of one dtype.
+            name: Name of the exchange.
+            own: This replica's values, with known shapes and the same dtype.
         """
         if not own:
             return []
@@ -334,7 +335,7 @@ class ReplicaExtended(BatchExtended):
         return list(tf.distribute.get_replica_context().merge_call(merge, args=tuple(own)))
 
     def overwrite_where(self, due, variables: Sequence, values: Sequence) -> None:
-        """Assigns `values` to mirrored variables if `due`; called in replica context, by all."""
+        """Assigns `values` to mirrored variables if `due`; all call this, in replica context."""
 
         def merge(strategy, due):
             for variable, value in zip(variables, values, strict=True):
@@ -355,7 +356,7 @@ class ReplicaExtended(BatchExtended):
     def _gather_to_implementation(self, value, destinations, axis, options):
         del options
         local = tf.concat(self._container_strategy().experimental_local_results(value), axis)
-        # Only axis 0 can be gathered: bring `axis` there and back.
+        # Only axis 0 can be gathered: move `axis` there and back.
         order = [axis, *(i for i in range(local.shape.rank) if i != axis)]
         gathered = self.collective.all_gather(
             tf.transpose(local, order), self.unique_name("gather")
@@ -365,7 +366,7 @@ class ReplicaExtended(BatchExtended):
 
 
 def _outermost_graph() -> tf.Graph:
-    """Returns the graph of the function that is called eagerly, of those that are being made."""
+    """Returns the outermost graph being traced: that of the function that was called eagerly."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
         graph = graph.outer_graph
@@ -373,7 +374,7 @@ def _outermost_graph() -> tf.Graph:
 
 
 def _first_part(value):
-    """Returns something of the dtype and shape of a value's parts."""
+    """Returns the first part of a value, for its dtype and shape."""
     if isinstance(value, values.DistributedValues):
         return value.values[0]
     return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)

@@ -1,4 +1,4 @@
-"""Data that processes read apart: portions of global batches, agreed on before each step."""
+"""Feeds: portions of global batches from data that processes read separately and agree on."""
 
 import abc
 import collections
@@ -14,30 +14,32 @@ from tfdml.runtime.errors import DataError, OtherRankError
 from tfdml.strategies.iteration import opened
 from tfdml.strategies.share import Portion, Splitter, count_rows
 
-# What a process announces of a batch: its size, or one of these.
+# A process announces the size of each of its batches, or one of these.
 ENDED, FAILED = 0, -1
 
-# Batches that are agreed on at once, at most. The first is agreed on alone, then 2, then 4, ...
+# Maximum number of batches agreed on at once. The first is agreed on alone, then 2, then 4, ...
 _AT_ONCE = 8
 
-# A job's iterations are counted, alike on all processes: what one has on its way when the next one
-# begins must not be taken for the next one's. Names come round again, because each is remembered.
+# Number of iterations of a job, the same on all processes: exchanges still under way when the next
+# iteration begins must not be confused with those of the next. Names are reused cyclically, because
+# each name used is remembered.
 _iterations: dict[tuple[int, int], Iterator[int]] = collections.defaultdict(itertools.count)
 _NAMES = 8
 
 
 class Feed(abc.ABC):
-    """An iterable of this process's portions; all processes yield equally many.
+    """Iterable of this process's portions; all processes yield the same number of portions.
 
     Args:
         dataset: This process's pipeline.
-        collective: What the processes agree by.
-        splitter: What splits global batches over the replicas.
-        num_batches: The number of batches of this process's pipeline, None if unknown.
-        reads_ahead: Whether batches may be read before they are asked for, on all processes.
+        collective: Collective by which the processes agree.
+        splitter: Splitter of global batches over the replicas.
+        num_batches: Number of batches of this process's pipeline, None if unknown.
+        reads_ahead: Whether batches may be read before they are requested. False on any process
+            holds for all.
 
     Attributes:
-        num_batches: The number of portions that all processes yield, None if unknown.
+        num_batches: Number of portions that all processes yield, None if unknown.
     """
 
     def __init__(
@@ -58,25 +60,25 @@ class Feed(abc.ABC):
 
     @property
     def element_spec(self) -> Any:
-        """What the pipeline yields: batches, or portions of them."""
+        """The pipeline's element spec: of batches, or of portions of them."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator[Portion]:
         """Yields this process's portions of the global batches.
 
-        A thread reads the next batches, and agrees on them with the other processes, while steps
-        run, if they may be read ahead. What it has read is lost if the iteration is dropped.
+        If batches may be read ahead, a thread reads the next ones and agrees on them with the other
+        processes while steps run. Batches already read are lost if the iteration is dropped.
 
         Raises:
-            OtherRankError: If another process's data raised.
+            OtherRankError: If another process's data raised an error.
             RuntimeError: If another process's data ended too early.
-            DataError: If this process's own data raised.
+            DataError: If this process's own data raised an error.
         """
         batches = self._open()
         place = self._collective.rank, self._collective.size
         name = f"feed_{next(_iterations[place]) % _NAMES}"
         number, count = 0, 1
-        # Its end waits for what is on its way: the other processes wait for this one's part in it.
+        # Leaving the block waits for the pending exchange, which the other processes wait for, too.
         with ThreadPoolExecutor(1, "tfdml-feed") as reader:
             coming = reader.submit(self._next, batches, number, count, name)
             while True:
@@ -99,16 +101,16 @@ class Feed(abc.ABC):
     def _next(
         self, batches: Iterator, first: int, count: int, name: str
     ) -> tuple[list[Portion], Exception | None]:
-        """Returns this process's portions of the next global batches.
+        """Reads this process's portions of the next global batches.
 
         Args:
             batches: This process's batches.
-            first: The number of the first one.
-            count: How many there shall be; fewer at the end of the data.
-            name: What the exchanges are called, before a `/`.
+            first: Number of the first batch.
+            count: Number of batches to read; fewer are read at the end of the data.
+            name: Prefix of the exchanges' names, before a `/`.
 
         Returns:
-            The portions, and what follows them if it is an error.
+            The portions, and the error that follows them, or None.
         """
         own, announced, own_error, error = [], [], None, None
         try:
@@ -130,7 +132,7 @@ class Feed(abc.ABC):
         return self._portions(own[: len(agreed)], agreed, name), error
 
     def _announce(self, values: Sequence[int], name: str) -> list[list[int]]:
-        """Tells all processes some numbers; returns everybody's, for each number by rank."""
+        """Gathers numbers from all processes; returns, for each number, its values by rank."""
         own = tf.constant([values], tf.int64)
         return self._collective.beside_steps.all_gather(own, name).numpy().T.tolist()
 
@@ -150,7 +152,7 @@ class Feed(abc.ABC):
         return own
 
     def _problem(self, rows: Sequence[int], number: int) -> RuntimeError | None:
-        """Returns why the processes' announcements do not go together, None if they do."""
+        """Returns an error if the processes' announcements are inconsistent, else None."""
         if FAILED not in rows:
             return None
         return OtherRankError(
@@ -167,10 +169,10 @@ class Feed(abc.ABC):
     def _portions(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
     ) -> list[Portion]:
-        """Returns this process's portions, given its own batches and everybody's rows.
+        """Returns this process's portions, given its own batches and all processes' row counts.
 
         Args:
-            batches: What its pipeline has yielded; None where it has ended before the others'.
-            rows: For each batch what each process has announced, by rank.
-            name: What the exchanges are called, before a `/`.
+            batches: Batches from its pipeline; None after it has ended before the others'.
+            rows: Announcements of all processes for each batch, by rank.
+            name: Prefix of the exchanges' names, before a `/`.
         """

@@ -1,12 +1,12 @@
-"""How data are read follows from what they are.
+"""Feeds for the different kinds of data.
 
 | data | mode | who reads |
 |---|---|---|
 | arrays, `tf.data` of known length | replicated, without a feed | all ranks; each keeps its rows |
 | `tf.data` of unknown length | replicated | all ranks; each keeps its rows |
-| `tf.data` with `AutoShardPolicy.OFF` | sharded; without a feed where all | each rank its own |
-| | ranks' numbers of rows are known | part of every batch |
-| generators, `PyDataset`, data loaders, | scatter | rank 0 alone; it sends the batches |
+| `tf.data` with `AutoShardPolicy.OFF` | sharded; no feed if every | each rank its own |
+| | rank's number of rows is known | part of every batch |
+| generators, `PyDataset`, data loaders, | scatter | only rank 0, which sends the batches |
 | `tf.data` shuffled without a seed | | |
 """
 
@@ -21,7 +21,7 @@ from tfdml.strategies.share import Portion, take_rows, without_optionals
 
 
 class ReplicatedFeed(Feed):
-    """All processes read the same batches; their pipelines yield portions of them."""
+    """Feed for pipelines in which all processes read the same batches and yield their portions."""
 
     def _count(self, batch: Portion) -> int:
         return int(batch.global_rows)
@@ -47,9 +47,9 @@ class ReplicatedFeed(Feed):
 
 
 class ShardedFeed(Feed):
-    """Each process reads its own part of every global batch; see `own_parts` for its pipeline.
+    """Feed in which each process reads its own part of every global batch; see `own_parts`.
 
-    A process whose data has ended before the others' takes part with padded shares.
+    A process whose data end before the others' takes part with padded shares.
     """
 
     _padding: Any = None
@@ -84,7 +84,7 @@ class ShardedFeed(Feed):
 
 
 class ScatterFeed(Feed):
-    """Rank 0 reads; the others are sent its batches, and do not look at their own data."""
+    """Feed in which rank 0 reads and sends its batches to the others, which ignore their data."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -108,7 +108,7 @@ class ScatterFeed(Feed):
         ends = np.cumsum([announced[0] for announced in rows])
         own = b"".join(self._packed[: len(rows)]) or bytes(ends[-1])
         self._packed.clear()
-        # Eight bytes at a time: that is what every transport carries as it is.
+        # As int64, which every transport carries unchanged.
         words = tf.constant(np.frombuffer(own + bytes(-len(own) % 8), np.int64))
         sent = self._collective.beside_steps.broadcast(words, f"{name}/data").numpy().tobytes()
         spec = without_optionals(self.element_spec)
@@ -117,14 +117,14 @@ class ScatterFeed(Feed):
 
 
 def _pack(batch: Any) -> bytes:
-    """Returns the bytes of a structure of tensors."""
+    """Serializes a structure of tensors to bytes."""
     flat = tf.nest.flatten(batch, expand_composites=True)
     tensors = [tf.io.serialize_tensor(t) for t in flat if t is not None]
     return tf.io.serialize_tensor(tf.stack(tensors)).numpy()
 
 
 def _unpack(data: bytes, spec: Any) -> Any:
-    """Returns the structure of tensors that `_pack` was given; `spec` is its description."""
+    """Returns the structure of tensors that `_pack` serialized; `spec` describes it."""
     flat = tf.nest.flatten(spec, expand_composites=True)
     parts = iter(tf.unstack(tf.io.parse_tensor(data, tf.string)))
     tensors = [None if s is None else tf.io.parse_tensor(next(parts), s.dtype) for s in flat]

@@ -1,4 +1,4 @@
-"""Rows of all replicas as one tensor: dense, ragged or sparse."""
+"""Concatenation of all replicas' rows into one tensor: dense, ragged or sparse."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ Rows = tf.Tensor | tf.RaggedTensor | tf.SparseTensor
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
-    """Returns tensors of one kind behind one another.
+    """Concatenates tensors of one kind along axis 0.
 
     Args:
-        parts: Shape `[rows, ...]` each.
+        parts: Tensors of shape `[rows, ...]`.
     """
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
@@ -21,12 +21,12 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def gather_rows(collective: Collective, own: Rows, name: str) -> Rows:
-    """Returns the rows of all processes, in their order.
+    """Gathers the rows of all processes, in the order of their ranks.
 
     Args:
-        collective: What moves them.
+        collective: Collective that gathers them.
         own: This process's rows: shape `[rows, ...]`.
-        name: What the exchanges are called.
+        name: Prefix of the exchanges' names.
     """
     if collective.size == 1:
         return own

@@ -1,4 +1,4 @@
-"""The exchange of a step's gradients: replicas to process, process to processes, and back."""
+"""Exchange of a step's gradients between the replicas and processes, and back to the replicas."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from tfdml.strategies.step_clock import StepClock
 def sum_over_replicas(
     extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
 ) -> list[Gradient | None]:
-    """Sums gradients over all replicas; called in replica context, by every replica.
+    """Sums gradients over all replicas; every replica calls this, in replica context.
 
     Args:
         extended: The strategy's extended part.
         aggregator: The optimizer's aggregator.
-        gradients: This replica's; a value is None where a variable has none.
+        gradients: This replica's gradients; a value is None if a variable has no gradient.
 
     Returns:
-        The sums, None where there was none.
+        The sums in the same order, None where there was no gradient.
     """
     places = [i for i, g in enumerate(gradients.values) if g is not None]
     result: list[Gradient | None] = [None] * len(gradients.values)
@@ -38,9 +38,9 @@ def sum_over_replicas(
 def _by_process(
     extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
 ) -> list[Gradient]:
-    """Adds up the replicas of this process first, so that a process sends one gradient.
+    """Sums over this process's replicas first, so that each process sends one gradient.
 
-    Each bucket of gradients is summed, exchanged and handed out by one of the process's devices.
+    One of the process's devices sums, exchanges and distributes each bucket of gradients.
     """
 
     def merge(_, *per_replica):
@@ -63,7 +63,7 @@ def _by_process(
 def _by_replica(
     extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
 ) -> list[Gradient]:
-    """Lets each replica exchange its own gradients."""
+    """Sums gradients with an aggregator in which each replica exchanges its own."""
     sums = aggregator.aggregate(gradients)
     count = len(sums)
 
@@ -82,7 +82,7 @@ def _by_replica(
 def _observe_noise(
     extended: ReplicaExtended, per_replica: Sequence, sums: Sequence, rates: Callable[[], Rates]
 ) -> None:
-    """Gives the session's `NoiseScale`, if there is one, the replicas' gradients and their sums."""
+    """Passes the replicas' gradients and their sums to the session's `NoiseScale`, if any."""
     noise_scale = extended.observer(NoiseScale)
     if noise_scale is None:
         return

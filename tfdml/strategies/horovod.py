@@ -1,4 +1,4 @@
-"""`HorovodStrategy`: `model.fit` on the processes that `horovodrun` started."""
+"""`HorovodStrategy`: `model.fit` on the processes that `horovodrun` starts."""
 
 from collections.abc import Sequence
 
@@ -23,30 +23,31 @@ class HorovodStrategy(ReplicaStrategy):
     model.fit(x, y, batch_size=256, epochs=10)
     ```
 
-    Start it with `horovodrun -np 4 python train.py`; without a launcher the same file runs on one
-    process. Losses, metrics and weights are those of one process, for every number of processes.
+    Start it with `horovodrun -np 4 python train.py`; without a launcher the same script runs in
+    one process. Losses, metrics and weights are those of one process, for any number of processes.
 
-    Unlike with `hvd.DistributedOptimizer`:
+    Differences from `hvd.DistributedOptimizer`:
 
     - **A batch is global.** `batch_size=256`, or a dataset batched by 256, is 256 rows for all
       processes together; each works on its own part of every batch. Do not shard the dataset by
       rank, and do not multiply the learning rate by `size` unless you multiplied the batch size.
-    - Every process reads the whole data, in one order: give `Dataset.shuffle` a seed.
-    - There is nothing to broadcast, to wrap or to average: initial weights come from rank 0,
-      metrics are those of the whole data, and only rank 0 shows a progress bar.
+    - Every process reads all data, in the same order: give `Dataset.shuffle` a seed.
+    - There is nothing to broadcast, wrap or average: initial weights come from rank 0, metrics are
+      those of all data, and only rank 0 shows a progress bar.
 
     Args:
-        devices: This process's devices, such as `["GPU:0", "GPU:1"]`; one replica on each. By
-            default the GPU of this process's local rank, or the CPU where there is none. Other
-            GPUs are not touched if the strategy comes before TensorFlow's first operation.
-        compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
-            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
-        silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
-            and the job ends everywhere. A process that dies is noticed at once.
-        check_desync: Steps after which all weights are compared between the processes, again and
-            again; 0 for never. It costs one small exchange each time, and reading the weights.
-        bucket_bytes: Bytes of gradients that are sent together, as soon as they are there: more
-            for few and large exchanges, fewer for an earlier start. A gradient is never cut.
+        devices: This process's devices, such as `["GPU:0", "GPU:1"]`, with one replica on each. By
+            default the GPU of this process's local rank, or the CPU if there is none. Other GPUs
+            are not touched if the strategy is created before TensorFlow's first operation.
+        compression: Compressor of the exchanged gradients: one of `tfdml.compression`, such as
+            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for no compression.
+        silence_limit: Seconds without a sign of life after which a process is taken for lost and
+            the job ends on all processes. A process that dies is noticed at once.
+        check_desync: Number of steps between comparisons of all weights across processes; 0 for
+            never. Each comparison reads the weights and costs one small exchange.
+        bucket_bytes: Size in bytes of the gradient buckets, sent as soon as they are complete.
+            Larger buckets mean fewer exchanges, smaller ones an earlier start. A gradient is never
+            split.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -81,5 +82,5 @@ class HorovodStrategy(ReplicaStrategy):
 
 def _collective() -> Collective:
     if topology.is_elastic():
-        return LocalCollective()  # `tfdml.elastic.run` makes the ranks meet.
+        return LocalCollective()  # `tfdml.elastic.run` connects the ranks later.
     return HorovodCollective() if topology.launched().size > 1 else LocalCollective()

@@ -17,23 +17,23 @@ from tfdml.strategies.replica_strategy import ReplicaStrategy
 class MirroredStrategy(ReplicaStrategy):
     """Synchronous training on several devices of this machine, in a strategy scope.
 
-    Takes the place of `tf.distribute.MirroredStrategy`, which with Keras 3 weighs uneven batches
-    wrongly, clips gradients before their sum, and lets a replica's float16 overflow into the
-    weights. Losses, metrics and weights are those of one device. Needs no Horovod.
+    Replaces `tf.distribute.MirroredStrategy`, which with Keras 3 weights uneven batches wrongly,
+    clips gradients before summing them, and lets one replica's float16 overflow reach the weights.
+    Losses, metrics and weights are those of training on one device. Does not need Horovod.
 
     Args:
-        devices: The devices, such as `["GPU:0", "GPU:1"]`; all GPUs by default, or a CPU where
-            there are none. Other GPUs are not touched if the strategy comes before TensorFlow's
-            first operation.
-        cross_device_ops: The all-reduce of gradients between the devices, one of TensorFlow's, such
-            as `tf.distribute.NcclAllReduce()`. By default GPUs sum them by an all-reduce of NCCL;
-            of processors each sums, for all, the gradients of some layers.
-        compression: How gradients are compressed between the devices: one of `tfdml.compression`,
-            such as `PowerSGD(rank=4)`, or its name. Each device is then what a process is
-            elsewhere, so this shows on one machine what a codec does to a training. "auto" sends
-            them as they are: there is no network between devices.
-        bucket_bytes: Bytes of gradients that one device sums at once, as soon as they are there. A
-            gradient is never cut.
+        devices: Device names, such as `["GPU:0", "GPU:1"]`; by default all GPUs, or one CPU if
+            there are none. Other GPUs are not touched if the strategy is created before
+            TensorFlow's first operation.
+        cross_device_ops: TensorFlow's all-reduce for gradients between the devices, such as
+            `tf.distribute.NcclAllReduce()`. By default GPUs use an NCCL all-reduce; CPUs divide
+            the layers among themselves, and each sums the gradients of its layers for all.
+        compression: Compressor of the gradients between devices: one of `tfdml.compression`, such
+            as `PowerSGD(rank=4)`, or its name. Each device then acts like a process of the other
+            strategies, which shows on one machine how a codec affects training. "auto" does not
+            compress, because there is no network between devices.
+        bucket_bytes: Size in bytes of the gradient buckets that a device sums as soon as they are
+            complete. A gradient is never split.
 
     Raises:
         ValueError: If an argument is wrong.

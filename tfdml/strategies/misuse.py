@@ -1,4 +1,4 @@
-"""Habits from Horovod's own Keras API that are wrong, or needless, in a strategy's scope."""
+"""Checks for habits from Horovod's Keras API that are wrong or needless in a strategy's scope."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from tfdml.collectives.collective import Collective
 
 
 def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collective) -> None:
-    """Refuses or warns about what a strategy does already, before the first step.
+    """Refuses, or warns about, what the strategy already does itself; called before the first step.
 
     Args:
         model: The model whose `fit`, `evaluate` or `predict` is called.
@@ -21,8 +21,8 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
         collective: The strategy's collective.
 
     Raises:
-        ValueError: If the optimizer or a callback is Horovod's, the optimizer or weights were made
-            outside the scope, or the data are distributed already.
+        ValueError: If the optimizer or a callback is Horovod's, if the optimizer or weights were
+            made outside the scope, or if the data are already distributed.
     """
     for name in ("x", "validation_data"):
         _check_not_distributed(name, arguments.get(name))
@@ -66,7 +66,7 @@ def _check_not_distributed(name: str, data: Any) -> None:
         tf.distribute.DistributedValues,
     )
     for leaf in tf.nest.flatten(data):
-        # Weights and the like are variables of the strategy, which are values as any other.
+        # Variables made in the scope are `DistributedValues` too, but are valid as data.
         if isinstance(leaf, of_tensorflow) and not isinstance(leaf, tf.Variable):
             raise ValueError(
                 f"`{name}` must be arrays, a dataset of global batches, or what "
@@ -82,7 +82,7 @@ def _is_horovods(thing: object) -> bool:
 
 
 def _warn_of_multiplied_rate(optimizer: keras.Optimizer, size: int) -> None:
-    """Warns where the rate is the optimizer's default times the number of processes."""
+    """Warns if the learning rate is the optimizer's default times the number of processes."""
     rate = getattr(optimizer, "_learning_rate", None)
     parameter = inspect.signature(type(optimizer)).parameters.get("learning_rate")
     default = getattr(parameter, "default", None)

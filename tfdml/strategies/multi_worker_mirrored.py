@@ -19,37 +19,39 @@ from tfdml.strategies.replica_strategy import ReplicaStrategy
 class MultiWorkerMirroredStrategy(ReplicaStrategy):
     """Synchronous training on the workers of a TensorFlow cluster, in a strategy scope.
 
-    Takes the place of `tf.distribute.MultiWorkerMirroredStrategy`, whose `fit` crashes with Keras
-    3. Needs no Horovod. Start the same script on every machine with its `TF_CONFIG`, or pass a
-    resolver (Slurm, Kubernetes, ...); without either it runs on this machine alone. Make the
-    strategy first thing in the program: TensorFlow starts its server before its first operation.
+    Replaces `tf.distribute.MultiWorkerMirroredStrategy`, whose `fit` crashes with Keras 3. Does
+    not need Horovod. Start the same script on every machine with its `TF_CONFIG`, or pass a
+    resolver (Slurm, Kubernetes, ...); without either it runs on this machine alone. Create the
+    strategy at the start of the program: TensorFlow must start its server before its first
+    operation.
 
-    A batch is global, initial weights are rank 0's, and losses, metrics and weights are those of
-    one process, as with `tfdml.HorovodStrategy`.
+    As with `tfdml.HorovodStrategy`, a batch is global, initial weights are rank 0's, and losses,
+    metrics and weights are those of one process.
 
     Args:
-        cluster_resolver: What describes the cluster and this process's task; `TF_CONFIG` by
-            default. The chief, or else worker 0, is rank 0.
+        cluster_resolver: Resolver that describes the cluster and this process's task; reads
+            `TF_CONFIG` by default. The chief, or else worker 0, is rank 0.
         communication_options: A `tf.distribute.experimental.CommunicationOptions`: the
             implementation (`AUTO`, `RING` or `NCCL`) and a time limit for a collective. Its
-            `bytes_per_pack` is another name of `bucket_bytes`, which counts where both are given.
-        devices: This process's devices; all its GPUs by default, or a CPU where there are none.
-            Workers that `tfdml launch` starts on one host share its GPUs out among them. Others
-            are not touched.
-        compression: How gradients are compressed on the wire: one of `tfdml.compression`, such as
-            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for not at all.
-        silence_limit: Seconds after which a process that nothing is heard of is taken for lost,
-            and the job ends everywhere. A process that dies is noticed at once.
+            `bytes_per_pack` sets `bucket_bytes`, unless that is given too.
+        devices: This process's devices; by default all its GPUs, or one CPU if there are none.
+            Workers that `tfdml launch` starts on one host divide its GPUs among themselves. Other
+            GPUs are not touched.
+        compression: Compressor of the exchanged gradients: one of `tfdml.compression`, such as
+            `PowerSGD(rank=4)`, or its name, such as "powersgd". None for no compression.
+        silence_limit: Seconds without a sign of life after which a process is taken for lost and
+            the job ends on all processes. A process that dies is noticed at once.
         start_limit: Seconds to wait for the other processes to start.
-        check_desync: Steps after which all weights are compared between the processes, again and
-            again; 0 for never.
-        bucket_bytes: Bytes of gradients that are sent together, as soon as they are there: more
-            for few and large exchanges, fewer for an earlier start. A gradient is never cut.
+        check_desync: Number of steps between comparisons of all weights across processes; 0 for
+            never.
+        bucket_bytes: Size in bytes of the gradient buckets, sent as soon as they are complete.
+            Larger buckets mean fewer exchanges, smaller ones an earlier start. A gradient is never
+            split.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
         OSError: If this process's port is taken.
-        TimeoutError: If another process has not come in time.
+        TimeoutError: If another process does not start in time.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         self._cluster_resolver = (
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         )
-        # Slurm's resolver chooses this process's GPUs here, and the server takes them.
+        # Slurm's resolver selects this process's GPUs here, and the server then takes them.
         self._cluster_resolver.cluster_spec()
         own = own_devices(devices, topology.on_this_host())
         member = join(cluster_resolver, told, start_limit)
@@ -89,7 +91,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
                 topology.Topology(), self.extended.local_devices, told
             )
             return
-        # Device names of a cluster say whose they are.
+        # In a cluster, device names include the job and task.
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{device}" for device in own]
         collective = TensorFlowCollective(member.topology, own, told)
@@ -98,5 +100,5 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """What described the cluster."""
+        """The resolver that describes the cluster."""
         return self._cluster_resolver

@@ -1,4 +1,4 @@
-"""Data that are on their replicas' devices before the step asks for them."""
+"""Prefetching of data to the replicas' devices."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,20 +10,20 @@ import tensorflow as tf
 from tfdml.strategies.iteration import opened
 from tfdml.strategies.share import Portion
 
-# Portions that are copied while a step runs.
+# Number of portions that are copied while a step runs.
 AHEAD = 2
 
 
 class OnDevices:
-    """Portions of global batches whose rows have been copied to their replicas' devices.
+    """Iterable of portions of global batches, with the rows already on their replicas' devices.
 
-    A thread reads the next ones and copies them while steps run, so a GPU does not wait for its
-    rows. How many rows there are stays with the processor: the step decides by it what to do, and
-    would wait for a GPU to tell. What has been read is lost if the iteration is dropped.
+    A thread reads and copies the next portions while steps run, so a GPU does not wait for its
+    rows. The row counts stay on the CPU: the step branches on them, and would have to wait for the
+    GPU to return them. Portions already read are lost if the iteration is dropped.
 
     Args:
-        dataset: An iterable of portions, with an `element_spec`.
-        devices: This process's devices, one a replica.
+        dataset: Iterable of portions with an `element_spec`.
+        devices: This process's devices, one per replica.
     """
 
     def __init__(self, dataset: Any, devices: Sequence[str]):
@@ -32,14 +32,14 @@ class OnDevices:
 
     @property
     def element_spec(self) -> Any:
-        """The dataset's."""
+        """The dataset's element spec."""
         return self.dataset.element_spec
 
     def __iter__(self) -> Iterator[Portion]:
-        """Yields the portions in their order; begins the dataset's pass at once, as that would.
+        """Yields the portions in order; like `iter(dataset)`, starts the dataset's pass at once.
 
         Raises:
-            Exception: What the dataset raises, in the place of a portion.
+            Exception: Whatever the dataset raises, at the position of the failed portion.
         """
         return self._ahead(opened(self.dataset))
 
@@ -62,15 +62,15 @@ class OnDevices:
 
 
 def has_accelerators(devices: Iterable[str]) -> bool:
-    """Returns whether one of the devices is no processor, so that rows must be copied to it."""
+    """Returns whether any device is not a CPU, so that rows must be copied to it."""
     return any(tf.DeviceSpec.from_string(device).device_type != "CPU" for device in devices)
 
 
 def _copied(part: Any, device: str) -> Any:
-    """Returns the rows of a replica, on its device.
+    """Returns a replica's rows on its device.
 
-    Text stays where it is, and whole numbers of 32 bits, which TensorFlow keeps with the processor
-    on every device; so does what is ragged or sparse.
+    Not copied are strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU
+    for every device.
     """
 
     def copied(value: Any) -> Any:

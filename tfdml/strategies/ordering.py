@@ -1,4 +1,4 @@
-"""The order of a graph's operations, where TensorFlow would choose another one."""
+"""Explicit order of a graph's operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 def after_arguments(update: Callable) -> Callable:
-    """Returns a variable's update of which nothing runs before its arguments are there.
+    """Wraps a variable's update so that no part of it runs before its arguments are computed.
 
     Args:
-        update: Is given the variable and the arguments.
+        update: Function of the variable and the arguments.
     """
 
     def ordered(variable: tf.Variable, *values: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Each process reads its own part of every global batch: `AutoShardPolicy.OFF`."""
+"""Portions for `AutoShardPolicy.OFF`: each process reads its own part of every global batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from tfdml.row_split import OwnShareDataset
 from tfdml.strategies.feed_modes import ShardedFeed
 from tfdml.strategies.share import Portion, Splitter, count_rows, take_rows, unpacked
 
-# What a process announces instead of its number of rows.
+# A process announces its number of rows, or one of these.
 UNKNOWN, ENDLESS = -1, -2
 
-# Stages at the end of a pipeline that yield the batches they are given.
+# Stages at the end of a pipeline that yield their input batches unchanged.
 _PASSING_ON = {"_PrefetchDataset", "CacheDataset", "_OptionsDataset"}
 _BATCHING = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
-# Other stages whose batches have the size of those that they are given.
+# Other stages whose batches have the size of their input batches.
 _CHOOSING = {
     "_AssertCardinalityDataset",
     "_ConcatenateDataset",
@@ -33,18 +33,18 @@ _CHOOSING = {
 def own_portions(
     dataset: tf.data.Dataset, collective: Collective, splitter: Splitter
 ) -> tuple[tf.data.Dataset | ShardedFeed, int | None]:
-    """Returns a process's portions of global batches, and their number, None if it is not known.
+    """Returns a process's portions of global batches, and their number, None if unknown.
 
-    Where all processes know how many rows they have, and need equally many batches for them,
-    nothing has to be agreed on before a step.
+    If all processes know their number of rows and need the same number of batches for them, the
+    processes do not have to agree before each step.
 
     Args:
-        dataset: The process's part, batched by the global batch size.
-        collective: What the processes agree by.
-        splitter: What splits global batches over the replicas.
+        dataset: The process's part of the data, batched by the global batch size.
+        collective: Collective by which the processes agree.
+        splitter: Splitter of global batches over the replicas.
 
     Raises:
-        ValueError: If the batch size is not known, or smaller than the number of processes.
+        ValueError: If the batch size is unknown, or smaller than the number of processes.
     """
     batch_size = _batch_size(dataset, splitter)
     own = splitter.count(batch_size)
@@ -68,19 +68,19 @@ def own_portions(
 
 
 def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
-    """Returns a process's part of the data as portions of the size of its share of a global batch.
+    """Returns a process's part of the data as portions the size of its share of a global batch.
 
-    They know their own rows only: `ShardedFeed` adds up the processes'.
+    Their `global_rows` count only this process's rows; `ShardedFeed` sums over the processes.
 
     Args:
-        dataset: The process's part, batched by the global batch size.
-        splitter: What splits global batches over the replicas.
+        dataset: The process's part of the data, batched by the global batch size.
+        splitter: Splitter of global batches over the replicas.
 
     Returns:
-        The portions, and their number, None if it is not known.
+        The portions, and their number, None if unknown.
 
     Raises:
-        ValueError: If the batch size is not known, or smaller than the number of processes.
+        ValueError: If the batch size is unknown, or smaller than the number of processes.
     """
     batch_size = _batch_size(dataset, splitter)
     if isinstance(dataset, OwnShareDataset):
@@ -97,14 +97,14 @@ def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Da
 
 
 def known_rows(dataset: tf.data.Dataset) -> int:
-    """Returns the rows of one pass over batches as far as the pipeline shows them.
+    """Returns the number of rows in one pass over batches, if the pipeline's stages show it.
 
-    They show where `batch`, `cache` and `prefetch` are its last stages and what is batched has a
-    known number. A `map` after `batch` may change the number of rows, so what is before is then
-    not looked at.
+    They do if the last stages are `batch`, `cache` and `prefetch`, and the batched dataset has a
+    known cardinality. A `map` after `batch` may change the number of rows, so stages before it are
+    ignored.
 
     Args:
-        dataset: A pipeline that yields batches.
+        dataset: Pipeline that yields batches.
 
     Returns:
         The number of rows, `UNKNOWN` or `ENDLESS`.
@@ -138,13 +138,13 @@ def _batch_size(dataset: tf.data.Dataset, splitter: Splitter) -> int:
 
 
 def _visible_batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Returns the batch size that a dataset says or its last stages show, None if none."""
+    """Returns the batch size that a dataset declares or its last stages show, else None."""
     if isinstance(dataset, OwnShareDataset):
         return dataset.global_batch_size
     size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
     if size >= 0:
         return size
-    # TensorFlow does not know what our datasets say: they may be the inputs of such stages.
+    # TensorFlow does not know the batch size of our datasets, which may be inputs of such stages.
     if type(dataset).__name__ not in _PASSING_ON | _CHOOSING:
         return None
     sizes = {_visible_batch_size(source) for source in dataset._inputs()}
@@ -159,10 +159,11 @@ def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | 
     """Returns the number of global batches, and each process's rows of the last one.
 
     Args:
-        announced: Each process's rows and its rows of a full global batch.
+        announced: Each process's number of rows, and its rows of a full global batch.
 
     Returns:
-        None instead where the processes have to agree on each batch.
+        The number, None if the data do not end, and the rows by rank; None instead of the pair if
+        the processes have to agree on each batch.
     """
     if all(rows == ENDLESS for rows, _ in announced):
         return None, [full for _, full in announced]
@@ -176,14 +177,14 @@ def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | 
 def _counted(
     full: Sequence[int], last: Sequence[int], number: int | None, rank: int, local_replicas: int
 ) -> Callable[..., Portion]:
-    """Returns what makes portions of a process's numbered batches.
+    """Returns a function that turns a process's numbered batches into portions.
 
     Args:
         full: Each process's rows of a full global batch.
-        last: Each process's rows of the last one.
-        number: The number of batches, None if they do not end.
-        rank: This process.
-        local_replicas: The number of its replicas.
+        last: Each process's rows of the last global batch.
+        number: Number of batches, None if they do not end.
+        rank: Rank of this process.
+        local_replicas: Number of this process's replicas.
     """
 
     def of_all(rows: Sequence[int]) -> tf.Tensor:
@@ -194,7 +195,7 @@ def _counted(
         if number is not None:
             counts = tf.where(index < number - 1, counts, of_all(last))
         shares = _shares(unpacked(element), local_replicas)
-        # Not `tf.debugging.Assert`, whose branch costs more than all the rest.
+        # Not `tf.debugging.Assert`: its branch costs more than everything else here.
         tf.raw_ops.Assert(
             condition=tf.reduce_sum(shares.rows) == counts[0],
             data=[

@@ -1,4 +1,4 @@
-"""What belongs to one rank, seen by a callback that saves it: who it is, and what it keeps."""
+"""State of one rank for callbacks that save it: its rank, residuals and accumulated gradients."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.session import session_of
 
 _MESSAGE_BYTES = 8192
-# Goes before the names of what is kept for a model's second optimizer, and those that follow.
+# Prefix of the names in the state of a model's second and later optimizers.
 _OPTIMIZER = "optimizer_"
 
 
 class RankState:
-    """A rank of the job that trains a model; the only one, without a strategy of tfdml.
+    """Rank of the job that trains a model; the only one if the strategy is not one of tfdml's.
 
     Args:
         model: The model.
@@ -32,7 +32,7 @@ class RankState:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The rank of this process."""
         return self._collective.rank
 
     @property
@@ -41,7 +41,7 @@ class RankState:
         return self._collective.size
 
     def told_by_rank_0(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """Returns what rank 0 says, on all ranks: JSON of up to 8 KB."""
+        """Broadcasts rank 0's message to all ranks, as JSON of up to 8 KB."""
         if self.size == 1:
             return message
         payload = json.dumps(message).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES)
@@ -50,22 +50,22 @@ class RankState:
         return json.loads(bytes(said.tolist()))
 
     def any_of_all(self, wish: bool) -> bool:
-        """Returns whether any rank wishes it; all ranks call it, and wait for each other."""
+        """Returns whether any rank's `wish` is true; all ranks call this and wait for all."""
         own = tf.constant([int(wish)], tf.int32)
         return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
 
     def wait_for_steps(self) -> None:
-        """Waits until steps are done that workers of parameter servers still take."""
+        """Waits for steps that workers of parameter servers are still running."""
         join = getattr(self._model.train_function, "join", None)
         if join is not None:
             join()
 
-    # -- What is kept between steps ------------------------------------------------------------
+    # -- State between steps -------------------------------------------------------------------
 
     def kept(self) -> dict[str, np.ndarray]:
-        """Returns what this rank alone keeps: residuals, and gradients gathered for an update.
+        """Returns this rank's own state by name: residuals and accumulated gradients.
 
-        As `values_of` does.
+        The arrays are valid as those of `values_of` are.
         """
         if self._extended is None:
             return {}
@@ -78,7 +78,7 @@ class RankState:
         return kept
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Takes up what the ranks of an earlier job have kept, however many they were."""
+        """Restores the state of an earlier job's ranks; the number of ranks may differ."""
         if self._extended is None:
             return
         for prefix, aggregator in self._aggregators():
@@ -88,7 +88,7 @@ class RankState:
             if len(found) == self.size and len(found[0]) == len(parts):
                 values = found[self.rank]
             else:
-                # Their sum is what counts: each rank has an equal share of it.
+                # Only the sum matters: each rank gets an equal share of it.
                 total = sum(np.sum(values, 0) for values in found)
                 first = (total / self.size).astype(total.dtype)
                 values = [first, *(first * 0 for _ in parts[1:])]
@@ -96,7 +96,7 @@ class RankState:
                 part.assign(value)
 
     def _aggregators(self) -> Iterator[tuple[str, GradientAggregator]]:
-        """Yields what goes before the names that an optimizer's aggregator keeps, and that."""
+        """Yields each optimizer's aggregator, after the prefix of the names in its state."""
         for number, optimizer in enumerate(optimizers_of(self._model)):
             prefix = f"{_OPTIMIZER}{number}/" if number else ""
             yield prefix, self._extended.aggregator_of(optimizer)
@@ -109,7 +109,7 @@ class RankState:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns a model's optimizers: the compiled one, and those that its attributes hold."""
+    """Returns a model's optimizers: the compiled one, and those held by its attributes."""
     held = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         values = value.values() if isinstance(value, Mapping) else value
@@ -119,24 +119,24 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def _of_prefix(kept: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns what is kept under names with a prefix, by the rest of the names.
+    """Returns the entries whose name has a prefix, by the name without it.
 
-    Earlier checkpoints have what all optimizers keep under names without one.
+    Earlier checkpoints have the state of all optimizers under names without a prefix.
     """
     found = {n.removeprefix(prefix): v for n, v in kept.items() if prefix and n.startswith(prefix)}
     return found or {n: v for n, v in kept.items() if not n.startswith(_OPTIMIZER)}
 
 
 def values_of(variables: Sequence[Sequence[tf.Variable]], summed: bool = False) -> list[np.ndarray]:
-    """Returns the values of variables, as they are now, whatever becomes of the variables.
+    """Returns the current values of variables, which later updates do not change.
 
-    In the host's memory they are not copies: as long as somebody has a value, TensorFlow gives its
-    variable new memory where it would else write over the old.
+    In host memory they are not copies: while a value is referenced, TensorFlow allocates new memory
+    for its variable instead of overwriting the old one.
 
     Args:
-        variables: The copies of each one, see `components`: looked up once, because training
-            stands still while hundreds are read.
-        summed: Whether a variable's value is the sum over this process's replicas, as a metric's.
+        variables: The copies of each variable, see `components`: looked up once by the caller,
+            because training stands still while hundreds of variables are read.
+        summed: Whether a variable's value is the sum over this process's replicas, like a metric's.
     """
     found = []
     for copies in variables:
@@ -146,14 +146,14 @@ def values_of(variables: Sequence[Sequence[tf.Variable]], summed: bool = False) 
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    """Returns `variable.read_value()`, in a fourth of its time."""
+    """Returns `variable.read_value()`, in a quarter of the time."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def assign_values(
     variables: Sequence[Sequence[tf.Variable]], values: Sequence[np.ndarray], summed: bool = False
 ) -> None:
-    """Gives variables values that `values_of` has returned."""
+    """Assigns values that `values_of` returned to variables."""
     for copies, value in zip(variables, values, strict=True):
         for number, copy in enumerate(copies):
             copy.assign(value if number == 0 or not summed else np.zeros_like(value))

@@ -1,7 +1,7 @@
-"""State that replicas change for themselves in a step: metrics, and moving statistics of layers.
+"""State that each replica changes on its own in a step: metrics and layers' moving statistics.
 
-After each step it is the same on every replica. Both kinds take part in one small exchange: a state
-says what its replicas contribute (`contributions`), and is given the sums (`assign`).
+After each step it is the same on every replica. Both kinds share one small exchange: a state
+returns what its replicas contribute (`contributions`), and receives the sums (`assign`).
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from tfdml.strategies.share import Share
 
 
 class MetricState:
-    """The metrics' variables during one global step: those of the whole data on every process.
+    """The metrics' variables during one global step.
 
     A metric's state is a sum over samples (Keras declares it so: `aggregation="sum"`). A step
-    sets the state aside and to 0, lets every replica add what its share contributes, sums the
-    contributions over all replicas, and adds the sum to what was set aside. So the state is that
-    of the whole data on every process after every step, and reading it is no collective.
+    saves the state and sets it to 0, lets every replica add what its share contributes, sums the
+    contributions over all replicas, and adds the sum to the saved state. So after every step, every
+    process has the state of all data, and reading it is not a collective.
 
     A padded share contributes nothing, whatever its replica computed.
 
@@ -33,7 +33,7 @@ class MetricState:
         self._before: list[tf.Tensor] = []
 
     def set_aside(self) -> None:
-        """Remembers the state and sets it to 0."""
+        """Saves the state and sets it to 0."""
         self._before = [tf.add_n([c.read_value() for c in cs]) for cs in self._components]
         for component in (c for cs in self._components for c in cs):
             component.assign(tf.zeros_like(component))
@@ -43,10 +43,10 @@ class MetricState:
         return [_sum_of_present(cs, shares, lambda value, share: value) for cs in self._components]
 
     def assign(self, sums: Sequence[tf.Tensor]) -> keras.StatelessScope:
-        """Makes what was set aside and the sums over all replicas the state.
+        """Sets the state to the saved state plus the sums over all replicas.
 
         Returns:
-            A scope in which the variables have this state.
+            A Keras scope in which the variables have this state.
         """
         after = [before + total for before, total in zip(self._before, sums, strict=True)]
         for components, state in zip(self._components, after, strict=True):
@@ -57,11 +57,11 @@ class MetricState:
 
 
 class LayerState:
-    """Moving statistics and the like: each replica's, averaged by the rows of its share.
+    """Layers' moving statistics, averaged over replicas and weighted by their rows.
 
-    `BatchNormalization` without `synchronized=True` moves its mean and variance by those of a
-    replica's own rows. The average over the replicas is exact for the mean, while the variance
-    leaves out how the replicas' means differ.
+    `BatchNormalization` without `synchronized=True` updates its moving mean and variance from a
+    replica's own rows. The average over the replicas is exact for the mean, but the variance lacks
+    the variance between the replicas' means.
 
     Args:
         variables: Floating-point variables that the forward pass may change.
@@ -78,16 +78,16 @@ class LayerState:
         ]
 
     def assign(self, averages: Sequence[tf.Tensor]) -> None:
-        """Gives all of this process's replicas the average."""
+        """Assigns the averages to all of this process's replicas."""
         for components, average in zip(self._components, averages, strict=True):
             for component in components:
                 component.assign(average)
 
 
 def moving_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the floating-point state that the layers of a model change in training.
+    """Returns the floating-point state that a model's layers change in training.
 
-    That is what layers declared not trainable by gradients; frozen layers change nothing.
+    These are the non-trainable variables of layers that are not frozen.
     """
     return [
         variable
@@ -99,12 +99,12 @@ def moving_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def components(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns a variable's copies: one for each local device, if it was made in the scope."""
+    """Returns a variable's copies: one per local device, if it was made in the scope."""
     return list(getattr(variable.value, "values", [variable.value]))
 
 
 def _sum_of_present(copies, shares: Sequence[Share], weigh) -> tf.Tensor:
-    # A choice, not a product with 0: what a padded replica computed may be NaN.
+    # `tf.where`, not a product with 0: a padded replica's value may be NaN.
     parts = []
     for component, share in zip(copies, shares, strict=True):
         value = component.read_value()

@@ -1,7 +1,7 @@
-"""A model's step as a replica runs it, and which of its outputs are results of metrics.
+"""A model's step as a replica runs it, and its outputs that are results of metrics.
 
-In the middle of a step a metric holds what the replica itself has added. What a step returns of
-it, under any key, has to be the result of the whole data, which is known behind the step.
+During a step, a metric holds only what the replica itself has added. The result that the step
+returns, under any key, must be that of all data, which is known only after the step.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from tfdml.strategies.traced import traced, tracing
 
 
 class Result(NamedTuple):
-    """A value that `result()` of a metric returned on a replica.
+    """Value that a metric's `result()` returned on a replica.
 
     Attributes:
         metric: The metric.
-        key: Which of its results, where it returned a dictionary.
+        key: Key of the value if `result()` returned a dictionary, else None.
         value: The replica's own value: a tensor.
     """
 
@@ -29,7 +29,7 @@ class Result(NamedTuple):
     value: Any
 
     def now(self) -> Any:
-        """Returns the metric's result as it is now."""
+        """Returns the metric's current result."""
         found = self.metric.result()
         return found if self.key is None else found[self.key]
 
@@ -39,12 +39,12 @@ class ReplicaStep:
 
     Args:
         model: The Keras model.
-        step: Its `train_step`, `test_step` or the like.
-        around: Is given the step, and returns what replicas run instead.
+        step: Its `train_step`, `test_step` or similar.
+        around: Wrapper that takes the step and returns the function that replicas run instead.
 
     Attributes:
-        results: The outputs that are results of metrics, by key; known once the step was traced.
-        derived: The outputs that were computed from such results in a graph: by key, from which.
+        results: Outputs that are results of metrics, by key; known once the step is traced.
+        derived: Results from which other outputs were computed in the graph, by the output's key.
     """
 
     def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
@@ -75,10 +75,10 @@ class ReplicaStep:
         return outputs
 
     def refuse_derived(self) -> None:
-        """Raises where an output was computed from metrics' results.
+        """Refuses outputs that were computed from metrics' results.
 
         Raises:
-            ValueError: If there is such an output.
+            ValueError: If the step has such an output.
         """
         for key, used in self.derived.items():
             raise ValueError(
@@ -89,13 +89,13 @@ class ReplicaStep:
             )
 
     def with_results_now(self, output: Any) -> Any:
-        """Returns an output of the step, computed from what metrics' results are now.
+        """Returns an output of the step, computed again from the metrics' current results.
 
         Args:
-            output: A replica's, of those in `derived`.
+            output: A replica's output whose key is in `derived`.
 
         Raises:
-            ValueError: If the step was traced in another graph than the caller's.
+            ValueError: If the step was not traced in the caller's graph.
         """
         graph = tf.compat.v1.get_default_graph()
         if any(result.value.graph is not graph for result in self._all):
@@ -105,7 +105,7 @@ class ReplicaStep:
 
 
 def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns a model's metrics, those too that a `metrics` property of its own leaves out."""
+    """Returns all metrics of a model, including those that an overridden `metrics` leaves out."""
     known = {id(metric): metric for metric in [*model.metrics, *model._metrics]}
     return list(known.values())
 
@@ -117,7 +117,7 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
 
 @contextlib.contextmanager
 def _noting(metrics: list[keras.metrics.Metric]) -> Iterator[None]:
-    """While this is entered, metrics note what their `result` returns."""
+    """Context manager: records what each metric's `result` returns."""
     for metric in metrics:
         metric.result = functools.partial(_noted_result, metric, metric.result)
     try:
@@ -136,7 +136,7 @@ def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Any:
 
 
 def _used(output: Any, results: dict[int, Result]) -> list[Result]:
-    """Returns which results an output was computed from, in the graph that is being made."""
+    """Returns the results that an output was computed from, in the graph being traced."""
     if tf.executing_eagerly():
         return []
     used: list[Result] = []
@@ -148,11 +148,11 @@ def _used(output: Any, results: dict[int, Result]) -> list[Result]:
 
 
 def _recomputed(tensor: tf.Tensor, now: dict[int, tf.Tensor]) -> tf.Tensor:
-    """Returns a tensor of the graph that is being made, computed from other values.
+    """Returns a tensor of the graph being traced, computed again from other values.
 
     Args:
-        tensor: What was computed from the former values.
-        now: By the identity of each former value, the other one.
+        tensor: Tensor that was computed from the old values.
+        now: New values, by the `id` of the old value that each replaces.
     """
     replaced = dict(now)
     for op in sorted(_operations(tensor, now), key=lambda op: op._id):
@@ -167,7 +167,7 @@ def _recomputed(tensor: tf.Tensor, now: dict[int, tf.Tensor]) -> tf.Tensor:
 
 
 def _operations(tensor: tf.Tensor, ends: Collection[int]) -> set[tf.Operation]:
-    """Returns the operations that a tensor comes of, up to tensors of the given identities."""
+    """Returns the operations that a tensor depends on, up to tensors with the given ids."""
     found: set[tf.Operation] = set()
     waiting = [tensor]
     while waiting:

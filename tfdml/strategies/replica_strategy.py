@@ -1,4 +1,4 @@
-"""What all of tfdml's synchronous strategies share."""
+"""Base class of tfdml's synchronous strategies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from tfdml.strategies.step import GlobalStep
 
 
 class ReplicaStrategy(tf.distribute.Strategy):
-    """Synchronous training on mirrored devices of one or several processes.
+    """Synchronous strategy that mirrors variables on the devices of one or several processes.
 
     Args:
-        collective: What exchanges tensors between the processes.
-        devices: This process's devices.
-        options: The constructor's, checked.
+        collective: Collective that exchanges tensors between the processes.
+        devices: This process's devices, one per replica.
+        options: Checked options from the subclass's constructor.
     """
 
     # `MirroredExtended` numbers TensorFlow's own collectives from here.
@@ -47,7 +47,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
 
     @property
     def rank(self) -> int:
-        """This process among all, from 0."""
+        """The rank of this process, from 0."""
         return self.extended.collective.rank
 
     @property
@@ -57,13 +57,13 @@ class ReplicaStrategy(tf.distribute.Strategy):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes files and messages."""
+        """Whether this process writes files and messages."""
         return self.extended.collective.topology.is_chief
 
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""
-        # Keras knows this way only to take a step. A `GlobalStep` is called here, for all replicas
-        # together, and calls `run` once itself, for the part that each of them does alone.
+        # Keras takes every step through `run`. A `GlobalStep` is called once for all replicas; it
+        # calls `run` itself for the part that each replica does alone.
         if isinstance(fn, GlobalStep):
             with self.extended.making_graph(fn.name):
                 return fn(*args)

@@ -1,4 +1,4 @@
-"""The same values on all processes: at the start those of rank 0, later as a check."""
+"""Variables with the same values on all processes: set at the start, checked later."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,14 +9,14 @@ from tfdml.collectives.collective import Collective
 
 
 def start_alike(variables: Sequence[keras.Variable], collective: Collective) -> None:
-    """Gives every process rank 0's values, where they differ.
+    """Broadcasts rank 0's values of the variables that differ between processes.
 
-    Variables are made alike already. They differ where one process has loaded a file that the
-    others have not, as `BackupAndRestore` does on rank 0.
+    Variables are created with the same values. They differ if one process has loaded a file that
+    the others have not, as `BackupAndRestore` does on rank 0.
 
     Args:
-        variables: A model's, and its optimizer's: the same ones on all processes.
-        collective: What compares and sends.
+        variables: Variables of a model and its optimizer, in the same order on all processes.
+        collective: Collective that compares and broadcasts the values.
     """
     for number, (variable, digests) in enumerate(_compared(variables, collective)):
         if len(set(digests)) > 1:
@@ -28,11 +28,12 @@ def check_values(variables: Sequence[keras.Variable], collective: Collective) ->
     """Checks that all processes have the same values, bit for bit.
 
     Args:
-        variables: A model's: the same ones on all processes.
-        collective: What compares them.
+        variables: Variables of a model, in the same order on all processes.
+        collective: Collective that compares them.
 
     Raises:
-        RuntimeError: On every process, if they differ; it names the first variable, and the ranks.
+        RuntimeError: On every process, if values differ; names the first such variable and the
+            ranks.
     """
     for variable, digests in _compared(variables, collective):
         common = max(digests, key=digests.count)
@@ -47,7 +48,7 @@ def check_values(variables: Sequence[keras.Variable], collective: Collective) ->
 
 
 def agree_on_number(number: int | None, collective: Collective) -> int | None:
-    """Returns rank 0's number, from 0, or None."""
+    """Broadcasts rank 0's number (0 or more, or None) to all processes."""
     own = tf.constant([-1 if number is None else number], tf.int64)
     first = int(collective.broadcast(own, "start/number").numpy()[0])
     return None if first < 0 else first
@@ -56,7 +57,7 @@ def agree_on_number(number: int | None, collective: Collective) -> int | None:
 def _compared(
     variables: Sequence[keras.Variable], collective: Collective
 ) -> Iterator[tuple[keras.Variable, list[int]]]:
-    """Yields each variable, and 64 bits of every rank that follow from its value."""
+    """Yields each variable with the 64-bit fingerprints of its values, by rank."""
     distinct = {id(v): v for v in variables if v.dtype != "string" and 0 not in v.shape}
     found = list(distinct.values())
     if not found:

@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Watches a model's train steps from inside their graph.
+    """Observer of a model's train steps, inside their graph.
 
-    What a rank has seen goes to the others in the message that each step sends for its metrics.
+    Each rank's observations are summed over ranks in the message that carries a step's metrics.
     """
 
     def begin(self) -> None:
-        """Notes that a step begins; called in its graph once the batch is there."""
+        """Notes that a step begins; called in its graph once the batch has arrived."""
 
     def slots(self) -> tf.Tensor:
-        """Returns this rank's part of what the ranks add up: float32, of a known shape."""
+        """Returns this rank's part of the sum over ranks: float32, of a known shape."""
 
     def add(self, total: tf.Tensor) -> None:
-        """Takes what the ranks' slots add up to; called in the step's graph, at its end."""
+        """Receives the sum of the ranks' slots; called in the step's graph, at its end."""
 
 
 Kind = TypeVar("Kind", bound=Observer)
 
 
 class FitSession:
-    """Everything that training one model keeps, but for what belongs to one of its optimizers.
+    """State of training one model, except for the state that belongs to one of its optimizers.
 
-    What an optimizer's exchanges leave over is in its aggregator, see
-    `ReplicaExtended.aggregator_of`: a custom loop has optimizers, and no model.
+    The residuals of an optimizer's exchanges are in its aggregator, see
+    `ReplicaExtended.aggregator_of`, because a custom loop has optimizers but no model.
 
     Args:
         model: The model.
 
     Attributes:
-        position: Where the training data of the `fit` under way are, if a callback resumes it.
+        position: Position in the training data of the current `fit`, if a callback resumes it.
     """
 
     def __init__(self, model: keras.Model):
@@ -56,31 +56,31 @@ class FitSession:
         return [self._observers[kind] for kind in sorted(self._observers, key=lambda k: k.__name__)]
 
     def observer(self, kind: type[Kind]) -> Kind | None:
-        """Returns the observer of a kind, None without one."""
+        """Returns the observer of a kind, or None."""
         return self._observers.get(kind)
 
     def attach(self, observer: Observer) -> None:
-        """Lets an observer watch the train steps, in the place of another one of its kind."""
+        """Attaches an observer to the train steps; it replaces an earlier one of its kind."""
         self._observers[type(observer)] = observer
         self.trace_again()
 
     def trace_again(self) -> None:
-        """Lets the next train step be traced again: what it does has changed."""
+        """Makes the next train step retrace, because its graph must change."""
         model = self._model()
         if model is not None:
             model.train_function = None
 
     @property
     def accumulator(self) -> Accumulator | None:
-        """The gradients that are gathered for the next update; None where each step updates."""
+        """The accumulator of gradients for the next update; None if every step updates."""
         return self._accumulator
 
     def accumulate(self, optimizer: keras.Optimizer | None) -> None:
-        """Gathers gradients for an optimizer, and keeps what is gathered for it already.
+        """Starts to accumulate gradients for an optimizer, or continues with its accumulator.
 
         Args:
-            optimizer: The model's, built, without the loss scale around it; None, or one without
-                `gradient_accumulation_steps`, for an update in each step.
+            optimizer: The model's built optimizer, without the loss scale around it. With None, or
+                without `gradient_accumulation_steps`, every step updates.
         """
         if getattr(optimizer, "gradient_accumulation_steps", None) is None:
             self._accumulator = None
@@ -89,7 +89,7 @@ class FitSession:
             self._accumulator = Accumulator(strategy, optimizer)
 
     def leave(self) -> None:
-        """Forgets what was made for the ranks that there were, as others have come."""
+        """Drops the state that was made for the previous set of ranks."""
         self._observers.clear()
         self._accumulator = None
         self.trace_again()
@@ -99,14 +99,14 @@ _sessions: weakref.WeakKeyDictionary[keras.Model, FitSession] = weakref.WeakKeyD
 
 
 def session_of(model: keras.Model) -> FitSession:
-    """Returns a model's session, made when it is first asked for."""
+    """Returns a model's session, created on first use."""
     if model not in _sessions:
         _sessions[model] = FitSession(model)
     return _sessions[model]
 
 
 def leave_sessions(strategy: tf.distribute.Strategy) -> None:
-    """Lets the sessions of a strategy's models forget the ranks that there were."""
+    """Drops the state for the previous set of ranks in the sessions of a strategy's models."""
     for model, session in list(_sessions.items()):
         if model.distribute_strategy is strategy:
             session.leave()

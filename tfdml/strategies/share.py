@@ -1,4 +1,4 @@
-"""One replica's share of a global batch: its rows, and what they weigh."""
+"""One replica's share of a global batch: its rows, and their weight."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,30 +9,30 @@ import tensorflow as tf
 
 from tfdml.row_split import LocalReplicas
 
-# What stands for None in the description of a `tf.data` element.
+# The spec that represents None in a `tf.data` element's spec.
 _NONE_SPEC = type(tf.type_spec_from_value(None))
-# The bytes of a batch's digest.
+# Number of bytes of a batch's digest.
 DIGEST_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The part of one global batch that one replica works on.
+    """Part of one global batch that one replica works on.
 
-    When a batch has fewer rows than there are replicas, some get a share of 0 rows; because
-    TensorFlow's convolutions abort on an empty batch, such a replica computes on one row that is
-    not its own (it is padded), and everything that comes of it is weighted with 0.
+    If a batch has fewer rows than replicas, some get a share of 0 rows. TensorFlow's convolutions
+    abort on an empty batch, so such a replica computes on one row that is not its own (the share is
+    padded), and all its results get weight 0.
 
     Attributes:
-        rows: The share's number of rows, 0 for a padded share: int64, shape `[]`.
-        global_rows: The global batch's number of rows: int64, shape `[]`.
+        rows: Number of rows of the share, 0 for a padded share: int64, shape `[]`.
+        global_rows: Number of rows of the global batch: int64, shape `[]`.
     """
 
     rows: tf.Tensor
     global_rows: tf.Tensor
 
     def fraction(self, dtype: Any) -> tf.Tensor:
-        """Returns the share's part of the global batch, from 0 to 1; over all replicas, 1."""
+        """Returns the share's fraction of the global batch, from 0 to 1; they sum to 1."""
         return tf.cast(self.rows / self.global_rows, dtype)
 
     def present(self, dtype: Any) -> tf.Tensor:
@@ -40,19 +40,20 @@ class Share:
         return tf.cast(self.rows > 0, dtype)
 
     def drop_padding(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a replica computed, `[rows, ...]`, without the row of a padded share."""
+        """Returns a replica's result, `[rows, ...]`, without the row of a padded share."""
         return tensor[: self.rows]
 
 
 class Portion(NamedTuple):
-    """What one process works on of a global batch; what its pipelines yield.
+    """One process's part of a global batch, as its pipelines yield it.
 
     Attributes:
-        parts: For each of this process's replicas, the rows that it computes on.
-        rows: Each replica's own rows, 0 for a padded one: int64, shape `[local replicas]`.
-        global_rows: The global batch's number of rows: int64, shape `[]`.
-        digest: What all processes must find alike where each has read the whole batch, see
-            `digest_of`; zeros where there is nothing to compare: float32, shape
+        parts: The rows that each of this process's replicas computes on.
+        rows: Number of each replica's own rows, 0 for a padded share: int64, shape
+            `[local replicas]`.
+        global_rows: Number of rows of the global batch: int64, shape `[]`.
+        digest: Digest of the global batch, which must be the same on all processes if each has
+            read it, see `digest_of`; zeros if there is nothing to compare: float32, shape
             `[DIGEST_SIZE]`.
     """
 
@@ -68,7 +69,7 @@ class Portion(NamedTuple):
 
 
 class Splitter(LocalReplicas):
-    """Splits global batches over replicas."""
+    """Splitter of global batches over replicas."""
 
     def portion(
         self, global_rows: tf.Tensor | int, take: Callable[[tf.Tensor | int, tf.Tensor | int], Any]
@@ -76,10 +77,11 @@ class Splitter(LocalReplicas):
         """Returns this process's portion of a batch.
 
         Args:
-            global_rows: The batch's rows, as in `bounds`. A Python number costs no operation.
+            global_rows: Number of rows of the batch, as in `bounds`. A Python number costs no
+                operation.
             take: `take(begin, end)` returns the rows of the batch from `begin` to before `end`.
         """
-        # NumPy's numbers become constants of a graph, where TensorFlow's would be computed there.
+        # NumPy numbers become constants of the graph; TensorFlow's would be computed in it.
         least, most = (tf.minimum, tf.maximum) if tf.is_tensor(global_rows) else (min, max)
         edges = self.bounds(global_rows)
         parts = []
@@ -100,7 +102,7 @@ class Splitter(LocalReplicas):
         return portion._replace(digest=digest_of(batch))
 
     def own_rows(self, batch: Any) -> Any:
-        """Returns the rows of a global batch that this process's replicas share, unpadded."""
+        """Returns this process's rows of a global batch, without padding."""
         edges = self.bounds(count_rows(batch))
         return take_rows(batch, edges[0], edges[-1])
 
@@ -110,9 +112,9 @@ def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
 
     Args:
         batch: A structure of tensors (dense, ragged or sparse) of shape `[rows, ...]`; scalars,
-            None and optionals stay as they are.
-        begin: The first row: int64, shape `[]`.
-        end: The row behind the last one: int64, shape `[]`.
+            None and optionals are returned unchanged.
+        begin: First row: int64, shape `[]`.
+        end: Row after the last one: int64, shape `[]`.
     """
 
     def rows(tensor):
@@ -122,7 +124,7 @@ def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
             shape = tf.shape(tensor, tf.int64)
             start = tf.concat([[begin], tf.zeros_like(shape[1:])], 0)
             cut = tf.sparse.slice(tensor, start, tf.concat([[end - begin], shape[1:]], 0))
-            # What a slice's shape is TensorFlow does not know; layers are built by it.
+            # TensorFlow does not infer a sparse slice's shape, but layers need it to build.
             known = [shape[i] if n is None else n for i, n in enumerate(tensor.shape)]
             rows = tf.stack([tf.cast(n, tf.int64) for n in (end - begin, *known[1:])])
             return tf.SparseTensor(cut.indices, cut.values, rows)
@@ -132,7 +134,7 @@ def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
 
 
 def count_rows(batch: Any) -> tf.Tensor | int:
-    """Returns the number of rows of a batch: int64, shape `[]`, or a Python number if it is known.
+    """Returns the number of rows of a batch: a Python number if known, else int64 of shape `[]`.
 
     Raises:
         ValueError: If no tensor of the batch has an axis 0.
@@ -148,7 +150,7 @@ def count_rows(batch: Any) -> tf.Tensor | int:
 
 
 def as_tensors(batch: Any) -> Any:
-    """Returns a batch with tensors in the place of NumPy's arrays and pandas's tables."""
+    """Converts NumPy arrays and pandas tables in a batch to tensors."""
 
     def as_tensor(value: Any) -> Any:
         is_array = isinstance(value, np.ndarray) or hasattr(value, "iloc")
@@ -158,11 +160,12 @@ def as_tensors(batch: Any) -> Any:
 
 
 def digest_of(batch: Any) -> tf.Tensor:
-    """Returns 64 bits that follow from all bytes of a batch: float32, shape `[DIGEST_SIZE]`.
+    """Returns a 64-bit digest of all bytes of a batch: float32, shape `[DIGEST_SIZE]`.
 
-    As whole numbers below 256, which float32 holds exactly: so they travel with the metrics.
+    Each entry is an integer below 256, which float32 holds exactly, so that the digest can travel
+    with the metrics.
     """
-    # A fingerprint is made of each row: an axis more makes one row of all.
+    # `tf.fingerprint` works per row, so each tensor is reshaped to a single row.
     fingerprints = [
         tf.fingerprint(tf.reshape(tensor, [1, -1]))
         for tensor in tf.nest.flatten(batch, expand_composites=True)
@@ -174,15 +177,15 @@ def digest_of(batch: Any) -> tf.Tensor:
 
 
 def unpacked(element: tuple) -> Any:
-    """Returns an element as the dataset yields it.
+    """Returns a dataset's element from the arguments that `Dataset.map` passed.
 
-    `Dataset.map` passes a tuple's parts as arguments, and anything else as the only one.
+    `Dataset.map` passes a tuple's parts as separate arguments, and anything else as one argument.
     """
     return element if len(element) > 1 else element[0]
 
 
 def without_optionals(structure: Any) -> Any:
-    """Returns a structure, of values or of their specs, with None for what stands for it."""
+    """Replaces optionals in a structure of values or specs by None."""
 
     def leaf(value):
         absent = isinstance(value, tf.experimental.Optional | tf.OptionalSpec | _NONE_SPEC)

@@ -1,4 +1,4 @@
-"""One global step of Keras: split the batch, run the replicas, put the results together."""
+"""Global Keras steps, which split the batch, run the replicas and combine their results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from tfdml.strategies.share import Portion, Share, take_rows, without_optionals
 
 
 class GlobalStep:
-    """A step function on global batches, called in cross-replica context.
+    """Step function on global batches, called in cross-replica context.
 
     Args:
         model: The Keras model.
-        step: What each replica does with its rows; the exchanges have its name.
-        around: Is given the step, and returns what replicas run instead.
+        step: Function that each replica runs on its rows; its name prefixes the exchanges' names.
+        around: Wrapper that takes the step and returns the function that replicas run instead.
     """
 
     def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
@@ -43,11 +43,11 @@ class GlobalStep:
     def _extended(self) -> ReplicaExtended:
         return self._strategy.extended
 
-    # The model's, in a train step.
+    # The model's session, for a train step only.
     _session: FitSession | None = None
 
     def _run(self, portion: Portion) -> list:
-        """Runs the step on each replica's rows; returns the results, one a local replica."""
+        """Runs the step on each replica's rows; returns one result per local replica."""
         rows = self._extended.replica_values(without_optionals(portion.parts))
         with self._extended.working_on(portion.shares, self._session):
             outputs = self._replica_step(rows)
@@ -55,20 +55,20 @@ class GlobalStep:
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
 
     def _results_of_replicas(self, output: Any) -> tuple:
-        """Returns an output of each local replica; what is no tensor all of them have in common."""
+        """Returns one output per local replica; they all share an output that is not a tensor."""
         results = self._strategy.experimental_local_results(output)
         number = self._extended.num_local_replicas
         return results if len(results) == number else results * number
 
 
 class StepMessage(NamedTuple):
-    """What the ranks add up after a step, in one exchange for each dtype.
+    """Values that the ranks sum after a step, in one exchange per dtype.
 
     Attributes:
-        metrics: What the step adds to the metrics' variables.
-        layers: This rank's part of the layers' moving statistics.
-        digests: The digest of this rank's batch, where ranks check that they have the same one.
-        observers: What the observers of the step have seen.
+        metrics: The step's contributions to the metrics' variables.
+        layers: This rank's part of the layers' averaged moving statistics.
+        digests: Table with the digest of this rank's batch, to check that all ranks have the same.
+        observers: The slots of the step's observers.
     """
 
     metrics: list[tf.Tensor]
@@ -80,15 +80,15 @@ class StepMessage(NamedTuple):
         """Returns the sums over all ranks.
 
         Args:
-            collective: What exchanges it.
-            name: The name of the exchange.
+            collective: Collective that sums the values.
+            name: Name of the exchange.
         """
         sums = sum_packed(collective, tf.nest.flatten(self), name)
         return tf.nest.pack_sequence_as(self, sums)
 
 
 class MetricStep(GlobalStep):
-    """A train or test step: it returns the metrics of the whole data so far.
+    """Train or test step that returns the metrics over all data so far.
 
     Args:
         model: The Keras model.
@@ -110,12 +110,12 @@ class MetricStep(GlobalStep):
         return variables
 
     def __call__(self, batch: Any) -> Any:
-        """Runs the step on a global batch; returns what Keras calls its logs."""
+        """Runs the step on a global batch; returns Keras's logs."""
         trains = self._session is not None
         metrics = MetricState(self._metric_variables())
         layers = LayerState(moving_variables(self.model) if trains else [])
         observers = self._session.observers if trains else []
-        # Only once there is a batch: at the end of the data the state must stay as it is.
+        # Only after the batch has arrived: at the end of the data the state must not change.
         arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(arrived):
             metrics.set_aside()
@@ -142,13 +142,13 @@ class MetricStep(GlobalStep):
         return self._logs(results, outputs, shares)
 
     def _outputs(self, portion: Portion) -> list:
-        """Returns what the step returned, one for each of this process's replicas."""
+        """Returns the step's outputs, one per local replica."""
         if self._session is None or self._session.accumulator is None:
             return self._run(portion)
         return self._session.accumulator.branch(lambda: self._run(portion))
 
     def _logs(self, results: dict[str, Any], outputs: list, shares: list[Share]) -> Any:
-        """Returns metrics' results, and of what else the step returned the replicas' mean."""
+        """Returns the metrics' results, and the replicas' mean of all other outputs."""
         if not results:
             return self._mean(outputs, shares)
         own = [{k: v for k, v in o.items() if k not in results} for o in outputs]
@@ -156,7 +156,7 @@ class MetricStep(GlobalStep):
         return {k: results[k] if k in results else means[k] for k in outputs[0]}
 
     def _with_results_now(self, output: Any) -> Any:
-        """Returns a replica's outputs; what is derived from metrics from what these are now."""
+        """Returns a replica's outputs, with those derived from metrics computed again."""
         step = self._replica_step
         if not step.derived:
             return output
@@ -176,12 +176,12 @@ class MetricStep(GlobalStep):
 
 
 class PredictStep(GlobalStep):
-    """A predict step: it returns the outputs for all rows of the batch, on every process."""
+    """Predict step that returns the outputs for all rows of the batch, on every process."""
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a global batch; returns tensors of shape `[global rows, ...]`.
 
-        They are dense, ragged or sparse, as the model's outputs are.
+        The tensors are dense, ragged or sparse, like the model's outputs.
         """
         collective = self._extended.collective
         portion = self._extended.portion_of(batch)
@@ -200,13 +200,13 @@ class PredictStep(GlobalStep):
 
 
 def _without_padding(output: Any, share: Share) -> Any:
-    """Returns a replica's output without what comes of a padded share's row."""
+    """Returns a replica's output without the row of a padded share."""
     if isinstance(output, tf.SparseTensor):
         return take_rows(output, tf.zeros_like(share.rows), share.rows)
     return share.drop_padding(output)
 
 
 def _flat_numbers(structure: Any) -> list[tf.Tensor]:
-    """Returns a structure's numbers as tensors; whole ones too, whose mean need not be one."""
+    """Returns a structure's leaves as float tensors; the mean of integers need not be integer."""
     tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(structure)]
     return [t if t.dtype.is_floating else tf.cast(t, tf.float32) for t in tensors]

@@ -1,4 +1,4 @@
-"""A clock inside the train step: computing, exchanging, and waiting for other ranks."""
+"""Clock inside the train step for computing, exchanging, and waiting for other ranks."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from tfdml.collectives.own_variable import own_variable
 
 
 class StepClock:
-    """Adds up, on every rank, what its steps spend on what.
+    """Observer that sums, on every rank, the seconds that its steps compute, exchange and wait.
 
-    The exchange of gradients ends on all ranks together, so whoever spends the least time in it has
-    come last: that time is the exchange's own, and what others spend beyond it is waiting for that
-    rank. So no two ranks' clocks are compared. The ranks tell each other their times with the
-    metrics, in the message that is sent anyway. A fit's first step is not counted: each rank traces
-    and compiles it in a time of its own.
+    The exchange of gradients ends on all ranks at the same time, so the rank that spends the least
+    time in it arrived last, the straggler. That time is the exchange's own; the time that other
+    ranks spend beyond it is waiting for the straggler. So clocks of different ranks are never
+    compared. The ranks share their times in the message that carries the metrics. The first step
+    of a `fit` is not counted, because ranks take different times to trace and compile it.
 
     Args:
-        collective: Who the ranks are.
+        collective: Collective that gives the rank and the number of ranks.
     """
 
     def __init__(self, collective: Collective):
@@ -33,16 +33,16 @@ class StepClock:
             self._counts = zeros()  # 1 if the step is counted, else 0.
 
     def skip(self) -> None:
-        """Leaves the next step out."""
+        """Excludes the next step from the sums."""
         self._counts.assign(0.0)
 
     def reset(self) -> None:
-        """Starts anew."""
+        """Clears the sums."""
         for variable in (self._sums, self._caused, self._last):
             variable.assign(tf.zeros_like(variable))
 
     def begin(self) -> None:
-        """A step begins; called in its graph once the batch is there."""
+        """Notes that a step begins; called in its graph once the batch has arrived."""
         now = tf.timestamp()
         first = self._last.read_value() == 0
         elapsed = tf.where(first, tf.zeros_like(now), now - self._last.read_value())
@@ -52,25 +52,25 @@ class StepClock:
             variable.assign(now)
 
     def note_gradients(self, local: Sequence) -> None:
-        """Notes when all of this rank's gradients are there."""
+        """Notes the time at which all of this rank's gradients are computed."""
         with tf.control_dependencies(_tensors(local)):
             self._ready.assign(tf.timestamp())
 
     def note_sums(self, sums: Sequence) -> None:
-        """Notes when the exchange has ended."""
+        """Notes the time at which the exchange has ended."""
         with tf.control_dependencies(_tensors(sums)):
             self._done.assign(tf.timestamp())
 
     def slots(self) -> tf.Tensor:
-        """Returns this rank's seconds in the exchange, in its own place: float32, `[size]`."""
+        """Returns this rank's seconds in the exchange at its index, else 0: float32, `[size]`."""
         spent = tf.cast(self._done.read_value() - self._ready.read_value(), tf.float32)
         return tf.one_hot(self.collective.rank, self.collective.size) * spent
 
     def add(self, spent: tf.Tensor) -> None:
-        """Adds a step up.
+        """Adds a step to the sums.
 
         Args:
-            spent: Every rank's seconds in the exchange: float32, shape `[size]`.
+            spent: Seconds that each rank spent in the exchange: float32, shape `[size]`.
         """
         spent = tf.cast(spent, tf.float64)
         exchange = tf.reduce_min(spent)
@@ -84,13 +84,15 @@ class StepClock:
         self._counts.assign(1.0)
 
     def read(self) -> tuple[list[float], np.ndarray]:
-        """Returns the mean seconds of step, compute, exchange and wait; and who caused waiting.
+        """Returns the mean seconds per step, and the waiting that each rank caused.
 
-        The second is the seconds that all ranks together have waited for each one: `[size]`.
+        Returns:
+            The mean seconds of step, compute, exchange and wait; and the total seconds that all
+            ranks together waited for each rank: float64, shape `[size]`.
         """
         steps, step, *others = self._sums.numpy().tolist()
         count = max(steps, 1.0)
-        # A step lasts until the next one begins, so there is one time less.
+        # A step lasts until the next one begins, so there is one duration fewer than steps.
         return [step / max(count - 1, 1.0), *(s / count for s in others)], self._caused.numpy()
 
 

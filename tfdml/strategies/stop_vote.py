@@ -1,4 +1,4 @@
-"""One rank asks all to stop: its wish goes with the metrics, in the message that is sent anyway."""
+"""Vote by which one rank asks all to stop; it travels in the message that carries the metrics."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tfdml.collectives.own_variable import own_variable
 
 
 class StopVote:
-    """After each step all ranks know alike whether one of them wishes to stop."""
+    """Observer by which all ranks know, after each step, whether one of them asked to stop."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -14,7 +14,7 @@ class StopVote:
             self._all = own_variable(tf.zeros([1]))
 
     def wish(self) -> None:
-        """This rank asks to stop; the next step tells the others."""
+        """Asks to stop; the next step informs the other ranks."""
         self._own.assign([1.0])
 
     @property
@@ -23,17 +23,17 @@ class StopVote:
         return bool(self._all.numpy()[0] > 0)
 
     def reset(self) -> None:
-        """Starts anew."""
+        """Clears all requests to stop."""
         self._own.assign([0.0])
         self._all.assign([0.0])
 
     def begin(self) -> None:
-        """A step begins: there is nothing to note."""
+        """Does nothing when a step begins."""
 
     def slots(self) -> tf.Tensor:
-        """Returns this rank's wish: float32, `[1]`."""
+        """Returns 1 if this rank asked to stop, else 0: float32, shape `[1]`."""
         return self._own.read_value()
 
     def add(self, wishes: tf.Tensor) -> None:
-        """Takes up the number of ranks that wish to stop: float32, `[1]`."""
+        """Records the number of ranks that asked to stop: float32, shape `[1]`."""
         self._all.assign_add(wishes)

@@ -1,6 +1,6 @@
-"""`tf.distribute`'s names as attributes of `tfdml`: in a script the one may replace the other.
+"""`tf.distribute`'s names as attributes of `tfdml`, so that a script can swap one for the other.
 
-Strategies and servers are tfdml's own; all else is TensorFlow's.
+Strategies and servers are tfdml's own; everything else is TensorFlow's.
 """
 
 from typing import Any
@@ -10,16 +10,16 @@ import tensorflow as tf
 from tfdml import strategies
 from tfdml.strategies.parameter_server.own_server import Server
 
-# One replica, so there is nothing that TensorFlow could compute in another way.
+# These have one replica, so TensorFlow's results cannot differ from one device's.
 _AS_THEY_ARE = ("Strategy", "OneDeviceStrategy")
 
 
 class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` with the arguments that TensorFlow's experimental one has.
+    """`MultiWorkerMirroredStrategy` with the signature of TensorFlow's experimental class.
 
     Args:
         communication: A `tf.distribute.experimental.CommunicationImplementation`.
-        cluster_resolver: What describes the cluster; `TF_CONFIG` by default.
+        cluster_resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy):
 
 
 class Names:
-    """A module of `tf.distribute`, with tfdml's classes in the place of TensorFlow's.
+    """View of a `tf.distribute` module in which tfdml's classes replace TensorFlow's.
 
     Args:
         module: TensorFlow's module.
-        own: What is tfdml's, by name.
+        own: tfdml's objects by name.
     """
 
     def __init__(self, module: Any, own: dict[str, Any]):
@@ -52,8 +52,8 @@ class Names:
             name: The attribute asked for.
 
         Raises:
-            AttributeError: If neither has that name, or it is a strategy of TensorFlow's that
-                promises other numbers than tfdml's do.
+            AttributeError: If neither has that name, or if it is one of TensorFlow's strategies
+                that does not promise one device's results, as tfdml's do.
         """
         if name in self._own:
             return self._own[name]
@@ -79,13 +79,13 @@ _names = Names(tf.distribute, {"Server": Server, "experimental": _experimental})
 
 
 def find(name: str) -> Any:
-    """Returns what `tfdml.NAME` is where tfdml itself has no such name.
+    """Returns the object for `tfdml.NAME` if tfdml itself does not define that name.
 
     Args:
-        name: A name of `tf.distribute`.
+        name: A name in `tf.distribute`.
 
     Raises:
-        AttributeError: As `Names` does.
+        AttributeError: If `Names` has no such attribute.
     """
     try:
         return getattr(_names, name)

@@ -1,12 +1,12 @@
-"""Where tfdml enters TensorFlow: distributed variables outside of replicas, and tapes.
+"""Patches of TensorFlow for distributed variables outside of replicas, and for tapes.
 
-It knows the insides of 2.20 and 2.21.
+They depend on internals of TensorFlow 2.20 and 2.21.
 
 | TensorFlow's function | what is different |
 |---|---|
-| `DistributedVariable` | is a Python number or a NumPy array where one is asked for |
+| `DistributedVariable` | converts to a Python number or a NumPy array |
 | `reset_default_graph` | the scope stays entered: `clear_session` may be called in it |
-| a loaded SavedModel's functions | called in the scope they take the first replica's values |
+| a loaded SavedModel's functions | use the first replica's values if called in the scope |
 """
 
 import functools
@@ -30,7 +30,8 @@ def _as_array(self: DistributedVariable, dtype: Any = None, copy: bool | None = 
 
 
 # Without them `float(optimizer.learning_rate)` in a callback raises a TypeError. No `__bool__`:
-# TensorFlow asks `if destinations:` of variables, and Keras's refuse it in one process, too.
+# TensorFlow evaluates `if destinations:` on variables, and Keras's variables refuse it in a single
+# process, too.
 _CONVERSIONS: dict[str, Callable] = {
     "__array__": _as_array,
     "__complex__": lambda self: complex(self.numpy()),
@@ -40,7 +41,7 @@ _CONVERSIONS: dict[str, Callable] = {
 
 
 def _call_flat(original: Callable) -> Callable:
-    """The call of a loaded function: TensorFlow lets replicas make it, but not the scope alone."""
+    """Lets a loaded function be called in the scope; TensorFlow allows it only in replicas."""
 
     @functools.wraps(original)
     def call_flat(self, args, captured_inputs):
@@ -57,7 +58,7 @@ def _call_flat(original: Callable) -> Callable:
 
 
 def _reset_default_graph(original: Callable) -> Callable:
-    """What `keras.utils.clear_session` calls: it takes the graph that the scope is noted in."""
+    """Keeps the scope in `keras.utils.clear_session`, which drops the graph that records it."""
 
     @functools.wraps(original)
     def reset_default_graph():
@@ -66,7 +67,7 @@ def _reset_default_graph(original: Callable) -> Callable:
         original()
         if isinstance(extended, ReplicaExtended | ParameterServerExtended):
             after = ops.get_default_graph()
-            # Both, because the scope goes back to what it found by the graph it found it in.
+            # Both, because on exit the scope restores the earlier state through its own graph.
             after._thread_local = before._thread_local
             for key in (variable_scope._VARSTORE_KEY, variable_scope._VARSCOPESTORE_KEY):
                 after._collections[key] = before._collections.get(key, [])
@@ -75,7 +76,7 @@ def _reset_default_graph(original: Callable) -> Callable:
 
 
 def is_inner(tape: tf.GradientTape) -> bool:
-    """Returns whether another tape than this one records the caller."""
+    """Returns whether a tape other than this one is recording."""
     if not tape._recording:
         return could_possibly_record()
     with tape.stop_recording():
@@ -89,13 +90,13 @@ REPLACED: list[tuple[Any, str]] = [
 
 
 def install() -> None:
-    """Puts the seam in place, once."""
+    """Installs the patches, once."""
     for name, convert in _CONVERSIONS.items():
         if name not in vars(DistributedVariable):
             setattr(DistributedVariable, name, convert)
     if not hasattr(_WrapperFunction._call_flat, "__wrapped__"):
         _WrapperFunction._call_flat = _call_flat(_WrapperFunction._call_flat)
     if not hasattr(ops.reset_default_graph, "__wrapped__"):
-        # The second is made of the first when `tensorflow.compat.v1` is imported.
+        # `tf.compat.v1` has its own reference to the function.
         reset = _reset_default_graph(ops.reset_default_graph)
         ops.reset_default_graph = tf.compat.v1.reset_default_graph = reset

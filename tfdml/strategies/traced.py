@@ -1,8 +1,8 @@
-"""What the caller is in the middle of, where a replica's or a worker's step is traced.
+"""Tracing state of a replica's or a worker's step, passed by a context variable.
 
-Keras and a user's own step stand between the one who knows it and the one who asks, and hand none
-of it on. So it goes by context; this is all that does, in a step. Each replica traces in a thread
-of its own.
+Keras and the user's own step stand between the code that sets this state and the code that reads
+it, and do not pass it on. Within a step, nothing else is passed by context. Each replica traces in
+its own thread.
 """
 
 import contextlib
@@ -14,15 +14,16 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What the caller is in the middle of.
+    """State of the caller's tracing.
 
     Attributes:
-        scope: The scope of a worker's step, see `parameter_server.step_scope`; None on a replica.
-        results: What metrics have returned in the step, see `replica_step`; None outside of one.
-        held_back: The updates of the part that XLA compiles, which are made behind it; None where
-            none is held back.
-        compiled_whole: Whether XLA compiles the whole step, its update included.
-        takes_gradient: Whether a gradient is being computed: others may be on the way, as by
+        scope: Scope of a worker's step, see `parameter_server.step_scope`; None on a replica.
+        results: Results that metrics have returned in the step, see `replica_step`; None outside
+            of a step.
+        held_back: Updates from the part that XLA compiles, to be made after it; None if updates
+            are not held back.
+        compiled_whole: Whether XLA compiles the whole step, including the update.
+        takes_gradient: Whether a gradient is being computed; others may be computed inside, as by
             `tf.recompute_grad`.
     """
 
@@ -38,16 +39,16 @@ _traced: contextvars.ContextVar[Traced] = contextvars.ContextVar("_traced", defa
 
 
 def traced() -> Traced:
-    """Returns what the caller is in the middle of."""
+    """Returns the state of the caller's tracing."""
     return _traced.get()
 
 
 @contextlib.contextmanager
 def tracing(**attributes: Any) -> Iterator[None]:
-    """While this is entered, the caller is in the middle of that, too.
+    """Context manager: sets attributes of the tracing state.
 
     Args:
-        **attributes: Attributes of `Traced`.
+        **attributes: New values of attributes of `Traced`.
     """
     token = _traced.set(dataclasses.replace(_traced.get(), **attributes))
     try:

@@ -1,4 +1,4 @@
-"""The one room that knows Keras's insides: where the strategies enter `fit`."""
+"""The only package that depends on Keras's internals: the strategies' patches of `fit`."""
 
 from tfdml.strategies.keras_seam.seam import install
 from tfdml.strategies.keras_seam.trainer import ReplicaHooks

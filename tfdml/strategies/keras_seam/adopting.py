@@ -1,8 +1,8 @@
-"""Brings what was made outside of a strategy's scope into it.
+"""Adoption of models, optimizers and metrics made outside a strategy's scope.
 
-A `keras.Variable` stays the object that it is, with its value; the TensorFlow variable behind it is
-made again, in the scope. So layers, optimizers and metrics need not be made again, and whoever
-holds one holds the model's.
+A `keras.Variable` remains the same object with the same value; only the TensorFlow variable behind
+it is created again, in the scope. So layers, optimizers and metrics need not be recreated, and
+references to them stay valid.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ from tfdml.strategies.replica_step import all_metrics
 def adopt(model: keras.Model) -> None:
     """Brings a model's optimizers and metrics into the scope of the model's strategy.
 
-    An optimizer that has made a step stays outside.
+    An optimizer that has already made a step is not adopted.
 
     Args:
         model: A model of one of our strategies.
@@ -40,10 +40,10 @@ def adopt(model: keras.Model) -> None:
 
 
 def adopt_read(model: keras.Model) -> None:
-    """Brings a model that was loaded, or cloned, outside of the scope into it before it trains.
+    """Brings a model that was loaded or cloned outside the scope into it, before it trains.
 
-    It becomes a model of the strategy that this process made last. Nothing is done to a model that
-    was built outside: its scope may have been forgotten.
+    The model then belongs to the strategy that this process created last. A model that was built
+    outside is left alone, because the scope may have been forgotten.
 
     Args:
         model: A model that is about to train.
@@ -59,14 +59,15 @@ def adopt_read(model: keras.Model) -> None:
     for part in model._flatten_layers():
         if isinstance(part, TensorFlowTrainer):
             part._distribute_strategy = strategy
-    # They were made for one device.
+    # These functions were made for one device.
     model.train_function = model.test_function = model.predict_function = None
 
 
 def check_made_inside(model: keras.Model, call: str) -> None:
-    """Refuses a model that was made outside of the scope, and shows that it should not have been.
+    """Refuses a model that was made outside the scope although it should belong to a strategy.
 
-    It is used in the scope, its optimizer was made there, or there is a job that it should share.
+    That is so if it is used in a scope, if its optimizer was made in one, or if this process
+    belongs to a job of several.
     """
     optimizer = getattr(model, "optimizer", None)
     for strategy in (
@@ -80,7 +81,7 @@ def check_made_inside(model: keras.Model, call: str) -> None:
 
 
 def _partitions(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether variables are cut in parts, of which a built optimizer knows nothing."""
+    """Returns whether the strategy partitions variables, which a built optimizer cannot follow."""
     return getattr(strategy.extended, "_variable_partitioner", None) is not None
 
 
@@ -90,7 +91,7 @@ def _adopt_variables(variables: Iterable[keras.Variable], strategy: tf.distribut
             old = variable._value
             if getattr(old, "_distribute_strategy", None) is not strategy:
                 variable._initialize(old.numpy())
-                # By which optimizers know a variable.
+                # Optimizers identify a variable by this id.
                 getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
 
 
@@ -103,16 +104,16 @@ def _adopt_optimizer(optimizer: keras.Optimizer, strategy: tf.distribute.Strateg
 
 
 def _given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns a model's metrics, those that `compile` was given among them."""
+    """Returns a model's metrics, including those given to `compile`."""
     compiled = getattr(model, "_compile_metrics", None)
     given = [getattr(compiled, f"_user_{kind}", None) for kind in ("metrics", "weighted_metrics")]
     held = [m for m in tree.flatten(given) if isinstance(m, keras.metrics.Metric)]
-    # A metric of metrics, such as Keras's own of those of `compile`, has no variables itself.
+    # A metric that wraps others, such as Keras's own for `compile`, has no variables itself.
     return held + [m for m in all_metrics(model) if m._variables]
 
 
 def _clone(original: Callable) -> Callable:
-    """`clone_model`: the clone belongs to the model's strategy."""
+    """Wraps `clone_model` so that the clone belongs to the model's strategy."""
 
     def clone(model, *args, **kwargs):
         strategy = model._distribute_strategy
@@ -125,7 +126,7 @@ def _clone(original: Callable) -> Callable:
 
 
 def _read(original: Callable) -> Callable:
-    """What makes a model of a file or a configuration, as for the clone of a subclassed model."""
+    """Marks models created from a file, or from a configuration as clones of subclassed models."""
 
     def read(*args, **kwargs):
         made = original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Making a model's variables before its first step, where Keras does not, or cannot."""
+"""Creation of a model's variables before its first step, where Keras does not or cannot."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from keras.src.backend.tensorflow.core import compute_output_spec
 
 
 def is_called_by_own_steps(model: keras.Model) -> bool:
-    """Returns whether a model has no `call`: its own steps call its parts, as in many a GAN."""
+    """Returns whether a model has no `call`, so that its own steps call its parts, as in GANs."""
     return type(model).call is keras.Model.call
 
 
 def build_optimizer(model: keras.Model) -> None:
     """Builds the optimizer of a model without a `call`, which Keras refuses to build.
 
-    Parts that are not built yet their first call builds, and the optimizer its first update.
+    If parts are not built yet, their first call builds them, and the first update the optimizer.
     """
     parts = model._flatten_layers(include_self=False)
     if all(part.built for part in parts) and not getattr(model.optimizer, "built", True):
@@ -24,11 +24,11 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def build_for_predict(model: keras.Model, batch: Any) -> None:
-    """Makes a model's variables, which XLA cannot; Keras builds for `fit` and `evaluate` only.
+    """Creates a model's variables, which XLA cannot; Keras builds only for `fit` and `evaluate`.
 
     Args:
         model: The model.
-        batch: What its first step is given.
+        batch: A batch of the first step.
     """
     if all(layer.built for layer in model._flatten_layers()):
         return

@@ -1,4 +1,4 @@
-"""Callbacks on several processes: all start alike, one writes, all stop together."""
+"""Callbacks on several processes: all start with the same state, one writes, all stop together."""
 
 import sys
 import threading
@@ -16,9 +16,9 @@ from tfdml.strategies.same_values import agree_on_number, check_values, start_al
 
 
 class CommonStart(keras.callbacks.Callback):
-    """Starts all processes from rank 0's weights, optimizer state and first epoch.
+    """Callback that starts all processes from rank 0's weights, optimizer state and first epoch.
 
-    It comes last, after what a callback of rank 0 has restored.
+    It comes last, after a callback of rank 0 may have restored a checkpoint.
 
     Args:
         extended: The extension of the model's strategy.
@@ -29,7 +29,7 @@ class CommonStart(keras.callbacks.Callback):
         self._collective = extended.collective
 
     def on_train_begin(self, logs=None):
-        """Also agrees on the epoch to begin with."""
+        """Broadcasts weights, optimizer state and the initial epoch."""
         optimizer = self.model.optimizer
         slots = optimizer.variables if optimizer is not None else []
         start_alike([*self.model.variables, *slots], self._collective)
@@ -37,16 +37,16 @@ class CommonStart(keras.callbacks.Callback):
         self.model._initial_epoch = epoch
 
     def on_test_begin(self, logs=None):
-        """For a call of `evaluate`."""
+        """Broadcasts the weights for a call of `evaluate`."""
         start_alike(self.model.variables, self._collective)
 
     def on_predict_begin(self, logs=None):
-        """For a call of `predict`."""
+        """Broadcasts the weights for a call of `predict`."""
         start_alike(self.model.variables, self._collective)
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells the guard which epoch it is.
+    """Callback that reports the current epoch to the guard.
 
     Args:
         guard: The guard.
@@ -57,17 +57,17 @@ class Watch(keras.callbacks.Callback):
         self._guard = guard
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Notes the epoch."""
+        """Reports the epoch."""
         self._guard.place.epoch = epoch
         self._guard.place.step = 0
 
 
 class NotedCallbacks(list):
-    """Callbacks that, while one is called, are noted as what the main thread is doing.
+    """List of callbacks that records which callback the main thread is running.
 
     Args:
         callbacks: The callbacks.
-        place: Where it is noted.
+        place: The guard's record of this process's current activity.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], place: Place):
@@ -75,7 +75,7 @@ class NotedCallbacks(list):
         self._place = place
 
     def __iter__(self) -> Iterator[keras.callbacks.Callback]:
-        """Yields the callbacks to the method of Keras's list that calls each one's."""
+        """Yields the callbacks to the `CallbackList` method that calls the same method of each."""
         if threading.current_thread() is not threading.main_thread():
             yield from super().__iter__()
             return
@@ -90,7 +90,7 @@ class NotedCallbacks(list):
 
 
 class DesyncCheck(keras.callbacks.Callback):
-    """Compares all weights between the processes, every so many steps of an epoch.
+    """Callback that compares all weights between processes, every `check_desync` steps of an epoch.
 
     Args:
         extended: The extension of the model's strategy.
@@ -102,21 +102,21 @@ class DesyncCheck(keras.callbacks.Callback):
         self._next = 0
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Counts anew."""
+        """Restarts the count of steps."""
         self._next = self._extended.options.check_desync
 
     def on_train_batch_end(self, batch, logs=None):
-        """Compares, if it is time."""
+        """Compares the weights if a comparison is due."""
         if batch + 1 >= self._next:
             self._next += self._extended.options.check_desync
             check_values(self.model.variables, self._extended.collective)
 
 
 class AgreedStop(keras.callbacks.Callback):
-    """Ends training after an epoch on all processes if one of them asked for it.
+    """Callback that ends training after an epoch on all processes if any of them asked for it.
 
     Args:
-        collective: What the processes agree by.
+        collective: Collective by which the processes agree.
     """
 
     def __init__(self, collective: Collective):
@@ -124,7 +124,7 @@ class AgreedStop(keras.callbacks.Callback):
         self._collective = collective
 
     def on_epoch_end(self, epoch, logs=None):
-        """Tells the other processes whether this one stops."""
+        """Agrees with the other processes whether to stop."""
         own = tf.constant([int(self.model.stop_training)], tf.int32)
         wishes = self._collective.all_gather(own, "stop_training").numpy()
         self.model.stop_training = bool(wishes.any())
@@ -135,13 +135,13 @@ def for_this_process(
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that this process runs.
 
-    Rank 0 alone writes: on the others, loggers are left out, while `ModelCheckpoint` and
+    Only rank 0 writes: on the other ranks, loggers are left out, and `ModelCheckpoint` and
     `BackupAndRestore` save nothing.
 
     Args:
-        callbacks: What the user gave.
+        callbacks: The user's callbacks.
         extended: The extension of the model's strategy.
-        trains: Whether it is for `fit`.
+        trains: Whether the call is `fit`.
     """
     collective = extended.collective
     kept = keras.tree.flatten(callbacks) if callbacks else []
@@ -157,7 +157,7 @@ def for_this_process(
     if not trains:
         return [*kept, CommonStart(extended)]
     own = [CommonStart(extended), AgreedStop(collective)]
-    # Keras stops for every batch if one callback asks for it: so none does by default.
+    # Keras waits for every batch if a callback needs its result; by default none of ours does.
     if extended.options.check_desync:
         own.insert(0, DesyncCheck(extended))
     return [*([Watch(extended.guard)] if extended.guard else []), *kept, *own]

@@ -1,4 +1,4 @@
-"""The call of `fit`, `evaluate` or `predict` that Keras is in, where it sets up the call's data."""
+"""The current call of `fit`, `evaluate` or `predict`, known while Keras sets up its data."""
 
 import contextlib
 import contextvars
@@ -17,12 +17,12 @@ class Call:
     """A call of `fit`, `evaluate` or `predict`.
 
     Attributes:
-        model: The model; None where data are set up outside of such a call.
-        name: The call's name.
-        trains: Whether the data that are set up next are those to train on: the first ones of a
-            `fit` are, those that follow in the same call are its validation's.
-        resumed: Where the data that are set up next are, if a callback resumes a `fit` with them.
-        position: The same, while they are set up.
+        model: The model; None if data are set up outside of such a call.
+        name: Name of the method.
+        trains: Whether the data that are set up next are training data: the first data of a `fit`
+            are; later data in the same call are for validation.
+        resumed: Position in the data that are set up next, if a callback resumes a `fit`.
+        position: The same position, while the data are set up.
         extended: The strategy's extension, while data are set up for its replicas.
     """
 
@@ -35,7 +35,7 @@ class Call:
 
     @contextlib.contextmanager
     def having(self, **attributes: Any) -> Iterator[None]:
-        """While this is entered, attributes have other values."""
+        """Context manager: gives attributes other values."""
         before = {name: getattr(self, name) for name in attributes}
         vars(self).update(attributes)
         try:
@@ -44,7 +44,7 @@ class Call:
             vars(self).update(before)
 
 
-# By context, because Keras tells neither its epoch iterator nor its data adapters of the model.
+# A context variable, because Keras does not pass the model to its epoch iterator or data adapters.
 _current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("_current", default=None)
 
 
@@ -55,7 +55,7 @@ def current_call() -> Call | None:
 
 @contextlib.contextmanager
 def in_call(call: Call) -> Iterator[Call]:
-    """While this is entered, Keras is in this call."""
+    """Context manager: `current_call` returns this call."""
     token = _current.set(call)
     try:
         yield call

@@ -1,8 +1,8 @@
 """`jit_compile=True`: XLA compiles a replica's step up to its update, which follows the exchange.
 
-XLA cannot hold an exchange between processes. So the gradients leave what it compiles, are summed
-there, and the optimizer's own operations make the update. What a step returns, and its metrics, are
-computed before the update, as in Keras's own step.
+XLA-compiled code cannot contain an exchange between processes. So the compiled part returns the
+gradients; they are summed outside, and the optimizer's uncompiled operations make the update. A
+step's results and metrics are computed before the update, as in Keras's own step.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from tfdml.strategies.traced import traced, tracing
 
 
 class Update(NamedTuple):
-    """An update to be made behind the compiled part: what makes it, by which gradients."""
+    """Update to be made after the compiled part: the function that makes it, and its gradients."""
 
     make: Callable[[list], None]
     gradients: list
 
 
 def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
-    """Notes an update for later, and returns True, where a step is being compiled.
+    """Defers an update if a step is being compiled; returns whether it was deferred.
 
     Args:
-        update: Makes it, given the gradients.
+        update: Function of the gradients that makes the update.
         gradients: The gradients.
     """
     updates = traced().held_back
@@ -38,14 +38,14 @@ def hold_back(update: Callable[[list], None], gradients: Iterable) -> bool:
 
 
 def compiled(model: keras.Model, step: Callable) -> Callable:
-    """Returns a replica's step of which XLA compiles all but the update.
+    """Returns a replica's step in which XLA compiles everything except the update.
 
     Args:
         model: The Keras model.
         step: Its `train_step`, `test_step` or `predict_step`.
 
     Raises:
-        ValueError: If it is a `train_step` that is not Keras's.
+        ValueError: If the model overrides `train_step`.
     """
     if step.__name__ == "train_step" and type(model).train_step is not keras.Model.train_step:
         raise ValueError(
@@ -60,7 +60,7 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
     def step_with_update(data: Any) -> Any:
         updates: list[Update] = []
 
-        # Made anew with each graph: what it takes from that, like the replica's share, is of it.
+        # Created for each graph, because it captures tensors of that graph, such as the share.
         @tf.function(jit_compile=True, autograph=False)
         def before_the_update(data: Any) -> tuple[Any, list[list]]:
             updates.clear()
@@ -77,7 +77,7 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
 
 
 def _without_exchange(function: Callable, data: Any) -> Any:
-    """Calls `function`, and says so if replicas exchange something in it."""
+    """Calls `function`, and raises a clear error if replicas exchange something in it."""
     try:
         return function(data)
     except RuntimeError as error:
@@ -92,7 +92,7 @@ def _without_exchange(function: Callable, data: Any) -> Any:
 
 
 def compiled_whole(step: Callable) -> Callable:
-    """Returns the step of the only replica, which Keras has XLA compile as a whole.
+    """Returns the step for a single replica, which Keras compiles as a whole with XLA.
 
     Args:
         step: A model's `train_step` or `test_step`.
@@ -109,7 +109,7 @@ def compiled_whole(step: Callable) -> Callable:
 
 @contextlib.contextmanager
 def not_as_a_whole(model: keras.Model) -> Iterator[None]:
-    """While this is entered, Keras makes functions that XLA does not compile."""
+    """Context manager: Keras makes functions that XLA does not compile."""
     before, model.jit_compile = model.jit_compile, False
     try:
         yield

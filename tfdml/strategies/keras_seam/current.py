@@ -1,4 +1,4 @@
-"""Whether a model, or the replica that calls, belongs to one of our strategies."""
+"""Lookup of the strategy of ours that a model, or the calling replica, belongs to."""
 
 import contextlib
 import weakref
@@ -15,15 +15,16 @@ from tfdml.strategies.share import Share
 
 
 def extended_of(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:
-    """Returns a strategy's extension, if it is ours."""
+    """Returns a strategy's extension if it is one of our synchronous strategies, else None."""
     extended = getattr(strategy, "extended", None)
     return extended if isinstance(extended, ReplicaExtended) else None
 
 
 def replicas_of(model: keras.Model) -> ReplicaExtended | None:
-    """Returns the extension of the model's strategy, if it is ours and its steps are global.
+    """Returns the extension of the model's strategy if it is ours and its steps are global.
 
-    One replica takes Keras's own steps, but for accumulation: Keras's crashes in any strategy.
+    A single replica takes Keras's own steps, except with gradient accumulation, because Keras's
+    accumulation crashes in any strategy.
     """
     extended = extended_of(model._distribute_strategy)
     if extended is None or (extended._num_replicas_in_sync == 1 and not accumulation_steps(model)):
@@ -32,21 +33,22 @@ def replicas_of(model: keras.Model) -> ReplicaExtended | None:
 
 
 def current_strategy() -> tf.distribute.Strategy | None:
-    """Returns the strategy that the caller is a replica of, if it is one of ours."""
+    """Returns the strategy whose replica is calling, if it is one of ours, else None."""
     replica = tf.distribute.get_replica_context()
     strategy = replica.strategy if replica is not None else None
     return strategy if is_ours(strategy) else None
 
 
-# The replicas, by strategy, that are in the update of an optimizer: what it hands on to another one
-# inside it is summed already. By replica, because they take turns, and `merge_call` has threads.
+# The replicas, by strategy, that are inside an optimizer's update: the gradients that it passes to
+# an inner optimizer are already summed. Tracked per replica, because replicas run in turns, and
+# `merge_call` uses threads.
 _updating: weakref.WeakKeyDictionary[tf.distribute.Strategy, set[int]]
 _updating = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def updating() -> Iterator[None]:
-    """While this is entered, the calling replica is in the update of an optimizer."""
+    """Context manager: the calling replica is inside an optimizer's update."""
     replica = tf.distribute.get_replica_context()
     replicas, own = _updating.setdefault(replica.strategy, set()), replica._local_replica_id
     outer = own in replicas
@@ -59,29 +61,29 @@ def updating() -> Iterator[None]:
 
 
 def is_updating() -> bool:
-    """Returns whether the calling replica is in the update of an optimizer."""
+    """Returns whether the calling replica is inside an optimizer's update."""
     replica = tf.distribute.get_replica_context()
     return replica._local_replica_id in _updating.get(replica.strategy, ())
 
 
 def is_outside_of_replicas() -> bool:
-    """Returns whether the caller is in the scope of one of our strategies, but in no replica."""
+    """Returns whether the caller is in the scope of one of our strategies, outside of replicas."""
     return tf.distribute.in_cross_replica_context() and is_ours(tf.distribute.get_strategy())
 
 
 def is_ours(strategy: tf.distribute.Strategy | None) -> bool:
-    """Returns whether a strategy is one of ours, parameter servers included."""
+    """Returns whether a strategy is one of ours, including parameter servers."""
     return hooks_of(strategy) is not None
 
 
 def current_extended() -> ReplicaExtended | None:
-    """Returns the extension of the strategy that the caller is a replica of, if it is ours."""
+    """Returns the extension of the strategy whose replica is calling, if it is ours, else None."""
     replica = tf.distribute.get_replica_context()
     return extended_of(replica.strategy) if replica is not None else None
 
 
 def current_replicas() -> ReplicaExtended | None:
-    """Returns the same, if there are gradients to exchange or to gather."""
+    """Returns the same if there are gradients to exchange or accumulate, else None."""
     extended = current_extended()
     if extended is None:
         return None
@@ -90,7 +92,7 @@ def current_replicas() -> ReplicaExtended | None:
 
 
 def current_share() -> Share | None:
-    """Returns the share of the replica, or of the parameter servers' step, that calls."""
+    """Returns the share of the calling replica or parameter-server step, or None."""
     step = current_step()
     if step is not None:
         return step.share

@@ -1,10 +1,10 @@
-"""Where the training data of a `fit` are, and how they are taken up there again.
+"""Position in the training data of a `fit`, for resuming within an epoch.
 
-Keras counts epochs and steps of a `fit`, but begins every epoch with its first batch. Of the ways
-to begin within one (a data set cut by the user; a callback that lets steps pass without training;
-an iterator that begins later) this is the last one: the trainer's epoch iterator yields its steps
-from the one on that is next, so callbacks, progress bar and logs see the numbers they would have
-seen, and no step runs that does nothing. What lies before is not read where that can be avoided.
+Keras counts the epochs and steps of a `fit`, but starts every epoch with its first batch. There are
+three ways to start within an epoch: a dataset cut by the user, a callback that lets steps pass
+without training, or an iterator that starts later. This module uses the iterator: the trainer's
+epoch iterator starts at the next step, so callbacks, progress bar and logs see the step numbers
+that they would have seen, and no empty step runs. Earlier data are not read if that can be avoided.
 """
 
 import itertools
@@ -24,31 +24,31 @@ from tfdml.strategies.parameter_server.shipping import ShippedDataset
 
 
 class Pipeline(Protocol):
-    """A data set that knows its own position, as `tfdml.data.TFRecordPipeline` does."""
+    """Dataset that knows its own position, such as `tfdml.data.TFRecordPipeline`."""
 
     batch_size: int
 
     def state(self) -> dict[str, Any]:
-        """Returns its position."""
+        """Returns the dataset's position."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes up a position."""
+        """Moves the dataset to a position."""
 
 
 class DataPosition:
-    """The training data of one `fit`: counted as they are used.
+    """Position in the training data of one `fit`, updated as batches are used.
 
-    | data | gone back to by |
+    | data | how a position is restored |
     |---|---|
-    | arrays | their order, which follows from a seed and the number of the pass; batches dropped |
-    | pipelines of `tfdml.data` | their own position |
-    | other data | passes begun as before, and batches read and dropped |
-    | what workers of parameter servers read for themselves | each drops its part of the batches |
+    | arrays | by their order, from a seed and the number of the pass; used batches are dropped |
+    | pipelines of `tfdml.data` | by their own position |
+    | other data | earlier passes are started again, used batches read and dropped |
+    | read by workers of parameter servers | each worker drops its part of the batches |
 
     Args:
-        model: The model that they train.
-        x: What `fit` was given as data.
-        state: Where to go on; None for the beginning.
+        model: The model being trained.
+        x: The data given to `fit`.
+        state: State from which to resume; None for the beginning.
     """
 
     def __init__(self, model: keras.Model, x: Any, state: dict[str, Any] | None):
@@ -61,22 +61,22 @@ class DataPosition:
         self._taken = self._state.get("taken", 0)  # Batches read from the last one.
         self._goes_on = bool(state)
         self._iterator: TFEpochIterator | None = None
-        # Keras's logs of an epoch are those of its last step, which may have been before.
+        # Keras's logs of an epoch are those of its last step, which may precede the resumption.
         self.logs: dict[str, float] = self._state.get("logs", {})
         if self.pipeline is not None and state:
             self._check("batch_size", self.pipeline.batch_size)
             self.pipeline.restore(self._state["pipeline"])
 
     def used(self, logs: dict[str, Any] | None) -> None:
-        """Notes what a step has logged."""
+        """Notes the logs of a step."""
         numbers = {k: v for k, v in (logs or {}).items() if np.ndim(v) == 0}
         self.logs = {name: float(value) for name, value in numbers.items()}
 
     def state(self, step: int) -> dict[str, Any]:
-        """Returns the position, as JSON can hold it.
+        """Returns the position as JSON-serializable values.
 
         Args:
-            step: The batches of the epoch that have been used; 0 between epochs.
+            step: Number of batches of the epoch that have been used; 0 between epochs.
         """
         between = step == 0 and (self._iterator is None or self._iterator._current_iterator is None)
         state = {
@@ -93,22 +93,22 @@ class DataPosition:
         return state
 
     def array_order(self, draw: Any) -> ArrayOrder:
-        """Returns the order of arrays: the one of before, or one from a seed that `draw` draws."""
+        """Returns the order of arrays: the resumed one, or one with a seed from `draw`."""
         seed = self._state["seed"] if "seed" in self._state else draw()
         self.order = ArrayOrder(seed)
         return self.order
 
     def attach(self, iterator: TFEpochIterator) -> None:
-        """Makes Keras's iterator of the training data this one's."""
+        """Attaches Keras's iterator of the training data, and checks that it fits the state."""
         self._iterator = iterator
-        # Keras makes a metric's variables in its first step; here they are needed before.
+        # Keras creates a metric's variables in its first step; here they are needed before.
         with self._model.distribute_strategy.scope():
             self._model._symbolic_build(data_batch=batch_spec(iterator._distributed_dataset))
         for name, value in self._facts().items():
             self._check(name, value)
 
     def _facts(self) -> dict[str, Any]:
-        """Returns what must be alike where training goes on."""
+        """Returns the facts about the data that must be the same when training resumes."""
         adapter = self._iterator.data_adapter
         return {
             "batches": adapter.num_batches,
@@ -129,8 +129,8 @@ class DataPosition:
     def steps(self) -> Iterator[tuple[int, int, Iterator]]:
         """Yields the first and the last step of each execution, and the data's iterator.
 
-        It takes the place of `EpochIterator._enumerate_iterator`, whose rules it keeps: with
-        `steps_per_epoch` an iterator goes on in the next epoch until its data have ended.
+        Replaces `EpochIterator._enumerate_iterator` and keeps its rules: with `steps_per_epoch`, an
+        iterator continues in the next epoch until its data have ended.
         """
         own = self._iterator
         own.data_adapter.on_epoch_begin()
@@ -152,9 +152,9 @@ class DataPosition:
         own.data_adapter.on_epoch_end()
 
     def _open(self, first: int) -> None:
-        """Begins a pass over the data; the first one goes on where the one before has ended."""
+        """Starts a pass over the data; the first pass after resuming starts at the position."""
         own, goes_on, self._goes_on = self._iterator, self._goes_on, False
-        # With `steps_per_epoch` a pass may be under way between epochs.
+        # With `steps_per_epoch`, a pass may continue across epochs.
         within = self._taken if goes_on else 0
         if not goes_on or not within:
             self._passes += 1
@@ -173,7 +173,7 @@ class DataPosition:
                 next(own._current_iterator)
 
     def _begin_passes_again(self) -> None:
-        """Makes what counts its passes, as `shuffle` does, count those of before."""
+        """Repeats the earlier passes' starts for data that count them, as `shuffle` does."""
         data = self._iterator._distributed_dataset
         if isinstance(data, OnDevices):
             data = data.dataset

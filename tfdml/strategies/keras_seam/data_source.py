@@ -1,4 +1,4 @@
-"""How Keras's data become portions of global batches: which mode for which kind of data."""
+"""Conversion of Keras's data to portions of global batches, with a mode per kind of data."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,11 +21,11 @@ from tfdml.strategies.share import Portion, without_optionals
 
 
 class SharedAdapter(DataAdapter):
-    """Keras's view of data that processes share: their number, and its own hooks where it reads.
+    """Adapter of data that processes share; it calls the original's hooks if this process reads.
 
     Args:
         adapter: Keras's adapter of this process's data.
-        num_batches: The number of global batches, None if unknown.
+        num_batches: Number of global batches, None if unknown.
         reads: Whether this process reads its data.
     """
 
@@ -40,21 +40,21 @@ class SharedAdapter(DataAdapter):
         return self._num_batches
 
     def on_epoch_begin(self) -> None:
-        """Passes Keras's call on."""
+        """Forwards the call if this process reads its data."""
         if self._reads:
             self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Passes Keras's call on."""
+        """Forwards the call if this process reads its data."""
         if self._reads:
             self._adapter.on_epoch_end()
 
 
 class OneByOne:
-    """The elements of a dataset whose length is unknown, taken outside of the step's graph.
+    """Iterable of the elements of a dataset of unknown length, read outside of the step's graph.
 
-    Inside, Keras's step at the end of the data still runs what does not need the batch: it counts
-    an iteration too many, and Adam's next steps come out different.
+    If Keras's step reads inside its graph, then at the end of the data it still runs the operations
+    that do not need the batch. It counts one iteration too many, which changes Adam's next steps.
 
     Args:
         dataset: The dataset.
@@ -65,7 +65,7 @@ class OneByOne:
 
     @property
     def element_spec(self) -> Any:
-        """The dataset's."""
+        """The dataset's element spec."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator:
@@ -73,7 +73,7 @@ class OneByOne:
 
 
 def batch_spec(data: tf.data.Dataset | Feed | OneByOne | OnDevices) -> Any:
-    """Returns the shapes and dtypes of what a replica is given, None in the place of optionals."""
+    """Returns the spec of a replica's batch, with None instead of optionals."""
     spec = data.element_spec
     return without_optionals(spec.parts[0] if isinstance(spec, Portion) else spec)
 
@@ -85,13 +85,13 @@ def portions(
 
     Args:
         adapter: Keras's adapter of this process's data.
-        dataset: The adapter's pipeline; of portions already for arrays.
+        dataset: The adapter's pipeline; for arrays it already yields portions.
         extended: The strategy's extension. With one replica there is nothing to split.
-        by_steps: Whether an epoch has a number of steps, and may end before the data.
+        by_steps: Whether an epoch has a fixed number of steps, and may end before the data.
     """
     shared, data = _split(adapter, dataset, extended, by_steps)
-    # Not Python's data: what is read ahead is lost where an iterator is dropped. Nor a feed: the
-    # guard must see in the main thread that it waits for the other processes.
+    # Not data from Python: batches read ahead are lost if an iterator is dropped. Nor a feed: it
+    # must wait for the other processes in the main thread, where the guard sees it.
     repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
     alone = isinstance(data, tf.data.Dataset | OneByOne)
     if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable and alone:
@@ -109,7 +109,7 @@ def _split(
     if extended._num_replicas_in_sync > 1:
         split = dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
     if isinstance(adapter, TFDatasetAdapter) and split is not dataset:
-        # Not for Python's data: what is read ahead is lost where an iterator is dropped.
+        # Not for data from Python: batches read ahead are lost if an iterator is dropped.
         split = split.prefetch(tf.data.AUTOTUNE)
     unknown = dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
     if collective.size == 1:
@@ -117,7 +117,7 @@ def _split(
     common = {"collective": collective, "splitter": extended.splitter}
     reads = True
     if not isinstance(adapter, TFDatasetAdapter) or _has_own_order(dataset, collective):
-        # Keras stops a `PyDataset`'s workers at an epoch's end: nobody may ask them in between.
+        # Keras stops a `PyDataset`'s workers at an epoch's end; reading ahead would use them then.
         stopped = by_steps and getattr(adapter, "enqueuer", None) is not None
         lengths = {"num_batches": adapter.num_batches, "reads_ahead": not stopped}
         feed = ScatterFeed(dataset, **lengths, **common)
@@ -134,7 +134,7 @@ def _split(
 
 
 def _has_own_order(dataset: tf.data.Dataset, collective: Collective) -> bool:
-    """Returns whether any process's pipeline has an order that the others cannot repeat."""
+    """Returns whether any process's pipeline is random in a way that others cannot reproduce."""
     drawn = None if _reads_own_part(dataset) else draws_without_seed(dataset)
     own = tf.constant([int(drawn is not None)])
     if not any(collective.all_gather(own, "unseeded").numpy()):

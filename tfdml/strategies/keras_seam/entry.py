@@ -1,7 +1,7 @@
-"""The one way into Keras: where replicas and parameter servers differ from it, each in its own way.
+"""Patches of Keras through which replicas and parameter servers are called, by `Hooks`.
 
-Each function here takes the place of one of Keras's. It asks the hooks of the strategy that is
-concerned, and goes straight on to Keras's own function where that strategy is none of ours.
+Each function here replaces one of Keras's. It calls the hooks of the strategy concerned, or Keras's
+own function if that strategy is not one of ours.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _loop(original: Callable) -> Callable:
-    """`fit`, `evaluate` and `predict`."""
+    """Replaces `fit`, `evaluate` and `predict`."""
     name, signature = original.__name__, inspect.signature(original)
 
     def loop(self, *args, **kwargs):
@@ -97,10 +97,10 @@ def _next_seed(original: Callable) -> Callable:
 
 
 def _apply(original: Callable) -> Callable:
-    """`apply` of an optimizer, in a replica or for all.
+    """Replaces `apply` of an optimizer, in a replica or for all replicas.
 
-    The update of a `LossScaleOptimizer` comes here twice, because Keras has it call `apply` of the
-    optimizer inside, and either may be the one that a model has. The hooks tell them apart by
+    The update of a `LossScaleOptimizer` passes through here twice, because it calls `apply` of its
+    inner optimizer, and a model may have either kind. The hooks distinguish the two calls by
     `is_updating`.
     """
 

@@ -1,4 +1,4 @@
-"""`all_gather` in a step: all replicas' rows, for losses over pairs of the whole batch."""
+"""`all_gather` of all replicas' rows in a step, for losses over pairs of the global batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from tfdml.strategies.share import Share
 
 
 def _all_gather(original: Callable) -> Callable:
-    """`ReplicaContext.all_gather` of a step's values: without the rows of padded shares."""
+    """Wraps `ReplicaContext.all_gather` so that in a step it drops the rows of padded shares."""
 
     @tf.autograph.experimental.do_not_convert
     def all_gather(self, value, axis, options=None):
@@ -39,12 +39,15 @@ def _slice(tensor: tf.Tensor, axis: int, begin: Any, size: Any) -> tf.Tensor:
 def _gathered(
     gather: Callable, replica: tf.distribute.ReplicaContext, own: tf.Tensor, axis: int, options: Any
 ) -> tf.Tensor:
-    """TensorFlow's gradient takes sizes by `all_gather` too, which drops padding here."""
+    """Gathers with a custom gradient.
+
+    TensorFlow's own gradient gathers the sizes by `all_gather`, which drops padding here.
+    """
 
     @tf.custom_gradient
     def gathered(own: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # What the rows mean to all replicas' losses.
+            # The gradient of all replicas' losses with respect to the gathered rows.
             total = replica.all_reduce(tf.distribute.ReduceOp.SUM, upstream)
             number, place = replica.num_replicas_in_sync, replica.replica_id_in_sync_group
             sizes = tf.one_hot(place, number, tf.shape(own)[axis], 0, dtype=tf.int32)

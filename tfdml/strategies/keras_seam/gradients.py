@@ -1,7 +1,7 @@
-"""Gradients of a replica: each estimate of a loss counts by the replica's rows.
+"""Gradients of a replica, in which each estimate of a loss is weighted by the replica's rows.
 
-The weight is what the backward pass begins with, so that it goes through what replicas exchange
-there: with synchronized `BatchNormalization`, gradients that are weighted afterwards are wrong.
+The backward pass starts from the weight, so that the weight also passes through exchanges between
+replicas. With synchronized `BatchNormalization`, weighting the gradients afterwards is wrong.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from tfdml.strategies.traced import traced, tracing
 
 
 def _gradient(original: Callable) -> Callable:
-    """`GradientTape.gradient` by weights, on the outermost tape of a replica.
+    """Wraps `GradientTape.gradient` to weight gradients on a replica's outermost tape.
 
-    What an inner tape gives (a gradient penalty, the step of a meta-learner) is a value that the
-    loss is made of, and so is a gradient by data.
+    The gradients of an inner tape (a gradient penalty, the step of a meta-learner) are part of the
+    loss, and so are gradients with respect to data; they are not weighted.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -37,7 +37,7 @@ def _gradient(original: Callable) -> Callable:
 
 
 def _jacobian(original: Callable) -> Callable:
-    """`GradientTape.jacobian`, which takes a gradient of each value by `gradient`."""
+    """Wraps `GradientTape.jacobian`, which calls `gradient` for each value; none is weighted."""
 
     @tf.autograph.experimental.do_not_convert
     def jacobian(self, *args, **kwargs):
@@ -59,11 +59,11 @@ def _has_variable(sources: Any) -> bool:
 
 
 def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:
-    """Returns what the gradient of each target is multiplied by."""
+    """Returns the output gradients of each target, weighted by the share."""
 
     def weight(value: Any, given: Any) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
-        # Of values with axes each row counts once, but for the row of a padded share.
+        # In values with axes each row counts once, except the row of a padded share.
         part = share.fraction if value.shape.rank == 0 else share.present
         given = tf.ones_like(value) if given is None else tf.cast(given, value.dtype)
         return given * part(value.dtype)

@@ -1,4 +1,4 @@
-"""What a strategy does where Keras comes to it: the hooks, one method for each such point."""
+"""Hooks: the interface through which the patches of Keras call a strategy."""
 
 import abc
 import contextlib
@@ -13,21 +13,21 @@ from tfdml.strategies.keras_seam.calls import Call
 
 
 class Hooks(abc.ABC):
-    """What `entry` asks of a strategy of ours. It has no state: the strategy has.
+    """Stateless hooks that `entry` calls for one of our strategies; the state is the strategy's.
 
-    Every method but `calling` takes the place of one of Keras's functions: it is given Keras's own,
-    and what Keras calls it with, `self` included.
+    Every method except `calling` replaces one of Keras's functions. It receives Keras's own
+    function and the arguments of the call, including `self`.
     """
 
     @abc.abstractmethod
     def calling(
         self, call: Call, arguments: dict[str, Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """While this is entered, `fit`, `evaluate` or `predict` runs; it is checked before.
+        """Context manager: `fit`, `evaluate` or `predict` runs; on entry the call is checked.
 
         Args:
             call: The call.
-            arguments: Its arguments by name; changed to what Keras shall be given.
+            arguments: Its arguments by name; changed in place to those that Keras receives.
         """
 
     @abc.abstractmethod
@@ -40,15 +40,15 @@ class Hooks(abc.ABC):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """`TFEpochIterator.__init__`: data become what the strategy's steps take.
+        """Replaces `TFEpochIterator.__init__`: converts data to the input of the strategy's steps.
 
         Args:
             keras_init: Keras's own function.
-            call: The call that the data are of.
+            call: The call that sets up the data.
             iterator: Keras's iterator, to be initialized.
             strategy: The strategy.
-            *args: Keras's other arguments.
-            **kwargs: The same.
+            *args: Other positional arguments of Keras's call.
+            **kwargs: Keyword arguments of Keras's call.
         """
 
     @abc.abstractmethod
@@ -59,21 +59,21 @@ class Hooks(abc.ABC):
         iterator: TFEpochIterator | None,
         data_batch: Any,
     ) -> None:
-        """`_maybe_symbolic_build`: makes a model's variables before its first step."""
+        """Replaces `_maybe_symbolic_build`: creates a model's variables before its first step."""
 
     @abc.abstractmethod
     def make_function(self, keras_make: Callable, model: keras.Model, step: Callable) -> Callable:
-        """`_make_function`: returns what takes a train or test step on batches of an iterator."""
+        """Replaces `_make_function`: returns a train or test function of an iterator."""
 
     @abc.abstractmethod
     def make_predict_function(self, keras_make: Callable, model: keras.Model, force: bool) -> None:
-        """`make_predict_function`: gives the model what takes predict steps on batches."""
+        """Replaces `make_predict_function`: sets the model's predict function."""
 
     @abc.abstractmethod
     def next_seed(
         self, keras_next: Callable, generator: keras.random.SeedGenerator, ordered: bool
     ) -> tf.Tensor:
-        """`SeedGenerator.next`: returns a seed, another one on each replica or worker."""
+        """Replaces `SeedGenerator.next`: returns a seed that differs per replica or worker."""
 
     @abc.abstractmethod
     def apply(
@@ -83,12 +83,12 @@ class Hooks(abc.ABC):
         gradients: list,
         variables: list | None,
     ) -> None:
-        """`apply` of an optimizer: makes an update, or leaves it to the chief."""
+        """Replaces `apply` of an optimizer: makes an update, or leaves it to the chief."""
 
 
 def hooks_of(strategy: tf.distribute.Strategy | None) -> Hooks | None:
-    """Returns the hooks of a strategy of ours, parameter servers included; None of any other.
+    """Returns the hooks of one of our strategies, including parameter servers, else None.
 
-    A strategy's constructor notes them at its extended part.
+    A strategy's constructor sets them on its extended part.
     """
     return getattr(getattr(strategy, "extended", None), "keras_hooks", None)

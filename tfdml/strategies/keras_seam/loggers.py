@@ -1,11 +1,11 @@
-"""Loggers of other packages: which callbacks they are, and which of them other ranks have begun."""
+"""Detection of logging callbacks, and of logging runs that ranks other than 0 have started."""
 
 import sys
 import warnings
 
 import keras
 
-# The packages whose callbacks do nothing but write or send, and know no ranks.
+# Packages whose callbacks only write or send, and are not aware of ranks.
 _PACKAGES = (
     "aim",
     "clearml",
@@ -26,23 +26,23 @@ _KERAS = (
 
 
 def is_logger(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback, or a class that it is made from, is a known logger."""
+    """Returns whether a callback's class, or a base class of it, is a known logger."""
     return isinstance(callback, _KERAS) or any(map(_is_known, type(callback).__mro__))
 
 
 def _is_known(kind: type) -> bool:
     package = kind.__module__.partition(".")[0]
-    # Integrations are packages of their own: `neptune_tensorflow_keras`.
+    # Integrations may be separate packages, such as `neptune_tensorflow_keras`.
     return any(package == known or package.startswith(f"{known}_") for known in _PACKAGES)
 
 
 def warn_of_active_loggers(rank: int) -> None:
-    """Warns of runs that this rank has begun beside rank 0's.
+    """Warns of logging runs that this rank has started in addition to rank 0's.
 
     Args:
-        rank: This process's, not 0.
+        rank: The rank of this process, not 0.
     """
-    # Never imported here: a run is active only where the program has imported its package.
+    # Not imported here: a run can be active only if the program has imported its package.
     mlflow, wandb = sys.modules.get("mlflow"), sys.modules.get("wandb")
     active = getattr(mlflow, "active_run", None)
     if active is not None and active() is not None:

@@ -1,19 +1,19 @@
-"""Loss values: what a replica computes of a loss is its estimate of the whole batch's.
+"""Loss values: each replica computes an estimate of the global batch's loss.
 
-One rule for `compile`'s losses and for a `train_step` of the user's own: within a replica, a scalar
-is the replica's estimate of what one process would compute from the global batch, and the mean of
-the estimates, weighted by the replicas' rows, is that value. So what a replica logs or tracks is a
-loss, not a part of one. The weight enters where the gradient is taken (see `gradients`).
+One rule holds for `compile`'s losses and for a user's own `train_step`: within a replica, a scalar
+is the replica's estimate of the value that one process would compute from the global batch. The
+mean of the estimates, weighted by the replicas' rows, is that value. So a replica logs and tracks a
+loss, not a part of one. The weight is applied where the gradient is taken (see `gradients`).
 
 | value | the replica's estimate |
 |---|---|
 | mean over the batch, by Keras or the user's own | the mean over the replica's rows |
 | mean over a mask, or by sample weights | own sum / global count / fraction of the rows |
 | sum by a Keras loss, or of an added loss with axes | own sum / fraction of the rows |
-| any other scalar: `add_loss`, regularisers, a loss function's | as it is |
+| any other scalar: `add_loss`, regularizers, a loss function's | unchanged |
 
-Values with axes, such as a loss of each row, are no estimates: those of all replicas are the whole
-batch's together.
+Values with axes, such as per-example losses, are not estimates: together, those of all replicas are
+the global batch's.
 """
 
 from collections.abc import Callable
@@ -41,14 +41,14 @@ def reduce_to_estimate(
     Args:
         keras_reduce: Keras's `reduce_weighted_values`.
         share: The replica's share.
-        values: Loss values, shape `[rows, ...]`, or a scalar.
+        values: Loss values of shape `[rows, ...]`, or a scalar.
         sample_weight: Weights that broadcast to `values`, or None.
-        mask: Which values count, or None.
+        mask: Mask of the values that count, or None.
         reduction: Keras's name of the reduction.
-        dtype: The dtype of the computation.
+        dtype: Dtype of the computation.
 
     Returns:
-        The estimate; the values themselves where nothing is reduced.
+        The estimate; without a reduction, the values.
     """
     reduction = keras_loss.standardize_reduction(reduction)
     values = ops.convert_to_tensor(values, dtype=dtype)
@@ -62,7 +62,7 @@ def reduce_to_estimate(
 
 
 def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, dtype):
-    """A mean whose denominator depends on the data: the counts are summed over the replicas."""
+    """Estimates a mean whose denominator depends on the data, by summing counts over replicas."""
     numerator = keras_reduce(values, sample_weight, mask, "sum", dtype)
     if reduction == "mean_with_sample_weight":
         weights = sample_weight
@@ -73,7 +73,7 @@ def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, 
         weights = keras_loss.apply_mask(weights, mask, values.dtype, "sum")
         count = ops.sum(weights)
     else:
-        # Keras counts the values that the mask leaves; one mask entry may stand for several.
+        # Keras counts the unmasked values; one mask entry may cover several values.
         per_entry = tf.size(values) / tf.size(mask)
         count = ops.sum(ops.cast(mask, values.dtype)) * tf.cast(per_entry, values.dtype)
     count = tf.stop_gradient(count * share.present(count.dtype))

@@ -1,4 +1,4 @@
-"""SGD's step where a compressor keeps the momentum: it is in what has been exchanged."""
+"""SGD's update if the compressor applies momentum, which the exchanged gradients then include."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Synchronized `BatchNormalization`: the moments of the global batch, by one exchange."""
+"""Synchronized `BatchNormalization`: the global batch's moments in a single exchange."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,11 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _compute_moments_sync(original: Callable) -> Callable:
-    """Keras's three exchanges, of which TensorFlow leaves one out where it knows the rows ahead."""
+    """Replaces Keras's three exchanges by one.
+
+    TensorFlow skips one of the three where it knows the number of rows statically, so replicas
+    could disagree on the number of exchanges.
+    """
 
     def compute_moments_sync(x, axes, keepdims):
         if current_extended() is None:
@@ -26,7 +30,7 @@ def _compute_moments_sync(original: Callable) -> Callable:
 
 
 def _moments(original: Callable) -> Callable:
-    """Keras does not synchronize moments under a mask."""
+    """Synchronizes moments under a mask, which Keras does not."""
 
     def moments(self, inputs, mask):
         if mask is None or not self.synchronized or current_extended() is None:
@@ -43,21 +47,21 @@ def _moments(original: Callable) -> Callable:
 def _global_moments(
     values: tf.Tensor, weights: tf.Tensor, axes: Sequence[int], epsilon: float = 0.0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the mean and the variance over all replicas; called in replica context, by all.
+    """Returns the mean and the variance over all replicas; all call this, in replica context.
 
     Args:
-        values: A replica's: any float dtype; 0 where the weight is.
-        weights: What counts, 1 or 0: of the same dtype and shape.
-        axes: What is reduced.
-        epsilon: Is added to the count, as Keras does under a mask.
+        values: A replica's values: any float dtype; 0 where the weight is 0.
+        weights: 1 for values that count, else 0: same dtype and shape as `values`.
+        axes: Axes to reduce.
+        epsilon: Constant added to the count, as Keras does under a mask.
 
     Returns:
-        Both of the shape of `values`, with 1 for each of `axes`.
+        Mean and variance, each with the shape of `values` but size 1 along `axes`.
     """
     # A padded share computes on a row that is not its own.
     share = current_share()
     present = tf.constant(True) if share is None else share.rows > 0
-    # The count is no function of the values; its gradient would be exchanged for nothing.
+    # The count does not depend on the values; exchanging its gradient would be useless.
     sums = (
         tf.reduce_sum(values, axes, keepdims=True),
         tf.reduce_sum(tf.square(values), axes, keepdims=True),

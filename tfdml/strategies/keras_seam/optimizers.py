@@ -1,4 +1,4 @@
-"""Optimizers: gradients are summed over all replicas before anything else is done with them."""
+"""Optimizers' `apply`, which sums gradients over all replicas before it does anything else."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,19 +30,19 @@ def apply(
     gradients: Sequence,
     given: Sequence | None,
 ) -> None:
-    """Makes an update by what all replicas' gradients sum up to, before anything else is done.
+    """Sums the gradients over all replicas, then applies them.
 
     Args:
         keras_apply: Keras's own `apply`.
-        optimizer: The optimizer that is called: with a loss scale around it or without.
-        gradients: A replica's gradients; outside of replicas the whole job's.
-        given: Their variables; None for all that the optimizer knows.
+        optimizer: The optimizer that was called, with or without a loss scale around it.
+        gradients: A replica's gradients; outside of replicas, the whole job's.
+        given: Their variables; None for all variables of the optimizer.
     """
     if current_strategy() is None:
         _apply_alike(keras_apply, optimizer, list(gradients), given)
         return
     if is_updating():
-        # Keras's own call of the optimizer inside of a loss scale.
+        # Keras's own call of the optimizer inside a loss scale.
         keras_apply(optimizer, gradients, given)
         return
     update = functools.partial(_update, keras_apply, optimizer, given=given)
@@ -53,7 +53,7 @@ def apply(
 def _update(
     keras_apply: Callable, optimizer: keras.Optimizer, gradients: Sequence, given: Sequence | None
 ) -> None:
-    """Makes the update, in every replica, or keeps the gradients for the one that follows."""
+    """Makes the update in every replica, or accumulates the gradients for a later one."""
     inner = inner_of(optimizer)
     variables = list(inner._trainable_variables if given is None else given)
     grads = [each_row_once(g, v) for g, v in zip(gradients, variables, strict=True)]
@@ -85,7 +85,7 @@ def _update(
 def _summed(
     extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
 ) -> list:
-    """Returns a replica's gradients summed over all; of what replaces a variable, the largest."""
+    """Sums gradients over replicas; takes the maximum of those that replace their variable."""
     inner, label = inner_of(outer), f"gradients/{distinct_name(outer)}"
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
@@ -105,19 +105,19 @@ def _summed(
 
 
 def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Returns the optimizer without the loss scale around it."""
+    """Returns an optimizer without the loss scale around it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _apply_alike(
     original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
 ) -> None:
-    """`apply` outside of a step: the gradients are the whole job's, and every replica gets them."""
+    """Applies gradients outside of a step, where they are the whole job's, on every replica."""
     strategy, inner = outer._distribution_strategy, inner_of(outer)
     check_gradients_alike(grads, strategy.extended.collective)
     with strategy.scope():
         if not outer.built and given is not None:
-            # Variables are made outside of the replicas.
+            # Variables must be created outside of the replicas.
             outer.build(list(given))
         variables = list(inner._trainable_variables if given is None else given)
         grads = [each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
@@ -141,7 +141,7 @@ def _apply_alike(
 
 
 def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
-    """Returns variables' paths, those that several have with a number behind."""
+    """Returns the variables' paths, with a number appended to repeated ones."""
     counts: dict[str, int] = {}
     names: dict[int, str] = {}
     for variable in [*getattr(optimizer, "_trainable_variables", ()), *variables]:
@@ -153,10 +153,10 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
 
 
 def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
-    """Returns a gradient; a sparse one with its shape and each row once.
+    """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
 
-    In a graph the shape is not known of an embedding's gradient. XLA cannot compile what the number
-    of rows follows from the data in: there it becomes dense.
+    In a graph, the shape of an embedding's gradient is unknown. XLA cannot compile code in which
+    the number of rows depends on the data, so there the gradient becomes dense.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

@@ -1,4 +1,4 @@
-"""Progress where output is no terminal: a line for each epoch, and some within long ones."""
+"""Progress lines for output that is not a terminal: one per epoch, more within long epochs."""
 
 import sys
 import time
@@ -12,13 +12,13 @@ INTERVAL = 10.0
 
 
 class LineProgress(keras.callbacks.ProgbarLogger):
-    """Prints a line at the end of each epoch, and one about every 10 s within it.
+    """Callback that prints a line at the end of each epoch, and about every 10 s within it.
 
-    A progress bar redraws its line, which a log file or a launcher's pipe shows as one line for
-    each redraw. Keras leaves out its own bar where it finds a `ProgbarLogger`.
+    A progress bar redraws its line, and in a log file or a launcher's pipe each redraw is a new
+    line. Keras does not add its own bar if it finds a `ProgbarLogger`.
     """
 
-    # Keras need not wait for a batch: the logs are looked at every 10 s only.
+    # Keras need not wait for each batch, because the logs are read only every 10 s.
     async_safe = True
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -31,7 +31,7 @@ class LineProgress(keras.callbacks.ProgbarLogger):
         self._say("step", self._steps, self.target, logs)
 
     def on_test_begin(self, logs=None):
-        """Starts the clock, or stops that of the epoch's steps where `fit` validates."""
+        """Starts the clock, or notes the end of the epoch's steps if `fit` validates."""
         if self._called_in_fit:
             self._trained = time.monotonic()
         else:
@@ -49,7 +49,7 @@ class LineProgress(keras.callbacks.ProgbarLogger):
         self._begin("Prediction")
 
     def on_predict_batch_end(self, batch, logs=None):
-        """Prints a line if it is time; not what was predicted."""
+        """Prints a line if it is time, without the predictions."""
         self.on_train_batch_end(batch)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -59,12 +59,12 @@ class LineProgress(keras.callbacks.ProgbarLogger):
             self.target = self._steps
 
     def on_test_end(self, logs=None):
-        """Prints the line of an `evaluate`."""
+        """Prints the line of a call of `evaluate`."""
         if not self._called_in_fit:
             self._end(logs)
 
     def on_predict_end(self, logs=None):
-        """Prints the line of a `predict`."""
+        """Prints the line of a call of `predict`."""
         self._end(None)
 
     def _begin(self, label: str) -> None:
@@ -105,7 +105,7 @@ def _duration(seconds: float) -> str:
 
 
 def _number(value: Any) -> str:
-    """Returns a metric's value as Keras's bar shows it."""
+    """Formats a metric's value as Keras's progress bar does."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -114,12 +114,12 @@ def _number(value: Any) -> str:
 
 
 def with_progress(callbacks: Any, verbose: Any) -> Any:
-    """Returns the callbacks of rank 0, with one that prints lines where a bar would not do.
+    """Adds a `LineProgress` to the callbacks if the output is not a terminal.
 
     Args:
-        callbacks: The argument of `fit`, `evaluate` or `predict`. A `CallbackList`, which `fit`
-            passes on to `evaluate`, stays as it is.
-        verbose: The argument of the same call. All but "auto" is obeyed.
+        callbacks: The callbacks given to `fit`, `evaluate` or `predict`. A `CallbackList`, which
+            `fit` passes to `evaluate`, is returned unchanged.
+        verbose: The `verbose` argument of the same call. Nothing is added unless it is "auto".
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks

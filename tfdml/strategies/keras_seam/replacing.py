@@ -1,17 +1,17 @@
-"""Puts functions of ours in the place of Keras's, each once, and takes them out again."""
+"""Replacement of Keras's functions by ours, each once."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# A function of Keras's, or the getter of a property: its owner, its name, and what is given it and
-# returns what takes its place.
+# A function of Keras's, or the getter of a property: its owner, its name, and a function that takes
+# the original and returns its replacement.
 Replacement = tuple[Any, str, Callable[[Callable], Callable]]
 
 
 def put_in_place(replacements: Iterable[Replacement]) -> None:
-    """Replaces Keras's functions; one that is replaced already stays as it is."""
+    """Replaces Keras's functions; those that are already replaced are left alone."""
     for owner, name, make in replacements:
         if original(owner, name) is not None:
             continue
@@ -24,7 +24,7 @@ def put_in_place(replacements: Iterable[Replacement]) -> None:
 
 
 def original(owner: Any, name: str) -> Any:
-    """Returns what one of our functions has replaced; None where Keras's own is in place."""
+    """Returns the original of a replaced function; None if it has not been replaced."""
     found = inspect.getattr_static(owner, name)
     function = found.fget if isinstance(found, property) else found
     return getattr(function, "_tfdml_replaces", None)

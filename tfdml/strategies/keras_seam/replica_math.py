@@ -1,4 +1,4 @@
-"""What a replica computes otherwise than one alone: estimates of losses, other random numbers."""
+"""Replacements for what a replica computes differently: losses, means and random numbers."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def _reduce_weighted_values(original: Callable) -> Callable:
 
 
 def _scale(original: Callable) -> Callable:
-    """`scale_loss_for_distribution` and its reverse: replicas' losses are estimates as they are."""
+    """Replaces `scale_loss_for_distribution` and its inverse; replicas' losses need no scaling."""
 
     def scale(value):
         if current_share() is not None or is_outside_of_replicas():
@@ -50,7 +50,7 @@ def _aggregate_additional_loss(original: Callable) -> Callable:
 
 
 def _average_loss(original: Callable) -> Callable:
-    """TensorFlow's mean over the whole batch: a replica's part of it, as in `strategy.run`."""
+    """Replaces TensorFlow's mean over the global batch by a replica's estimate of it."""
 
     def compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
         share = current_share()
@@ -63,7 +63,7 @@ def _average_loss(original: Callable) -> Callable:
 
 
 def _regularization_loss(original: Callable) -> Callable:
-    """TensorFlow's part of a loss that does not depend on rows."""
+    """Replaces TensorFlow's scaling of a loss that does not depend on rows by the plain sum."""
 
     def scale_regularization_loss(regularization_loss):
         if current_share() is None:
@@ -74,7 +74,7 @@ def _regularization_loss(original: Callable) -> Callable:
 
 
 def _mean_update_state(original: Callable) -> Callable:
-    """A scalar that a replica has computed counts by its rows, so that all count as one."""
+    """Weights a replica's scalar by its fraction of the rows, so that all replicas count as one."""
 
     def update_state(self, values, sample_weight=None):
         share = current_share()
@@ -86,7 +86,7 @@ def _mean_update_state(original: Callable) -> Callable:
 
 
 def next_seed(keras_next: Callable, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
-    """Returns a seed of another stream on each replica; on the first, and alone, Keras's own."""
+    """Returns a seed from a different stream on each replica; Keras's own on the first or only."""
     seed = keras_next(generator, ordered)
     if current_share() is None:
         return seed

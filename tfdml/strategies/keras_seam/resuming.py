@@ -1,4 +1,4 @@
-"""How a callback resumes a `fit`: it is asked before the data are set up, and comes last."""
+"""Resumption of a `fit` by a callback, which is called before the data are set up."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,39 +14,38 @@ from tfdml.strategies.session import session_of
 
 
 class ResumingCallback(keras.callbacks.Callback):
-    """A callback that may make `fit` go on where an earlier one has ended.
+    """Callback that may make `fit` resume where an earlier one ended.
 
-    It comes after all other callbacks, `History` among them: at each point it finds what they have
-    made of it.
+    It runs after all other callbacks, including `History`, so that it always sees their results.
 
     Attributes:
-        data: The position of this `fit`'s training data.
+        data: Position in the training data of this `fit`.
     """
 
     data: DataPosition
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
-        """Called before the data of a `fit` are set up, on all ranks.
+        """Returns the position to resume from; called on all ranks before the data are set up.
 
         Args:
             model: The model.
-            callbacks: All of this process's callbacks, this one the last.
+            callbacks: All of this process's callbacks; this one is the last.
 
         Returns:
-            What `data.state` has returned at the point to go on from; None to begin anew.
+            The result of `data.state` at the point to resume from; None to start from scratch.
         """
 
     def end_fit(self) -> None:
-        """Called at the end of a `fit`, whatever has ended it."""
+        """Called at the end of a `fit`, even after an error."""
 
 
 @contextlib.contextmanager
 def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
-    """While this is entered, a `fit` runs; it goes on where its callback says.
+    """Context manager: a `fit` runs, resuming at the position that its callback returns.
 
     Args:
-        call: The call; is told where its training data are.
-        arguments: The call's; gets the callbacks in their order.
+        call: The call; its `resumed` is set to the position.
+        arguments: The call's arguments; the callbacks are put in order.
     """
     model, given = call.model, arguments.get("callbacks")
     if call.name != "fit" or isinstance(given, keras.callbacks.CallbackList):
@@ -85,10 +84,10 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def setting_up(iterator: TFEpochIterator) -> Iterator[Call]:
-    """While this is entered, Keras sets up data; the first of a `fit` are those to train on.
+    """Context manager: Keras sets up data; the first data of a `fit` are the training data.
 
     Args:
-        iterator: What iterates over them; it begins where the `fit` goes on.
+        iterator: Iterator over the data; it starts where the `fit` resumes.
     """
     call = current_call()
     if call is None:
@@ -104,11 +103,15 @@ def setting_up(iterator: TFEpochIterator) -> Iterator[Call]:
 
 
 def global_seed_generator(make: bool) -> keras.random.SeedGenerator | None:
-    """Returns what `keras.random` draws from without a seed; None if there is none yet."""
+    """Returns the generator that `keras.random` uses without a seed, or None.
+
+    Args:
+        make: Whether to create it if it does not exist yet.
+    """
     found = seed_generator.global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     return seed_generator.global_seed_generator() if found is None and make else found
 
 
 def begin_with(model: keras.Model, epoch: int) -> None:
-    """Makes a `fit` that has not yet begun its first epoch begin with this one."""
+    """Sets the first epoch of a `fit` that has not started an epoch yet."""
     model._initial_epoch = epoch

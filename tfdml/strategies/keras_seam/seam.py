@@ -1,15 +1,15 @@
-"""Where tfdml enters Keras 3.14 and 3.15: its TensorFlow trainer, optimizers and losses.
+"""Patches of Keras 3.14 and 3.15: its TensorFlow trainer, optimizers and losses.
 
-Of the two ways that were open, a hook in `strategy.run` while Keras traces, and a dispatch on the
-trainer's own methods, this is the dispatch: it is there before the first callback, it reaches
-`predict`, whose step has no `__self__`, and it needs no guess about what a function is.
+There were two options: a hook in `strategy.run` while Keras traces, and a dispatch in the trainer's
+own methods. This is the dispatch: it acts before the first callback, it reaches `predict`, whose
+step has no `__self__`, and it does not have to guess what a function is.
 
-Each of these functions is replaced once, so the order in which they are does not matter. The
-functions that replace them go straight on to Keras's own unless the model, or the replica that
-calls, belongs to one of our strategies, or a callback of `fit` resumes it (see `resuming`). Where
-versions of Keras differ, `keras_versions` has what is done about it.
+Each of these functions is replaced once, so the order of replacement does not matter. The
+replacements call Keras's own function unless the model, or the calling replica, belongs to one of
+our strategies, or a callback of `fit` resumes it (see `resuming`). `keras_versions` handles the
+differences between versions of Keras.
 
-In the functions of `entry` parameter servers differ from Keras, too: each asks the strategy's
+The functions of `entry` behave differently under parameter servers, too: each calls the strategy's
 `Hooks`, which are `trainer.ReplicaHooks` or `parameter_servers.ServerHooks`.
 
 | Keras's function | under replicas | under parameter servers |
@@ -18,68 +18,68 @@ In the functions of `entry` parameter servers differ from Keras, too: each asks 
 | `TensorFlowTrainer.evaluate` | the same | the same |
 | `TensorFlowTrainer.predict` | the same | the same |
 | `TFEpochIterator.__init__` | portions: see `feed_modes` | sent once, or read by the chief |
-| `TensorFlowTrainer._maybe_symbolic_build` | builds by the data's shapes | the same |
+| `TensorFlowTrainer._maybe_symbolic_build` | builds from the data's shapes | the same |
 | `TensorFlowTrainer._make_function` | a `MetricStep`; `compiled` | steps are tasks for workers |
 | `TensorFlowTrainer.make_predict_function` | a `PredictStep` on a global batch | the same |
-| `SeedGenerator.next` | replicas draw different numbers | so do workers; counts are not lost |
-| `BaseOptimizer.apply` | gradients are summed first | a synchronous step's are taken out |
+| `SeedGenerator.next` | a random stream per replica | a stream per worker; no count is lost |
+| `BaseOptimizer.apply` | gradients are summed first | synchronous: left to the chief |
 | `LossScaleOptimizer.apply` | the same, before the check for overflow | the same |
 
 What else replicas of one job need:
 
 | Keras's function | what is different |
 |---|---|
-| `TensorFlowTrainer.train_on_batch` | a model that was made outside is brought in, or refused |
+| `TensorFlowTrainer.train_on_batch` | a model made outside the scope is adopted or refused |
 | `CallbackList.__init__` | the guard knows which callback runs |
 | `TFEpochIterator._get_iterator` | an epoch does not wait for `tf.data`'s tuner: `iteration` |
-| `TFEpochIterator._enumerate_iterator` | where a `fit` goes on, steps begin later |
-| `TensorFlowTrainer._get_metrics_result_or_logs` | an epoch may have had its last step before |
-| `ArrayDataAdapter.get_tf_dataset` | one permutation for all processes; own rows only are read |
-| `BaseOptimizer._backend_apply_gradients` | no branches: accumulation is done by then |
-| `SGD.update_step` | no momentum, where a compressor has done it |
-| `TFOptimizer._all_reduce_sum_gradients` | nothing is left to sum |
-| `loss.reduce_weighted_values` | losses are estimates of the whole batch's: `losses` |
+| `TFEpochIterator._enumerate_iterator` | a resumed `fit` starts at a later step |
+| `TensorFlowTrainer._get_metrics_result_or_logs` | a resumed epoch may have no step left |
+| `ArrayDataAdapter.get_tf_dataset` | same permutation on all processes; reads own rows only |
+| `BaseOptimizer._backend_apply_gradients` | no branches: accumulation happens earlier |
+| `SGD.update_step` | no momentum if the compressor applies it |
+| `TFOptimizer._all_reduce_sum_gradients` | does nothing: gradients are already summed |
+| `loss.reduce_weighted_values` | losses estimate the global batch's: `losses` |
 | `loss.scale_loss_for_distribution` | the same |
 | `loss.unscale_loss_for_distribution` | the same |
 | `TensorFlowTrainer._aggregate_additional_loss` | the same |
-| `nn.compute_average_loss` | the same, by TensorFlow |
-| `nn.scale_regularization_loss` | the same, by TensorFlow |
-| `Mean.update_state` | a replica's scalar counts by its rows |
-| `GradientTape.gradient` | the same, where a gradient is taken: `gradients` |
+| `nn.compute_average_loss` | the same for TensorFlow's function |
+| `nn.scale_regularization_loss` | the same for TensorFlow's function |
+| `Mean.update_state` | a replica's scalar is weighted by its rows |
+| `GradientTape.gradient` | the same for gradients: `gradients` |
 | `GradientTape.jacobian` | the same |
 | `cloning._clone_functional_model` | a clone belongs to the model's strategy |
 | `cloning._clone_sequential_model` | the same |
-| `saving_lib.deserialize_keras_object` | a model of a file can be brought in: `adopting` |
+| `saving_lib.deserialize_keras_object` | a model from a file can be adopted: `adopting` |
 | `serialization_lib.deserialize_keras_object` | the same for the clone of a subclassed model |
 | `legacy_h5_format.load_model_from_hdf5` | the same for an HDF5 file |
-| `ReplicaContext.all_gather` | in a step, without padded rows |
+| `ReplicaContext.all_gather` | in a step, drops padded rows |
 | `nn._compute_moments_sync` | one exchange, the same on all replicas, without padded rows |
-| `BatchNormalization._moments` | synchronized under a mask as well |
-| `Variable.handle` | a tape outside of a step takes gradients by the first replica's |
-| `Variable._initialize_with_initializer` | outside of the function that is being traced |
-| `Variable.__array__` | takes `copy`, as NumPy 2 asks |
-| `Variable._direct_assign` | outside of a step, a metric's state is set as it is given |
-| `saving_lib.get_attr_skipset` | makes no variables in the scope: one rank may save alone |
+| `BatchNormalization._moments` | also synchronized under a mask |
+| `Variable.handle` | outside of a step, a tape uses the first replica's variable |
+| `Variable._initialize_with_initializer` | runs outside of the function being traced |
+| `Variable.__array__` | accepts `copy`, as NumPy 2 requires |
+| `Variable._direct_assign` | outside of a step, sets a metric's whole state |
+| `saving_lib.get_attr_skipset` | creates no variables in the scope: one rank may save alone |
 
-What else parameter servers need, in place once there is a `ParameterServerStrategy`:
+What else parameter servers need, installed with the first `ParameterServerStrategy`:
 
 | Keras's function | what is different |
 |---|---|
-| `TFEpochIterator.tf_sync` | an epoch ends when its last step has |
-| `Variable.assign_add` | done on the server: nothing is lost |
+| `TFEpochIterator.tf_sync` | an epoch ends after its last step has ended |
+| `Variable.assign_add` | runs on the server: no addition is lost |
 | `Variable.assign_sub` | the same |
 | `TFOptimizer.assign_add` | the same for rows, which TensorFlow adds without a lock |
 | `TFOptimizer.assign_sub` | the same |
-| `TFOptimizer._distributed_tf_update_step` | gradients go to the servers encoded; LARS and LAMB |
-| | are given all parts of a variable at once |
+| `TFOptimizer._distributed_tf_update_step` | encodes gradients for the servers; LARS and LAMB |
+| | get all parts of a variable at once |
 | `LossScaleOptimizer._stateful_handle_non_finite_grads` | halves the scale that overflowed |
-| `Layer.trainable_variables` | parts in the place of a partitioned variable |
+| `Layer.trainable_variables` | the parts instead of a partitioned variable |
 | `Layer.trainable_weights` | the same |
 | `Embedding.call` | looks rows up on the server; Keras would fetch the whole table |
 | `TFOptimizer.add_variable_from_reference` | a slot knows which part it belongs to |
 | `BaseOptimizer.save_own_variables` | files hold whole slots |
 | `BaseOptimizer.load_own_variables` | the same |
-| `BaseOptimizer._clip_gradients` | `clipnorm` is of the whole |
+| `BaseOptimizer._clip_gradients` | `clipnorm` clips by the norm of the whole variable |
 """
 
 import keras
@@ -98,7 +98,7 @@ from tfdml.strategies.keras_seam import (
 )
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 
-# What parameter servers need besides is in `parameter_servers`.
+# The replacements that only parameter servers need are in `parameter_servers`.
 REPLACEMENTS: list[Replacement] = [
     *entry.REPLACEMENTS,
     *trainer.REPLACEMENTS,
@@ -114,10 +114,10 @@ REPLACEMENTS: list[Replacement] = [
 
 
 def install() -> None:
-    """Puts the seam in place, once.
+    """Installs the replacements, once.
 
     Raises:
-        ImportError: If Keras runs on another backend.
+        ImportError: If Keras does not run on TensorFlow.
     """
     if keras.backend.backend() != "tensorflow":
         raise ImportError(

@@ -1,4 +1,4 @@
-"""What replicas do in `fit`, `evaluate` and `predict`: checks, data, steps on global batches."""
+"""Replicas' part in `fit`, `evaluate` and `predict`: checks, data, steps on global batches."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ def _train_on_batch(original: Callable) -> Callable:
 
 
 def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
-    """Checks a call, and gives it the callbacks of this process."""
+    """Checks a call, and replaces its callbacks by those of this process."""
     collective = extended.collective
     for name in ("x", "validation_data"):
         if extended.whole_of(arguments.get(name)) is not None:
@@ -63,7 +63,7 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
     if not collective.topology.is_chief:
         arguments["verbose"] = 0
     given = arguments.get("callbacks")
-    # `fit` passes its own list on to `evaluate`.
+    # `fit` passes its own `CallbackList` to `evaluate`.
     if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
         check_fingerprint(fingerprint(model, call, arguments, extended.alike), collective)
         own = for_this_process(given, extended, trains=call == "fit")
@@ -123,18 +123,18 @@ def _enumerate_iterator(original: Callable) -> Callable:
 def _logs_of_epoch(original: Callable) -> Callable:
     def get_metrics_result_or_logs(self, logs):
         found = session_of(self).position
-        # An epoch that was resumed behind its last step has no logs of its own.
+        # An epoch that was resumed after its last step has no logs of its own.
         return original(self, found.logs if found is not None and not logs else logs)
 
     return get_metrics_result_or_logs
 
 
 class ReplicaHooks(Hooks):
-    """What replicas do where Keras comes to them: steps on global batches."""
+    """Hooks of the replicas, which take steps on global batches."""
 
     @contextlib.contextmanager
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
-        """Checks the call; the guard is told of it."""
+        """Checks the call, and reports it to the guard while it runs."""
         extended = extended_of(call.model._distribute_strategy)
         with extended.collective_call(call.name):
             _prepare(call.model, call.name, arguments, extended)
@@ -142,7 +142,7 @@ class ReplicaHooks(Hooks):
                 yield
 
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
-        """Data come as portions of global batches; see `feed_modes`."""
+        """Makes the iterator yield portions of global batches; see `feed_modes`."""
         extended = strategy.extended
         with call.having(extended=extended), extended.global_steps():
             keras_init(iterator, strategy, *args, **kwargs)
@@ -155,30 +155,30 @@ class ReplicaHooks(Hooks):
         iterator._num_batches = iterator.data_adapter.num_batches
 
     def build(self, keras_build, model, iterator, data_batch) -> None:
-        """Builds from what the data declare, and reads no batch."""
+        """Builds the model from the data's element spec, without reading a batch."""
         if is_called_by_own_steps(model):
             build_optimizer(model)
         elif iterator is None:
             adopt(model)
             keras_build(model, iterator, data_batch)
         else:
-            # Keras would take a batch, which a generator cannot give back.
+            # Keras would consume a batch, which is lost if the data are a generator.
             keras_build(model, data_batch=batch_spec(iterator._distributed_dataset))
 
     def make_function(self, keras_make, model, step) -> Callable:
-        """A step is a `MetricStep` on a global batch; of XLA see `compiled`."""
+        """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
         extended, name = extended_of(model._distribute_strategy), step.__name__
         if replicas_of(model) is None:
             function = keras_make(model, compiled_whole(step) if model.jit_compile else step)
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None
             with not_as_a_whole(model):
-                # Keras calls `strategy.run(step, batch)`; ours gives a GlobalStep the portion.
+                # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on the portion.
                 function = keras_make(model, MetricStep(model, step, around))
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
-                # Its end must be seen here: Keras's loop takes no end for an answer.
+                # Detect its end here, because Keras's loop over steps does not handle it.
                 more = itertools.islice(iterator, model.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
             with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
@@ -187,7 +187,7 @@ class ReplicaHooks(Hooks):
         return on_batches
 
     def make_predict_function(self, keras_make, model, force) -> None:
-        """A step is a `PredictStep` on a global batch."""
+        """Sets a predict function that runs a `PredictStep` on global batches."""
         extended = replicas_of(model)
         if extended is None:
             keras_make(model, force)

@@ -1,4 +1,4 @@
-"""An optimizer's update in a replica, by gradients that have been summed."""
+"""Optimizer update in a replica, from gradients that are already summed."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _backend_apply_gradients(original: Callable) -> Callable:
-    """The update itself, without Keras's branches; accumulation is done before the exchange."""
+    """Makes the update without Keras's branches; accumulation happens before the exchange."""
 
     def backend_apply_gradients(self, grads, trainable_variables):
         extended = current_extended()
@@ -22,7 +22,7 @@ def _backend_apply_gradients(original: Callable) -> Callable:
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
         if self.use_ema and self.ema_overwrite_frequency:
-            # Keras branches here, which a replica may not: an update must follow.
+            # Keras branches here; a replica must not, because a branch cannot contain an update.
             due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
             averages = [v.value for v in self._model_variables_moving_average]
             variables = [v.value for v in self._trainable_variables]

@@ -1,4 +1,4 @@
-"""Variables in the scope of a strategy, but outside of its replicas: made, assigned, saved."""
+"""Replacements for variables created, assigned and saved in the scope, outside of replicas."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +14,12 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _initialize(original: Callable) -> Callable:
-    """A layer's variables, which may be made while a function is traced, as by `Dataset.map`."""
+    """Initializes a layer's variables outside of a function being traced, as by `Dataset.map`."""
 
     def initialize_with_initializer(self, initializer):
         if tf.executing_eagerly() or not is_outside_of_replicas():
             return original(self, initializer)
-        # A replica's first value is the first one's, which is no part of that function.
+        # Other replicas take the first replica's value, which does not belong to that function.
         with tf.init_scope():
             return original(self, initializer)
 
@@ -35,7 +35,7 @@ def _array(original: Callable) -> Callable:
 
 
 def _direct_assign(original: Callable) -> Callable:
-    """A metric's state is the sum of what the replicas have: the value that it is given is all."""
+    """Assigns the whole of a metric's state, which is the sum over the replicas."""
 
     def direct_assign(self, value):
         extended = extended_of(tf.distribute.get_strategy())
@@ -48,7 +48,7 @@ def _direct_assign(original: Callable) -> Callable:
 
 
 def _handle(original: Callable) -> Callable:
-    """The handle by which a tape knows a variable: outside of replicas the first one's is read."""
+    """Returns the handle that a tape watches: outside of replicas, the first replica's."""
 
     def handle(self):
         copies = getattr(self._value, "values", None)
@@ -59,9 +59,9 @@ def _handle(original: Callable) -> Callable:
 
 
 def _attributes_to_skip(original: Callable) -> Callable:
-    """The names that files leave out: Keras makes an optimizer or a layer to see them.
+    """Finds attribute names to skip in files, for which Keras creates an optimizer or a layer.
 
-    In the scope its variables are a collective, and one rank may save alone.
+    In the scope, creating its variables would be a collective, but one rank may save alone.
     """
     known: dict[str, Any] = {}
 
@@ -69,7 +69,7 @@ def _attributes_to_skip(original: Callable) -> Callable:
         if not is_outside_of_replicas():
             return original(obj_type)
         if obj_type not in known:
-            # Another thread is in no scope.
+            # A new thread is not in the scope.
             with ThreadPoolExecutor(1) as thread:
                 known[obj_type] = thread.submit(original, obj_type).result()
         return known[obj_type]

@@ -1,1 +1,1 @@
-"""Parameter servers: variables on servers, steps on workers, the script on the chief."""
+"""Parameter servers: variables are on servers, steps on workers, and the script on the chief."""

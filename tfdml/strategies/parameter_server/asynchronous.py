@@ -1,4 +1,4 @@
-"""Asynchronous training: each worker takes steps of its own on the variables as it finds them."""
+"""Asynchronous training: each worker takes its own steps on the current values of the variables."""
 
 import keras
 import numpy as np
@@ -10,17 +10,17 @@ from tfdml.strategies.parameter_server.result_table import ResultTable
 from tfdml.strategies.parameter_server.shipping import RemoteIterators
 from tfdml.strategies.parameter_server.worker_step import WorkerStep
 
-# Results that are kept before the chief reads them, for each task that may be on its way.
+# Rows of the result table per task that may be in flight; the chief reads many rows at once.
 _ROWS = 16
 
 
 class AsynchronousTraining(LoggingFunction):
-    """Keras's train function: it schedules a step, and returns the logs of those done.
+    """Train function that schedules a step, and returns the logs of the finished steps.
 
     Args:
         model: The model.
         strategy: The strategy.
-        step: What a worker runs.
+        step: The step that a worker runs.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
@@ -31,10 +31,10 @@ class AsynchronousTraining(LoggingFunction):
         self._seen = False
 
     def __call__(self, iterators: RemoteIterators) -> dict[str, float]:
-        """Schedules a step (`steps_per_execution` of them).
+        """Schedules `steps_per_execution` steps as one task.
 
         Returns:
-            The logs of the steps that are done, on all workers, as of a moment ago.
+            Recent logs of the steps finished on all workers.
         """
         if not isinstance(iterators, RemoteIterators):  # `train_on_batch`.
             self._begin_on(next(iterators))
@@ -49,7 +49,7 @@ class AsynchronousTraining(LoggingFunction):
         arguments = (iterators.values, self._strategy.streams, self._table.on_workers(row))
         self._rows[self._window.begin(self._function, arguments)] = row
         if not self._seen:
-            # Keras wants a step's logs from the first one on.
+            # Keras needs logs from the first step.
             self._seen = True
             return self.join()
         return logs
@@ -60,9 +60,9 @@ class AsynchronousTraining(LoggingFunction):
         return [*super()._results_of(given), *self._table.read(rows)]
 
     def _wait_for_turn(self) -> None:
-        """Waits for a worker to be free, and for what has been running for too long."""
+        """Waits for a free worker, and for tasks whose staleness is at its bound."""
         bound = self._strategy.max_staleness
-        # Of the steps that a step runs beside, as many may have begun before it as after it.
+        # A step may overlap with as many steps that began before it as with ones that began after.
         spread = self._most if bound is None else bound // 2
         self._window.wait_until(
             lambda: (
@@ -71,7 +71,7 @@ class AsynchronousTraining(LoggingFunction):
         )
 
     def cancel(self) -> None:
-        """Gives up what is scheduled."""
+        """Cancels the scheduled tasks."""
         super().cancel()
         self._rows.clear()
         self._table.clear()

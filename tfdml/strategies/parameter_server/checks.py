@@ -1,4 +1,4 @@
-"""What a `ParameterServerStrategy` refuses before a step, and how it tells of a lost server."""
+"""Checks of a `ParameterServerStrategy` before a step, and the error for a lost server."""
 
 import inspect
 import math
@@ -13,21 +13,21 @@ from tfdml.runtime.server_task import SERVER, name_of
 from tfdml.strategies.parameter_server.partition import is_partitioned
 from tfdml.strategies.parameter_server.shipping import HOW_TO_READ
 
-# A lost connection is seen by TensorFlow's operations a little earlier than by the link.
+# TensorFlow's operations notice a lost connection slightly earlier than the link.
 _LINK_SECONDS = 5.0
 
 
 class ServerLostError(RuntimeError):
-    """A parameter server is gone, and the variables on it."""
+    """Error raised if a parameter server is lost, together with its variables."""
 
 
 def check_arguments(
     synchronous: bool, backup_workers: int, max_staleness: int | None, partitioner: Any
 ) -> None:
-    """Checks the constructor's arguments that need no cluster.
+    """Checks the constructor's arguments that do not depend on the cluster.
 
     Raises:
-        ValueError: If one is wrong.
+        ValueError: If an argument is wrong.
     """
     if not isinstance(backup_workers, int) or backup_workers < 0:
         raise ValueError(
@@ -66,7 +66,7 @@ def check_call(model: keras.Model, call: str, arguments: Mapping[str, Any]) -> N
         arguments: Its arguments by name.
 
     Raises:
-        ValueError: If the workers cannot do what is asked for.
+        ValueError: If the workers cannot run the call.
     """
     check_model(model)
     strategy, x = model.distribute_strategy, arguments.get("x")
@@ -91,7 +91,9 @@ def check_model(model: keras.Model) -> None:
     """Refuses a model that workers cannot train.
 
     Raises:
-        ValueError: If its step is no graph, or is one for XLA, or its optimizer gathers gradients.
+        ValueError: If its step runs eagerly or is compiled by XLA; if its optimizer was made
+            outside the scope, or accumulates gradients in asynchronous training; or if a layer is
+            synchronized in synchronous training.
     """
     if model.run_eagerly:
         raise ValueError(
@@ -129,10 +131,10 @@ def check_model(model: keras.Model) -> None:
 
 
 def check_partitions(model: keras.Model) -> None:
-    """Warns of a partitioner that has split nothing, and refuses constraints of what it has split.
+    """Warns if the partitioner splits nothing, and refuses constraints on split variables.
 
     Raises:
-        ValueError: If there is such a one.
+        ValueError: If a split variable has a constraint.
     """
     partitioner = model.distribute_strategy.extended.partitioner
     if partitioner is None:
@@ -158,7 +160,7 @@ def check_partitions(model: keras.Model) -> None:
 
 
 def explain_loss(strategy: tf.distribute.Strategy, call: str, error: Exception) -> None:
-    """Raises an error that names the lost server, if that is what an error comes from.
+    """Raises an error that names the lost server, if a lost server caused the given error.
 
     Raises:
         ServerLostError: If a server is lost.

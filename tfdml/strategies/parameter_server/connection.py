@@ -1,4 +1,4 @@
-"""The chief's connection to a cluster of parameter servers: made once in a process."""
+"""The chief's connection to a cluster of parameter servers, made once per process."""
 
 import dataclasses
 
@@ -17,13 +17,13 @@ from tfdml.strategies.parameter_server.own_server import with_chief_here
 
 @dataclasses.dataclass
 class Connection:
-    """What all strategies of this process share.
+    """Connection that all strategies of this process share.
 
     Attributes:
         task: The chief's task.
-        link: What tells who lives.
-        resolver: The cluster as TensorFlow has it: the chief's port is another one there, because
-            the link listens on the one that `TF_CONFIG` names.
+        link: Link that monitors which tasks are alive.
+        resolver: TensorFlow's view of the cluster, in which the chief has a different port, because
+            the link listens on the port from `TF_CONFIG`.
         connected: Whether TensorFlow is connected.
     """
 
@@ -40,11 +40,11 @@ def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) 
     """Returns the chief's task.
 
     Args:
-        resolver: What describes the cluster; `TF_CONFIG` by default.
+        resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
 
     Raises:
-        ValueError: If the cluster is not one of a chief, workers and servers, or this process is
-            not its chief.
+        ValueError: If the cluster does not consist of a chief, workers and servers, or this process
+            is not its chief.
     """
     if resolver is None:
         task = task_from_environment()
@@ -61,17 +61,17 @@ def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) 
 
 
 def connect(task: Task, start_limit: float, silence_limit: float) -> Connection:
-    """Waits for the workers and servers; once.
+    """Waits for the workers and servers the first time; later calls return the same connection.
 
     Args:
         task: The chief's task.
         start_limit: Seconds to wait.
-        silence_limit: Seconds after which a task that nothing is heard of is taken for lost.
+        silence_limit: Seconds without a sign of life after which a task is taken for lost.
 
     Raises:
-        ValueError: If this process is connected to another cluster already.
+        ValueError: If this process is already connected to another cluster.
         OSError: If the chief's port is taken.
-        TimeoutError: If a worker or server has not come in time.
+        TimeoutError: If a worker or server does not start in time.
     """
     key = repr(task)
     if _connections and key not in _connections:

@@ -1,7 +1,7 @@
-"""What `tf.distribute` asks of a parameter server strategy: where variables are, and who computes.
+"""Extended part of the parameter server strategy: placement of variables, tasks on workers.
 
-With `strategies/extended.py` this is what knows the insides of `tf.distribute` (TensorFlow 2.20 and
-2.21).
+Like `strategies/extended.py`, this module depends on internals of `tf.distribute` (TensorFlow 2.20
+and 2.21).
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 class ParameterServerExtended(ParameterServerStrategyV2Extended):
-    """Variables on the servers, each on the one that has the fewest bytes so far.
+    """Places each variable on the server that has the fewest bytes so far.
 
-    Metrics' variables stay on the chief: a step returns what it adds to them.
+    Metrics' variables stay on the chief, because a step returns its contributions to them.
 
     Args:
         strategy: The strategy that this extends.
-        cluster_resolver: What describes the cluster.
-        partitioner: How many parts a variable is split into; None for one.
+        cluster_resolver: Resolver that describes the cluster.
+        partitioner: Function that returns the number of parts of a variable; None to split none.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
     ):
         super().__init__(strategy, cluster_resolver, None)
         self.partitioner = partitioner
-        # TensorFlow warns of what is not traced by its coordinator's own `schedule`.
+        # Otherwise TensorFlow warns of functions that its coordinator's `schedule` did not trace.
         self._allow_run_without_coordinator = True
         self.bytes_on = [0] * self._num_ps
-        # Every variable: its name, its server, its shape and dtype.
+        # The name, server, shape and dtype of every variable.
         self.placed: list[tuple[str, int, tf.TensorShape, tf.DType]] = []
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any):
@@ -49,13 +49,13 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             with tf.device(None), tf.device(CHIEF_DEVICE):
                 return next_creator(**{**kwargs, "aggregation": tf.VariableAggregation.NONE})
-        # Counters and statistics stay whole: they are changed as a whole.
+        # Counters and statistics are not split, because they are updated as a whole.
         parted = self.partitioner is not None and kwargs.get("trainable") is not False
         self._variable_partitioner = self._parts if parted else None
         return super()._create_variable(next_creator, **kwargs)
 
     def _parts(self, shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
-        """Asks the partitioner, and checks what it says."""
+        """Calls the partitioner and checks its result."""
         parts = self.partitioner(shape=shape, dtype=dtype)
         usable = isinstance(parts, list | tuple) and len(parts) == shape.rank
         if not usable or parts[0] < 1 or any(p != 1 for p in parts[1:]):
@@ -67,7 +67,7 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         return parts
 
     def _create_variable_round_robin(self, next_creator: Callable, **kwargs: Any):
-        """Takes the place of TensorFlow's, which looks at the number of variables only."""
+        """Replaces TensorFlow's method, which balances only the number of variables."""
         value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         with tf.init_scope(), tf.device(None), tf.device(CHIEF_DEVICE):
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
@@ -80,7 +80,7 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
     def batch_reduce_to(
         self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: Any, options: Any = None
     ) -> list:
-        """Returns the values: a worker is one replica, with nobody to reduce with."""
+        """Returns the values unchanged: a worker is a single replica, so nothing is reduced."""
         del reduce_op, options
         _refuse_in_share("all_reduce")
         return [value for value, _ in value_destination_pairs]
@@ -91,13 +91,13 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         return [value for value, _ in value_destination_pairs]
 
     def _call_for_each_replica(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
-        """Runs `fn` where it is: a worker is one replica, which updates may branch in."""
+        """Runs `fn` in place: a worker is a single replica, in which updates may branch."""
         with tf.distribute.ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
 
 
 def _refuse_in_share(operation: str) -> None:
-    """Raises where workers share a batch: they cannot exchange anything in the middle of a step."""
+    """Raises an error if workers share a batch: they cannot exchange anything during a step."""
     step = current_step()
     if step is not None and step.share is not None:
         raise ValueError(
@@ -108,20 +108,20 @@ def _refuse_in_share(operation: str) -> None:
 
 
 class Task(Closure):
-    """A call of a function on a worker: any that is free, unless it is cancelled before.
+    """Call of a function on the first free worker; it can be cancelled before it starts.
 
-    A task whose worker dies goes to another one: then it may have run in part already.
+    If its worker dies, a task goes to another one; it may then have run partly already.
 
     Args:
         function: A concrete function.
         coordinator: TensorFlow's coordinator.
-        args: Its arguments. Of a `PerWorkerValues`, the worker's own value is taken.
-        finished: Called with the task when it has ended, in the worker's thread.
+        args: Arguments of the function; a `PerWorkerValues` is replaced by the worker's own value.
+        finished: Callback that receives the task when it has ended, in the worker's thread.
 
     Attributes:
-        value: What the function returned, on the chief; None if that is nothing.
-        error: What ended the task instead.
-        worker: The number of the worker that ran it last.
+        value: The function's result, on the chief; None if it returns nothing.
+        error: The error that ended the task, or None.
+        worker: Index of the worker that ran it last.
     """
 
     def __init__(
@@ -142,27 +142,27 @@ class Task(Closure):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the task has ended."""
         return self.value is not None or self.error is not None
 
     def schedule(self) -> "Task":
-        """Hands the task to the first worker that is free; returns it."""
+        """Schedules the task on the first free worker; returns the task."""
         self._queue.put(self)
         return self
 
     def execute_on(self, worker: Any) -> None:
         """Runs on a worker; called in its thread."""
-        # The thread keeps to its worker's executor. On the one that all share, TensorFlow has it
-        # wait for what any worker has not answered yet, a stopped one too.
+        # The thread uses its worker's executor. On the shared one, TensorFlow would make it wait
+        # for pending answers of all workers, even of a stopped one.
         context().executor = worker.executor
         if not self.cancelled:
             self.worker = worker.worker_index
             super().execute_on(worker)
 
-    # -- To TensorFlow, the task is also what remembers its result -----------------------------
+    # -- Methods by which TensorFlow treats the task as its own `RemoteValue` ------------------
 
     def maybe_call_with_output_remote_value(self, method: Callable) -> Any:
-        """Lets TensorFlow set or get the result."""
+        """Calls a method that sets or gets the result; called by TensorFlow."""
         return method(self)
 
     def _set_values(self, result: Any) -> None:
@@ -173,7 +173,7 @@ class Task(Closure):
         self._finished(self)
 
     def get(self) -> None:
-        """Brings the result to the chief, in the worker's thread; a lost worker is seen here."""
+        """Copies the result to the chief, in the worker's thread; fails here if it is lost."""
         if not self.cancelled and self._result is not None:
             with tf.device(CHIEF_DEVICE):
                 self.value = tf.nest.map_structure(

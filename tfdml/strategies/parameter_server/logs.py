@@ -1,4 +1,4 @@
-"""Metrics of the whole data on the chief: each finished step adds its part, once."""
+"""Metrics of all data on the chief, to which each finished step adds its part once."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,21 +13,21 @@ from tfdml.strategies.parameter_server.share_step import ShareStep
 from tfdml.strategies.parameter_server.worker_step import WorkerStep
 from tfdml.strategies.replica_step import metric_variables
 
-# Metrics are computed so often that one sees them change, not at every step: it costs the chief
-# more than all else that it does for a step.
+# Metrics are computed often enough to look live, but not at every step: computing them costs the
+# chief more than everything else that it does for a step.
 _REFRESH_SECONDS = 0.05
 
 
 class Logs:
-    """What steps return, added up.
+    """Sum of the results that steps return.
 
-    A step of a worker that died runs again, but it is added once, for it returned once.
+    A step whose worker died runs again, but returns only once, so it is added only once.
 
     Args:
         model: The model.
-        step: The step, which says what it returns.
-        bring: Returns the results that have not been added yet: a step's metrics' parts, then
-            numbers of its own.
+        step: The step, which knows the keys of its results.
+        bring: Function that returns the results not yet added. Each is a vector of the step's
+            metric contributions, followed by its own numbers.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Logs:
         self._size = sum(int(np.prod(v.shape)) for v in self._variables)
         self._pending = np.zeros(self._size)
         self._own: np.ndarray = np.zeros(0)
-        # Keras keeps what a step has returned for the epoch's end: it must be up to date then.
+        # Keras keeps the dictionary that a step returned until the epoch's end, when it must be up
+        # to date.
         self._shown: dict = {}
         self._due = 0.0
         self._add_to_metrics = tf.function(self._add)
@@ -53,13 +54,13 @@ class Logs:
         self._own = vector[self._size :]
 
     def recent(self) -> dict[str, float]:
-        """Returns what `result` does, as it was a moment ago."""
+        """Returns the logs of `result`, possibly up to 50 ms old."""
         return self.result() if time.monotonic() >= self._due else self._shown
 
     def result(self) -> dict[str, float]:
         """Returns the metrics of all steps so far, and the last step's own numbers.
 
-        It is one dictionary, which later calls change.
+        Every call returns the same dictionary, updated.
         """
         for vector in self._bring():
             self.add(vector)
@@ -71,7 +72,7 @@ class Logs:
         return self._shown
 
     def expire(self) -> None:
-        """Has the next step's logs computed anew: an epoch ends."""
+        """Forces the next step's logs to be computed, at the end of an epoch."""
         self._due = 0.0
 
     def _add(self, vector: tf.Tensor) -> dict:

@@ -1,6 +1,6 @@
-"""`tfdml.Server`: TensorFlow's server in a script of the user's, linked with the chief.
+"""`tfdml.Server`: TensorFlow's server in a user's script, linked with the chief.
 
-It stands where `tf.distribute.Server` stood. `tfdml serve` does the same without a script.
+It replaces `tf.distribute.Server`. `tfdml serve` does the same without a script.
 """
 
 import sys
@@ -20,9 +20,9 @@ from tfdml.runtime.supervisor import free_ports
 _START_SECONDS = 600.0
 _SILENCE_SECONDS = 60.0
 
-# Servers of clusters whose chief has no address: it may be a strategy of this process.
+# Servers of clusters without a chief's address: the chief may be a strategy in this process.
 _without_chief: list["Server"] = []
-# Such clusters with their chief, by what they are without it.
+# Such clusters completed with their chief, by the text of the cluster without it.
 _completed: dict[str, dict[str, list[str]]] = {}
 
 
@@ -30,15 +30,17 @@ class Server(tf.distribute.Server):
     """A worker or parameter server of a `tfdml.ParameterServerStrategy`.
 
     Args:
-        server_or_cluster_def: The cluster, as a `tf.train.ClusterSpec`, a dictionary or a message.
-        job_name: "worker" or "ps"; a server of another job is TensorFlow's and no more.
-        task_index: The task among those of its job.
-        protocol: How TensorFlow's servers talk to each other; "grpc" by default.
-        config: TensorFlow's settings. By default a worker has one GPU, which grows, a server none.
-        start: Whether it starts at once.
+        server_or_cluster_def: The cluster, as a `tf.train.ClusterSpec`, a dictionary or a protocol
+            buffer.
+        job_name: "worker" or "ps"; for any other job this is just TensorFlow's server.
+        task_index: Index of the task in its job.
+        protocol: Protocol between TensorFlow's servers; "grpc" by default.
+        config: TensorFlow's configuration. By default a worker has one GPU, whose memory use grows
+            as needed, and a server has none.
+        start: Whether the server starts at once.
 
     Raises:
-        ValueError: If the cluster, or this task of it, is not sound.
+        ValueError: If the cluster, or this task in it, is invalid.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Server(tf.distribute.Server):
     def join(self) -> None:
         """Serves until the chief is done or lost, and then ends the process.
 
-        TensorFlow's own would serve for ever. The exit code is 0, or 70 where the chief is lost.
+        TensorFlow's own method never returns. The exit code is 0, or 70 if the chief is lost.
         """
         if self._follower is None:
             super().join()
@@ -96,14 +98,14 @@ class Server(tf.distribute.Server):
 
 
 def with_chief_here(cluster: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Returns a cluster with this process as its chief, where all its servers are in this process.
+    """Adds this process as the chief of a cluster whose servers all run in this process.
 
     Args:
-        cluster: The addresses of each role, as the resolver has them.
+        cluster: Addresses of each role, from the resolver.
 
     Returns:
-        The cluster with a chief, whom the servers follow; `cluster` itself where it has one, or
-        where some of its servers run elsewhere.
+        The cluster with a chief, which the servers then follow; or `cluster` itself if some of its
+        servers run elsewhere.
     """
     servers = [server for server in _without_chief if server.cluster == cluster]
     here = {(server.role, server.index) for server in servers}

@@ -1,4 +1,4 @@
-"""A step's results as one vector: each tensor would be a message of its own to the chief."""
+"""Packing of a step's results into one vector, which saves the chief a message per tensor."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns numbers of any dtype as one vector: float64, which holds float32 and counts exactly.
+    """Packs tensors of any dtype into a float64 vector, which holds float32 and counts exactly.
 
     Args:
-        tensors: Of static shapes.
+        tensors: Tensors with static shapes.
     """
     if not tensors:
         return tf.zeros([0], tf.float64)
@@ -21,8 +21,8 @@ def unpack(vector: tf.Tensor, like: Sequence) -> list[tf.Tensor]:
     """Returns the tensors of a vector.
 
     Args:
-        vector: What `pack` returned, or a sum of such vectors.
-        like: Variables of the shapes and dtypes that were packed.
+        vector: Result of `pack`, or a sum of such vectors.
+        like: Variables with the shapes and dtypes of the packed tensors.
     """
     sizes = [int(np.prod(v.shape)) for v in like]
     parts = tf.split(vector, sizes) if sizes else []

@@ -1,9 +1,9 @@
-"""Variables in parts on several servers: what Keras, and an optimizer, see of them.
+"""Partitioned variables, with parts on several servers, as Keras and optimizers see them.
 
 A layer has one variable, whose value is TensorFlow's `ShardedVariable`: reading it joins the parts,
-and files hold it whole. A model's list of trainable variables has the parts in its place. So each
-part gets a gradient of its own, sparse where only some rows were looked up, and an optimizer keeps
-each part's slots on the part's server.
+and files hold the whole. A model's list of trainable variables has the parts instead. So each part
+gets its own gradient, sparse if only some rows were looked up, and an optimizer keeps each part's
+slots on the part's server.
 """
 
 import copy
@@ -16,20 +16,21 @@ import tensorflow as tf
 
 
 def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    """Returns what NumPy makes an array of a `ShardedVariable` by."""
+    """Converts a `ShardedVariable` to an array; becomes its `__array__` method."""
     del copy
     return np.asarray(sharded.numpy(), dtype)
 
 
 def is_partitioned(variable: Any) -> bool:
-    """Returns whether a Keras variable's value is in parts."""
+    """Returns whether a Keras variable is partitioned."""
     return isinstance(getattr(variable, "_value", None), tf.__internal__.distribute.ShardedVariable)
 
 
 def parts_of(variable: keras.Variable) -> list[keras.Variable]:
-    """Returns a partitioned variable's parts, the same ones each time.
+    """Returns a partitioned variable's parts, the same objects each time.
 
-    Each has the whole's path, and `whole` and `place`: what it is a part of, and which.
+    Each part has the whole variable's path, and two attributes: `whole`, the variable that it is a
+    part of, and `place`, its index.
     """
     sharded = variable._value
     if not hasattr(sharded, "_tfdml_parts"):
@@ -48,7 +49,7 @@ def _part(variable: keras.Variable, shard: tf.Variable, place: int) -> keras.Var
 
 
 def with_parts(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-    """Returns variables with the parts in the place of each one that is partitioned."""
+    """Returns the variables, with each partitioned one replaced by its parts."""
     result: list[keras.Variable] = []
     for variable in variables:
         result += parts_of(variable) if is_partitioned(variable) else [variable]
@@ -56,7 +57,7 @@ def with_parts(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
 
 
 def groups(variables: Sequence[Any]) -> list[list[int]]:
-    """Returns the places of variables, those of one whole together, in the order of the first."""
+    """Groups the indices of variables by the whole that they are parts of, in order."""
     found: dict[Any, list[int]] = {}
     for place, variable in enumerate(variables):
         whole = getattr(variable, "whole", None)
@@ -68,15 +69,15 @@ def groups(variables: Sequence[Any]) -> list[list[int]]:
 
 
 def note_slot(slot: keras.Variable, reference: Any) -> None:
-    """Remembers what part a slot belongs to."""
+    """Records on an optimizer's slot the part that it belongs to."""
     if hasattr(reference, "whole"):
         slot.slot_of = reference
 
 
 def whole_slots(variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
-    """Returns an optimizer's variables as they would be without parts: each a list of its parts."""
+    """Groups an optimizer's variables into those it would have without parts, as lists of parts."""
     result: list[list[keras.Variable]] = []
-    # The k-th slot of a whole is made of the k-th slots of its parts.
+    # The k-th slot of a whole consists of the k-th slots of its parts.
     numbers: dict[int, int] = {}
     by_key: dict[tuple[int, int], list[keras.Variable]] = {}
     for variable in variables:
@@ -94,13 +95,13 @@ def whole_slots(variables: Sequence[keras.Variable]) -> list[list[keras.Variable
 
 
 def joined(parts: Sequence[keras.Variable]) -> np.ndarray:
-    """Returns the value of a whole."""
+    """Returns the value of a whole variable, given its parts."""
     values = [part.numpy() for part in parts]
     return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 def assign_joined(parts: Sequence[keras.Variable], value: Any) -> None:
-    """Assigns a whole's value to its parts."""
+    """Assigns a whole variable's value to its parts."""
     value, begin = np.asarray(value), 0
     if len(parts) == 1:
         parts[0].assign(value)
@@ -115,18 +116,18 @@ def assign_joined(parts: Sequence[keras.Variable], value: Any) -> None:
 
 
 def clip_by_whole_norm(gradients: Sequence, variables: Sequence, norm: float) -> list:
-    """Clips each variable's gradient by its own norm; parts by that of the whole.
+    """Clips each variable's gradient by its norm; parts are clipped by the norm of the whole.
 
     Args:
-        gradients: Dense or sparse; None where there is none.
+        gradients: Dense or sparse gradients, or None.
         variables: The variables.
-        norm: The largest norm that is left as it is.
+        norm: Maximum norm.
     """
     clipped = list(gradients)
     for places in groups(variables):
         present = [i for i in places if gradients[i] is not None]
         if present:
-            # Of a sparse one's rows as they are, as TensorFlow does.
+            # The norm of a sparse gradient is that of its rows as they are, as in TensorFlow.
             factor = norm / tf.maximum(tf.linalg.global_norm([gradients[i] for i in present]), norm)
             for i in present:
                 clipped[i] = _times(gradients[i], factor)

@@ -1,4 +1,4 @@
-"""Where variables are: a table to read."""
+"""Printable table of the placement of variables on servers."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ import tensorflow as tf
 def placement_table(
     placed: Sequence[tuple[str, int, tf.TensorShape, tf.DType]], servers: int
 ) -> str:
-    """Returns a table of variables by server, with a line of sums for each.
+    """Returns a table of variables by server, with a line of totals for each server.
 
     Args:
-        placed: Each variable's name, server, shape and dtype.
-        servers: The number of servers.
+        placed: Name, server, shape and dtype of each variable.
+        servers: Number of servers.
     """
     table = rich.table.Table(box=rich.box.SIMPLE)
     for column in ("server", "variable", "shape", "bytes"):

@@ -1,6 +1,6 @@
-"""Gradients on their way from a worker: encoded there, decoded where they are applied.
+"""Compression of gradients that a worker sends: encoded there, decoded where they are applied.
 
-A synchronous worker pushes to the chief, an asynchronous one to the servers of the variables.
+A synchronous worker sends them to the chief, an asynchronous one to the variables' servers.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from tfdml.strategies.parameter_server.step_scope import STREAM_STRIDE
 
 
 def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
-    """Returns the compressor, if workers can use it.
+    """Returns the compressor if workers can use it.
 
-    What a biased compressor leaves out of a step has to be kept for the next one. A worker that
-    dies would take it along, and its steps go to others.
+    A biased compressor needs error feedback: its residual has to be kept for the next step. A
+    worker that dies would lose its residual, and its steps go to other workers.
 
     Raises:
-        ValueError: If they cannot.
+        ValueError: If workers cannot use it.
     """
     if compressor is None:
         return None
@@ -34,17 +34,17 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
 
 
 def is_taken(compressor: ChunkCompressor, gradient: Any) -> bool:
-    """Returns whether a gradient is worth encoding: dense, of a known shape, and large enough."""
+    """Returns whether a gradient is to be encoded: dense, of a known shape, and large enough."""
     known = tf.is_tensor(gradient) and gradient.shape.is_fully_defined()
     return known and compressor.takes(gradient.shape, gradient.dtype)
 
 
 def new_seed(stream: tf.Tensor) -> tf.Tensor:
-    """Returns what a step's stochastic roundings follow from: int32, shape `[2]`.
+    """Returns a seed for a step's stochastic rounding: int32, shape `[2]`.
 
     Args:
-        stream: The worker's, or the share's: the roundings of two must not be the same, or their
-            errors would add up.
+        stream: Random stream of the worker or share. Two of them must not round in the same way, or
+            their errors would add up.
     """
     drawn = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
     return drawn + tf.cast(stream, tf.int32) * STREAM_STRIDE
@@ -60,11 +60,11 @@ def encoded(compressor: ChunkCompressor, gradient: tf.Tensor, seed: tf.Tensor) -
 def decoded(
     compressor: ChunkCompressor, payload: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType
 ) -> tf.Tensor:
-    """Returns the gradient that bytes stand for.
+    """Returns the gradient decoded from bytes.
 
     Args:
-        compressor: What encoded it.
-        payload: What `encoded` returned.
+        compressor: Compressor that encoded the gradient.
+        payload: Result of `encoded`.
         shape: The gradient's shape.
         dtype: The gradient's dtype.
     """
@@ -77,12 +77,15 @@ def decoded(
 def sent_to_servers(
     compressor: ChunkCompressor, grads_and_vars: list[tuple[Any, tf.Variable]], stream: tf.Tensor
 ) -> list[tuple[Any, tf.Variable]]:
-    """Returns gradients as their variables' servers have them, in the graph of a worker's step.
+    """Sends gradients, encoded, to their variables' servers, in the graph of a worker's step.
 
     Args:
-        compressor: What encodes them.
-        grads_and_vars: As the worker has them.
-        stream: The worker's.
+        compressor: Compressor of the gradients.
+        grads_and_vars: Pairs of a gradient and its variable, on the worker.
+        stream: The worker's random stream.
+
+    Returns:
+        The pairs, with the gradients decoded on the servers.
     """
     seed = new_seed(stream)
     sent = []

@@ -1,4 +1,4 @@
-"""What Keras calls for a step, under parameter servers: a function that hands tasks to workers."""
+"""Keras's step functions under parameter servers, which schedule tasks on workers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,17 +11,17 @@ from tfdml.strategies.parameter_server.extended import Task
 from tfdml.strategies.parameter_server.logs import Logs
 from tfdml.strategies.parameter_server.window import Window
 
-# Tasks ahead of their turn for each worker, so that none waits for the chief.
+# Tasks scheduled ahead for each worker, so that no worker waits for the chief.
 _AHEAD = 2
 
 
 class RemoteFunction:
-    """Keras's train, test or predict function.
+    """Base of Keras's train, test and predict functions.
 
     Args:
         model: The model.
         strategy: The strategy.
-        step: What a worker runs.
+        step: The step that a worker runs.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
@@ -36,15 +36,15 @@ class RemoteFunction:
         self._window.wait_until(lambda: self._window.size == 0)
 
     def cancel(self) -> None:
-        """Gives up what is scheduled."""
+        """Cancels the scheduled tasks."""
         self._window.cancel()
 
 
 class LoggingFunction(RemoteFunction):
-    """One whose tasks return what they add to the metrics.
+    """Remote function whose tasks return their contributions to the metrics.
 
     Attributes:
-        workers_seen: The workers that have taken a step.
+        workers_seen: Indices of the workers that have run a step.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
@@ -54,18 +54,18 @@ class LoggingFunction(RemoteFunction):
         self.workers_seen: set[int] = set()
 
     def _begin_on(self, batch: Any) -> None:
-        """Begins a step on a batch that the chief sends."""
+        """Schedules a step on a batch that the chief sends."""
         self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
 
     def _collect(self) -> dict[str, float]:
-        """Notes which tasks are done; returns the logs of a moment ago."""
+        """Records the finished tasks; returns recent logs."""
         for task in self._window.take_done():
             self._ended.append(task)
             self.workers_seen.add(task.worker)
         return self._logs.recent()
 
     def _results(self) -> list[np.ndarray]:
-        """Returns what tasks have returned since the last call."""
+        """Returns the results of tasks since the last call."""
         ended, self._ended = self._ended, []
         return self._results_of(ended)
 
@@ -73,7 +73,7 @@ class LoggingFunction(RemoteFunction):
         return [task.value.numpy() for task in tasks]
 
     def join(self) -> dict[str, float]:
-        """Waits until all tasks are done; returns their logs, which the metrics then have."""
+        """Waits until all tasks are done; adds their results to the metrics, returns the logs."""
         super().join()
         self._collect()
         logs = self._logs.result()
@@ -81,13 +81,13 @@ class LoggingFunction(RemoteFunction):
         return logs
 
     def cancel(self) -> None:
-        """Gives up all tasks, and what they have returned."""
+        """Cancels all tasks and drops their results."""
         super().cancel()
         self._ended.clear()
 
 
 def functions_of(model: keras.Model) -> Iterator[RemoteFunction]:
-    """Yields what a model has made for Keras to call: for training, evaluation, prediction."""
+    """Yields a model's remote functions for training, evaluation and prediction."""
     for function in (model.train_function, model.test_function, model.predict_function):
         if isinstance(function, RemoteFunction):
             yield function

@@ -1,8 +1,8 @@
-"""Where asynchronous steps leave their results: a row for each, on the first server.
+"""Table on the first server in which each asynchronous step writes its results to a row.
 
-What a worker returned would come to the chief by messages of its own. A row goes with the step's
-other updates to the servers, and the chief reads many rows at once. A step that is taken again,
-because its worker died, writes the same row again.
+Results returned by a worker would need separate messages to the chief. A row travels with the
+step's other updates to the servers, and the chief reads many rows at once. A step that is repeated
+because its worker died writes the same row again.
 """
 
 import collections
@@ -19,15 +19,15 @@ ROW_SPEC = tf.TensorSpec([], tf.int64)
 
 
 class ResultTable:
-    """Rows for the results of steps.
+    """Table of the results of steps.
 
     Args:
         coordinator: TensorFlow's coordinator.
-        rows: How many there are.
+        rows: Number of rows.
     """
 
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, rows: int):
-        # The chief would send a number anew with each task: the workers have them all.
+        # The workers hold all row numbers; otherwise the chief would send one with each task.
         self._numbers = [
             on_each_worker(coordinator, lambda _, n=n: tf.constant(n, tf.int64), ROW_SPEC)
             for n in range(rows)
@@ -36,11 +36,11 @@ class ResultTable:
         self._free = collections.deque(range(rows))
 
     def write(self, row: tf.Tensor, vector: tf.Tensor) -> None:
-        """Leaves a result, in a step's graph.
+        """Writes a result, in a step's graph.
 
         Args:
-            row: The row's number: int64, shape `[]`.
-            vector: The result: float64, of one shape for all steps.
+            row: Number of the row: int64, shape `[]`.
+            vector: The result: float64, with the same shape for all steps.
         """
         if self._values is None:
             with tf.init_scope(), tf.device(None), tf.device(_DEVICE):
@@ -56,15 +56,15 @@ class ResultTable:
         return not self._free
 
     def take_row(self) -> int:
-        """Returns a row that is free, and is not until it is read."""
+        """Returns a free row, which stays taken until it is read."""
         return self._free.popleft()
 
     def on_workers(self, row: int) -> tf.distribute.experimental.coordinator.PerWorkerValues:
-        """Returns a row's number as every worker has it."""
+        """Returns a row's number as a value that every worker holds."""
         return self._numbers[row]
 
     def read(self, rows: Sequence[int]) -> list[np.ndarray]:
-        """Returns the results in some rows, which then are free."""
+        """Returns the results in some rows, and frees the rows."""
         if not rows:
             return []
         self._free.extend(rows)
@@ -72,5 +72,5 @@ class ResultTable:
         return [values[row] for row in rows]
 
     def clear(self) -> None:
-        """Makes all rows free."""
+        """Frees all rows."""
         self._free = collections.deque(range(len(self._numbers)))

@@ -1,7 +1,7 @@
-"""Batches that the chief reads and sends: each to one worker, and again if that dies.
+"""Evaluation and prediction on batches that the chief reads and sends, each to one worker.
 
-So each sample is counted once in `evaluate`, and `predict` returns all rows in their order,
-whatever the data are and whoever dies.
+If a worker dies, its batch is sent to another one. So `evaluate` counts each sample once, and
+`predict` returns all rows in order, for any data and whichever worker dies.
 """
 
 import collections
@@ -16,12 +16,12 @@ from tfdml.strategies.parameter_server.worker_step import WorkerStep
 
 
 class ScatteredEvaluation(LoggingFunction):
-    """Keras's test function.
+    """Test function that sends each batch to one worker.
 
     Args:
         model: The model.
         strategy: The strategy.
-        step: What a worker runs.
+        step: The step that a worker runs.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
@@ -29,10 +29,10 @@ class ScatteredEvaluation(LoggingFunction):
         self._steps = model.steps_per_execution
 
     def __call__(self, batches: Iterator) -> dict[str, float]:
-        """Sends a batch, or `steps_per_execution` of them.
+        """Sends `steps_per_execution` batches.
 
         Returns:
-            The logs of the batches that are done.
+            The logs of the finished batches.
 
         Raises:
             StopIteration: At the end of the data, when all batches are done.
@@ -53,10 +53,10 @@ class ScatteredEvaluation(LoggingFunction):
 
 
 class ScatteredPrediction(RemoteFunction):
-    """Keras's predict function, and what sends batches to the workers ahead of it."""
+    """Predict function, with an iterator that sends batches to the workers ahead of it."""
 
     def ahead(self, batches: Iterable) -> Iterator:
-        """Yields a task for each batch, in order; some are begun ahead of their turn."""
+        """Yields a task for each batch, in order; some are scheduled ahead of their turn."""
         running: collections.deque = collections.deque()
         for batch in batches:
             running.append(self._begin(batch))
@@ -65,11 +65,11 @@ class ScatteredPrediction(RemoteFunction):
         yield from running
 
     def _begin(self, batch: Any) -> Any:
-        self._window.take_done()  # They are known to who waits for them.
+        self._window.take_done()  # Discarded: the caller holds the tasks that it waits for.
         return self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
 
     def __call__(self, data: list) -> Any:
-        """Returns the outputs for tasks, or for batches; all rows, in order."""
+        """Returns the outputs for tasks or batches: all rows, in order."""
         outputs = []
         for item in data:
             task = item if hasattr(item, "is_done") else self._begin(item)

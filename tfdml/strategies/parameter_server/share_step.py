@@ -1,4 +1,4 @@
-"""What a worker runs in a synchronous step: gradients of its share, and no update."""
+"""The function that a worker runs in a synchronous step: gradients of its share, no update."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +28,8 @@ class ShareStep:
         step: Its `train_step`.
 
     Attributes:
-        own_names: What the step returns besides metrics' results; known once a function was made.
-        has_gradient: For each trainable variable, whether it has one; known likewise.
+        own_names: Keys of the step's outputs that are not metrics' results; known after tracing.
+        has_gradient: Whether each trainable variable has a gradient; known after tracing.
     """
 
     def __init__(self, model: keras.Model, step: Callable):
@@ -39,28 +39,29 @@ class ShareStep:
         self.own_names: list[str] = []
         self.has_gradient: list[bool] = []
         self._metrics = metric_variables(model)
-        # Averaged over the rows, as the other strategies do.
+        # Averaged, weighted by rows, as in the other strategies.
         self._moving = moving_variables(model)
         averaged = {id(v) for v in [*self._metrics, *self._moving]}
-        # Seeds and counters: each share changes them alike, so the first one's are taken.
+        # Seeds and counters: every share changes them in the same way, so the first share's are
+        # used.
         self._counters = [v for v in model.non_trainable_variables if id(v) not in averaged]
-        # Shape and dtype of each gradient that comes as bytes.
+        # Shape and dtype of each encoded gradient, None for the others.
         self._encoded: list[tuple[tf.TensorShape, tf.DType] | None] = []
 
     @property
     def metric_results(self) -> dict[str, Result]:
-        """What the step returns of metrics, by key; known once a function was made."""
+        """The step's outputs that are metrics' results, by key; known after tracing."""
         return self._step.results
 
     def counts(self, *share: Any) -> Callable | None:
-        """Returns a function that counts what a loss divides by; None where that is the rows.
+        """Returns a function that computes losses' denominators; None if these are just the rows.
 
-        A mean over a mask, or over weights, divides by a number that follows from the data: the
-        whole batch's has to be known before gradients can be taken.
+        A mean over a mask or over weights divides by a number that depends on the data. The global
+        batch's number must be known before gradients can be computed.
 
         Args:
-            *share: A batch of the share's rows, its rows, all rows, and a stream of random
-                numbers.
+            *share: The share's batch, its number of rows, the global number of rows, and a random
+                stream.
         """
 
         def run(batch, rows, global_rows, stream):
@@ -76,10 +77,10 @@ class ShareStep:
         """Returns a function that computes a share's results and gradients.
 
         Args:
-            *share: As in `counts`, and the sums of all shares' counts: float64, shape `[counts]`.
+            *share: As in `counts`, then the sums of all shares' counts: float64, shape `[counts]`.
 
         Returns:
-            A concrete function that returns a vector, and the gradients that there are.
+            A concrete function that returns a vector of results, and the gradients that exist.
         """
 
         def run(batch, rows, global_rows, stream, totals):
@@ -103,7 +104,7 @@ class ShareStep:
         return self._function("share", run, share)
 
     def _check_gradients(self, applied: list[tuple[keras.Optimizer, list]]) -> None:
-        """Refuses a step whose update the chief cannot take."""
+        """Refuses a step whose update the chief cannot make."""
         own = [(self._model.optimizer, len(self._model.trainable_variables))]
         found = [(optimizer, len(gradients)) for optimizer, gradients in applied]
         if found != own:
@@ -116,7 +117,7 @@ class ShareStep:
             )
 
     def _encode(self, gradients: list, stream: tf.Tensor) -> list:
-        """Returns the gradients that there are, in bytes where the compressor takes them."""
+        """Returns the gradients that exist, encoded if the compressor takes them."""
         compressor = self._model.distribute_strategy.compressor
         present = [g for g in gradients if g is not None]
         self._encoded = [
@@ -130,7 +131,7 @@ class ShareStep:
         ]
 
     def decode(self, gradients: list) -> list:
-        """Returns a share's gradients from what came of it; called in the graph of the update."""
+        """Decodes a share's gradients; called in the graph of the update."""
         compressor = self._model.distribute_strategy.compressor
         return [
             g if how is None else decoded(compressor, g, *how)
@@ -154,14 +155,14 @@ class ShareStep:
         return self._functions[key]
 
     def assign_state(self, total: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        """Changes what layers change in a step; called in the graph of the update.
+        """Assigns the layers' state after a step; called in the graph of the update.
 
         Args:
-            total: The sum of all shares' vectors.
-            first: One share's.
+            total: Sum of all shares' vectors.
+            first: The first share's vector.
 
         Returns:
-            The metrics' part of the sum, and the step's own results.
+            The metrics' part of the sum, followed by the step's own results.
         """
         metrics, moving, counters = map(_size, (self._metrics, self._moving, self._counters))
         end = total.shape[0] - counters
@@ -177,7 +178,7 @@ def _size(variables: list[keras.Variable]) -> int:
 
 
 def _present(share: Share, value: tf.Tensor) -> tf.Tensor:
-    # A choice, not a product with 0: what a padded share computed may be NaN.
+    # `tf.where`, not a product with 0: a padded share's value may be NaN.
     return tf.where(share.rows > 0, value, tf.zeros_like(value))
 
 

@@ -1,4 +1,4 @@
-"""Data sets that workers read for themselves: sent once, as a graph."""
+"""Datasets that workers read themselves, sent to them once as a graph."""
 
 import functools
 import inspect
@@ -10,26 +10,26 @@ import tensorflow as tf
 from tfdml.strategies.agreement import shuffles_without_seed
 
 _IGNORE_EXTERNAL_STATE = 1
-# Operations that call back into the Python process where the dataset was made.
+# Operations that call back into the Python process that created the dataset.
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _LARGEST = 1 << 31
 
 
 class ShippedDataset:
-    """A dataset on every worker; what Keras iterates over is an iterator on each.
+    """Dataset on every worker; iterating over it creates an iterator on each worker.
 
-    The workers together read each batch once in a pass: worker w reads every batch, and keeps those
-    whose number is w modulo the number of workers. A dataset that shuffles without a seed has an
-    order of its own on each worker, and each keeps all. Passes follow one another without end.
+    Together, the workers use each batch once per pass: worker w reads every batch, and keeps those
+    whose number is w modulo the number of workers. A dataset that shuffles without a seed has a
+    different order on each worker, and each keeps all batches. Passes repeat without end.
 
     Args:
-        source: The dataset, or a function that makes it: with an `InputContext`, or without
-            arguments. A function's dataset is left as it is, but for passes without end.
+        source: The dataset, or a function that returns it, with an `InputContext` or no argument.
+            A function's dataset is only repeated without end, not sharded.
         coordinator: TensorFlow's coordinator.
-        workers: The number of workers.
+        workers: Number of workers.
 
     Raises:
-        ValueError: If it cannot be sent.
+        ValueError: If the dataset cannot be sent.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class ShippedDataset:
         self.element_spec = self._make.structured_outputs.element_spec
 
     def __iter__(self) -> Iterator:
-        """Returns an endless iterator on every worker, made again on a worker that comes back."""
+        """Returns an endless iterator on every worker, recreated on a worker that comes back."""
         return self.after(0)
 
     def after(self, batches: int) -> "RemoteIterators":
-        """Returns iterators for workers who go on where some batches have been used.
+        """Returns iterators that start after some batches have been used.
 
-        Which worker used how many of them is not known: each leaves out an equal part.
+        How many each worker used is unknown, so each skips an equal number.
 
         Args:
-            batches: How many all workers together have used.
+            batches: Number of batches that all workers together have used.
         """
         skipped = tf.constant(batches // self._workers, tf.int64)
 
@@ -77,12 +77,12 @@ class ShippedDataset:
 def on_each_worker(
     coordinator: tf.distribute.coordinator.ClusterCoordinator, make: Callable, spec: tf.TypeSpec
 ) -> tf.distribute.experimental.coordinator.PerWorkerValues:
-    """Makes a value on every worker, and again on one that comes back.
+    """Creates a value on every worker, and again on a worker that comes back.
 
     Args:
         coordinator: TensorFlow's coordinator.
-        make: Called with the worker's number, while its device is the default.
-        spec: What describes the value.
+        make: Function of the worker's index, called with the worker's device as the default.
+        spec: Type spec of the value.
     """
     values = []
     for worker in coordinator._cluster.workers:
@@ -93,10 +93,10 @@ def on_each_worker(
 
 
 class RemoteIterators:
-    """An iterator on every worker. The chief sees none of their elements.
+    """Iterators on every worker, whose elements the chief does not see.
 
     Args:
-        values: TensorFlow's view of them.
+        values: The iterators as TensorFlow's per-worker values.
     """
 
     def __init__(self, values: tf.distribute.experimental.coordinator.PerWorkerValues):
@@ -110,7 +110,7 @@ class RemoteIterators:
 
 
 def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
-    """Returns a function that makes the dataset again from its graph."""
+    """Returns a function that recreates the dataset from its graph."""
     spec = dataset.element_spec
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(on_renamed_device(dataset)),
@@ -128,7 +128,8 @@ def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
     keep_all = policy == tf.data.experimental.AutoShardPolicy.OFF or shuffles_without_seed(dataset)
 
     def make(worker: tf.Tensor) -> tf.data.Dataset:
-        # Captured, not a constant: TensorFlow would make the dataset while it optimises the graph.
+        # Captured, not a constant: else TensorFlow would create the dataset when it optimizes the
+        # graph.
         made = _GraphDataset(graph, spec).repeat()
         if not keep_all:
             made = made.shard(workers, worker)
@@ -150,7 +151,7 @@ def _call(dataset_fn: Callable, workers: int, worker: tf.Tensor) -> tf.data.Data
 
 
 def as_dataset(source: Any) -> Any:
-    """Returns the data that the chief reads: what a function makes for it, all else as it is."""
+    """Returns the data that the chief reads; calls a function to create its dataset."""
     if not callable(source) or isinstance(source, type):
         return source
     arguments = []
@@ -160,20 +161,20 @@ def as_dataset(source: Any) -> Any:
 
 
 def on_renamed_device(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset on this process's device of today's name.
+    """Moves a dataset to the current name of this process's device.
 
-    Connecting to the cluster gives the devices other names. TensorFlow makes no iterator of a
-    dataset that was made before, because it looks for the device of the old name.
+    Connecting to the cluster renames the devices. TensorFlow cannot create an iterator of a dataset
+    that was made before, because it looks for a device with the old name.
     """
     variant = tf.identity(tf.data.experimental.to_variant(dataset))
     renamed = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    # It owns the Python functions of its pipeline.
+    # The original dataset owns the pipeline's Python functions, so keep it alive.
     renamed._tfdml_made_from = dataset
     return renamed
 
 
 class _GraphDataset(tf.data.Dataset):
-    """A dataset that a graph describes."""
+    """Dataset that a graph describes."""
 
     def __init__(self, graph: tf.Tensor, spec: Any):
         self._spec = spec
@@ -184,11 +185,11 @@ class _GraphDataset(tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """The description of an element."""
+        """The type spec of an element."""
         return self._spec
 
 
-# What to do about data that workers cannot read for themselves.
+# Advice in error messages about data that workers cannot read themselves.
 HOW_TO_READ = (
     "Read files with TensorFlow's own datasets, such as `tf.data.TFRecordDataset`, or set "
     "`synchronous=True`, where the chief reads, with `tfdml.data.read_tfrecords` too."

@@ -1,8 +1,9 @@
-"""What Keras's variables are during a step on a worker: some are the step's own, some the servers'.
+"""Scope of a step on a worker, in which some Keras variables are local and others on servers.
 
-In the scope a step's metrics begin at 0 and stay in its graph, so that it returns what it adds to
-them. All else is read from the servers and changed there. Keras's `assign_add` would read a value,
-send it to the worker, add there and send it back, and so lose what other workers add meanwhile.
+In the scope, a step's metrics start at 0 and stay in its graph, so that the step returns its
+contributions to them. Other variables are read from the servers and updated there. Keras's
+`assign_add` would read a value, send it to the worker, add there and send it back, and so lose the
+additions of other workers meanwhile.
 """
 
 from collections.abc import Sequence
@@ -14,24 +15,25 @@ import tensorflow as tf
 from tfdml.strategies.share import Share
 from tfdml.strategies.traced import traced, tracing
 
-# Between the random streams of two workers.
+# Distance between the random streams of two workers.
 STREAM_STRIDE = 1_000_003
 
 
 class StepScope(keras.StatelessScope):
-    """The scope of one step.
+    """Scope of one step.
 
     Args:
-        own: Variables that are the step's own, each with its value at the start.
-        read_once: Variables on servers whose value stays as it was read, each with that value,
-            until the step itself changes them.
-        stream: Which stream of random numbers the step draws: int64, shape `[]`.
-        share: The step's share of a global batch; None where it has the whole batch.
-        totals: The sums over all shares of what `sum_over_shares` is given, in its order.
+        own: Variables local to the step, each with its initial value.
+        stream: Number of the step's stream of random numbers: int64, shape `[]`.
+        read_once: Variables on servers, each with the value read at the start; the step sees that
+            value until it changes the variable itself.
+        share: The step's share of a global batch; None if the step has the whole batch.
+        totals: Sums over all shares of the arguments of `sum_over_shares`, in the order of calls.
 
     Attributes:
-        applied: Optimizers and what each was given, with a share: then nothing is applied.
-        counts: What `sum_over_shares` was given.
+        applied: Pairs of an optimizer and its gradients. Filled only in a step with a share, which
+            does not apply them.
+        counts: The arguments of `sum_over_shares`.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class StepScope(keras.StatelessScope):
         totals: Sequence[tf.Tensor] | None = None,
     ):
         super().__init__(
-            # Without it, what layers add to the loss would be forgotten.
+            # Otherwise losses that layers add would be dropped.
             collect_losses=True,
             state_mapping=[*own, *read_once],
             initialize_variables=False,
@@ -67,20 +69,20 @@ class StepScope(keras.StatelessScope):
 
     @property
     def gradients(self) -> list:
-        """What the step's optimizer was given first."""
+        """The gradients of the step's first update."""
         return self.applied[0][1]
 
     def owns(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is the step's own."""
+        """Returns whether a variable is local to the step."""
         return id(variable) in self._own
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value in the scope: for one on a server, the variable there."""
+        """Returns a variable's value in the scope; if it is on a server, the server's variable."""
         value = super().get_current_value(variable)
         return variable._value if value is None else value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Keeps the value of a variable of the step's own; sends others' to their server."""
+        """Keeps the new value of a local variable; assigns other variables on their server."""
         variable, value = update
         if self.owns(variable):
             super().add_update(update)
@@ -89,15 +91,15 @@ class StepScope(keras.StatelessScope):
             variable._direct_assign(value)
 
     def forget(self, variable: keras.Variable) -> None:
-        """Lets a variable's value be what its server has, from here on."""
+        """Makes further reads of a variable return its server's value."""
         self.state_mapping.pop(id(variable), None)
 
     def remember(self) -> None:
-        """Takes back `forget`: for a branch that is traced after the one which forgot."""
+        """Undoes `forget`, for a branch that is traced after a branch that called it."""
         self.state_mapping.update(self._read_once)
 
     def sum_over_shares(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over all shares of a scalar that follows from the data alone."""
+        """Returns the sum over all shares of a scalar that depends only on the data."""
         self.counts.append(count)
         if self._totals is None:
             return count
@@ -105,12 +107,12 @@ class StepScope(keras.StatelessScope):
 
 
 def current_step() -> StepScope | None:
-    """Returns the scope of the step that is being traced."""
+    """Returns the scope of the step being traced, or None."""
     return traced().scope
 
 
 def add_on_server(variable: keras.Variable, value: Any) -> tf.Tensor:
-    """Adds to a variable where it is; nothing that others add meanwhile is lost."""
+    """Adds to a variable on its server, so that no concurrent addition is lost."""
     step = current_step()
     if step is not None:
         step.forget(variable)
@@ -118,22 +120,22 @@ def add_on_server(variable: keras.Variable, value: Any) -> tf.Tensor:
 
 
 def add_rows_on_server(variable: Any, rows: tf.IndexedSlices) -> tf.Operation:
-    """Adds to rows of a variable where it is; nothing that others add meanwhile is lost.
+    """Adds to rows of a variable on its server, so that no concurrent addition is lost.
 
     Args:
-        variable: Keras's or TensorFlow's.
-        rows: What is added. Of a row that comes twice, both.
+        variable: A Keras or TensorFlow variable.
+        rows: Rows to add; repeated rows are all added.
     """
     return tf.raw_ops.ResourceScatterNdAdd(**_scattered(variable, rows))
 
 
 def subtract_rows_on_server(variable: Any, rows: tf.IndexedSlices) -> tf.Operation:
-    """Subtracts in the same way."""
+    """Subtracts from rows of a variable; see `add_rows_on_server`."""
     return tf.raw_ops.ResourceScatterNdSub(**_scattered(variable, rows))
 
 
 def _scattered(variable: Any, rows: tf.IndexedSlices) -> dict[str, tf.Tensor]:
-    # By these operations: `scatter_add` shares its lock with other additions to the same rows.
+    # Not `scatter_add`: it takes a shared lock, so additions to the same rows could race.
     variable = variable._value if isinstance(variable, keras.Variable) else variable
     return {
         "ref": variable.handle,

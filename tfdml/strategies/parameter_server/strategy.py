@@ -18,7 +18,7 @@ from tfdml.strategies.parameter_server.placement import placement_table
 from tfdml.strategies.parameter_server.pushing import check_compressor
 from tfdml.strategies.parameter_server.shipping import on_each_worker
 
-# All have come by then: TensorFlow only has to connect.
+# All tasks have started by then, so TensorFlow only has to connect.
 _CONNECT_SECONDS = 120.0
 
 
@@ -33,50 +33,49 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     model.fit(dataset, epochs=10, steps_per_epoch=1000)
     ```
 
-    The script runs on the chief alone; workers and servers run `tfdml serve`. Each is told the
-    cluster and its role by `TF_CONFIG`, or all are started by `tfdml launch --workers 2 --ps 2`.
+    The script runs only on the chief; workers and servers run `tfdml serve`. Each gets the cluster
+    and its role from `TF_CONFIG`, or `tfdml launch --workers 2 --ps 2` starts them all.
 
-    **Asynchronous**, as by default, each worker takes whole steps of its own on variables that
-    others change meanwhile. A dataset, or a function that makes one, is sent to the workers, which
-    read it for themselves: without a seed each in an order of its own, else each its own batches.
-    No update is lost: additions, those to rows of an embedding too, are done on the servers one
-    after another, and a step counts once in the metrics, which the chief adds up. What is not
-    promised here: the result of one process, the same result twice, and that a step whose worker
-    died, and that another one took again, has not been applied in part the first time. What is
-    assigned, not added to, is the last writer's: moving statistics of `BatchNormalization`, the
-    momentum of `SGD`, the averages of `RMSprop`. `Adam` and `Adagrad` add. A step has one loss
-    scale, whatever other workers make of it meanwhile.
+    **Asynchronous** (the default): each worker takes its own whole steps on variables that other
+    workers change meanwhile. A dataset, or a function that returns one, is sent to the workers,
+    which read it themselves: without a seed, each reads all data in its own order; otherwise each
+    reads its own batches. No update is lost: additions, including those to rows of an embedding,
+    run on the servers one after another, and a step counts once in the metrics, which the chief
+    sums. Three things are not guaranteed: the result of one process, reproducible results, and that
+    a step which is repeated because its worker died was not partly applied the first time. For
+    values that are assigned, not added to, the last writer wins: moving statistics of
+    `BatchNormalization`, the momentum of `SGD`, the averages of `RMSprop`. `Adam` and `Adagrad`
+    add. A step uses the same loss scale throughout, even if other workers change it.
 
-    **Synchronous**, the chief reads batches, sends each worker its share, and applies the sum of
-    the gradients: the result is that of one process, and a lost worker changes nothing. All
+    **Synchronous**: the chief reads batches, sends each worker its share, and applies the sum of
+    the gradients. The result is that of one process, and losing a worker changes nothing. All
     gradients pass through the chief.
 
-    In both, `evaluate` and `predict` send each batch to one worker: every sample is counted once,
-    and all rows come back in order. A lost worker is tolerated and may come back. A lost server
-    ends `fit` with an error that names it.
+    In both modes, `evaluate` and `predict` send each batch to one worker: every sample is counted
+    once, and all rows come back in order. A lost worker is tolerated and may come back. A lost
+    server ends `fit` with an error that names it.
 
     Args:
-        cluster_resolver: What describes the cluster; `TF_CONFIG` by default.
-        variable_partitioner: How many parts a trainable variable is split into, along its first
-            axis: one of `tf.distribute.experimental.partitioners`. None keeps all whole. Variables
-            and parts go to the server that has the fewest bytes, an optimizer's slots with them.
-        synchronous: Whether a step is taken by all workers together.
-        backup_workers: How many of the slowest workers a synchronous step does not wait for. Their
-            rows are left out of it.
-        max_staleness: The most updates of others that may come between an asynchronous step's
-            beginning and its end; None for no bound. 0 lets one worker work at a time.
-        compression: How gradients are encoded on their way from a worker to the servers, or to the
-            chief in synchronous training, such as `Float16()`. Codecs that keep what they leave
-            out for the next step cannot be used.
+        cluster_resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
+        variable_partitioner: Function that splits trainable variables along their first axis: one
+            of `tf.distribute.experimental.partitioners`. None splits none. Each variable or part,
+            with its optimizer slots, goes to the server that has the fewest bytes.
+        synchronous: Whether all workers take each step together.
+        backup_workers: Number of stragglers for which a synchronous step does not wait. Their rows
+            are left out of the step.
+        max_staleness: Maximum number of other workers' updates between the start and the end of an
+            asynchronous step; None for no bound. With 0, one worker works at a time.
+        compression: Compressor of gradients sent from a worker to the servers, or to the chief in
+            synchronous training, such as `Float16()`. Codecs with error feedback cannot be used.
         start_limit: Seconds to wait for the workers and servers to start.
-        silence_limit: Seconds after which a process that nothing is heard of is taken for lost. One
-            that dies is noticed at once.
+        silence_limit: Seconds without a sign of life after which a process is taken for lost. A
+            process that dies is noticed at once.
 
     Raises:
         ValueError: If an argument is wrong, the cluster lacks a role, or this process is not its
             chief.
         OSError: If the chief's port is taken.
-        TimeoutError: If a worker or server has not come in time; it is named.
+        TimeoutError: If a worker or server does not start in time; it is named.
 
     Reference:
         Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014. Ho
@@ -110,7 +109,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         self.max_staleness = max_staleness
         self.compressor = compressor
         super().__init__(self.connection.resolver)
-        # TensorFlow's constructor makes an extension of its own, and has no argument for another.
+        # TensorFlow's constructor creates its own extension and has no argument for another one.
         extended = ParameterServerExtended(self, self.connection.resolver, variable_partitioner)
         extended.keras_hooks = parameter_servers.ServerHooks()
         tf.distribute.Strategy.__init__(self, extended)
@@ -121,13 +120,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
                 f"backup_workers={backup_workers}, {self.size} workers."
             )
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-        # Each worker's own number, there: what its random numbers follow from.
+        # Each worker's index, stored on the worker: it selects the worker's random stream.
         self.streams = on_each_worker(
             self.coordinator, lambda i: tf.constant(i, tf.int64), tf.TensorSpec([], tf.int64)
         )
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        """Connects TensorFlow to the cluster, once in a process; called by its constructor."""
+        """Connects TensorFlow to the cluster, once per process; called by its constructor."""
         cluster = self.connection.task.cluster
         self._num_workers, self._num_ps = len(cluster[WORKER]), len(cluster[SERVER])
         if not self.connection.connected:
@@ -137,7 +136,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
     @property
     def rank(self) -> int:
-        """The chief's: 0."""
+        """The rank of the chief, 0."""
         return 0
 
     @property
@@ -147,10 +146,10 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes files and messages: always, for it runs the script."""
+        """Whether this process writes files and messages; always True, because it is the chief."""
         return True
 
     @property
     def placement(self) -> str:
-        """Which variable, or part of one, is on which server, and their sizes; to be printed."""
+        """A printable table of the server and the size of each variable or part."""
         return placement_table(self.extended.placed, self._num_ps)

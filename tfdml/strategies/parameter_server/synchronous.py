@@ -1,7 +1,7 @@
-"""Synchronous training: the workers' gradients of one global batch, then one update.
+"""Synchronous training: all workers compute gradients of one global batch, then one update is made.
 
-The chief reads a batch and sends each worker its share of the rows; a share whose worker dies goes
-to another one. Nothing is changed before all have come, so a step is taken wholly or not at all.
+The chief reads a batch and sends each worker its share of the rows. If a worker dies, its share
+goes to another one. Nothing changes before all results have arrived, so a step is atomic.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from tfdml.strategies.share import Splitter, as_tensors
 
 
 class SynchronousTraining(LoggingFunction):
-    """Keras's train function: it takes one step with all workers, and is done when it returns.
+    """Train function that takes a step with all workers and returns when it is done.
 
     Args:
         model: The model.
         strategy: The strategy.
-        step: What a worker runs on its share.
+        step: The step that a worker runs on its share.
 
     Attributes:
-        workers: The workers that took part in the last step.
+        workers: Indices of the workers that took part in the last step.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: ShareStep):
@@ -38,10 +38,10 @@ class SynchronousTraining(LoggingFunction):
         self.workers: set[int] = set()
 
     def __call__(self, batches: Iterator) -> dict:
-        """Takes a step, or `steps_per_execution` of them.
+        """Takes `steps_per_execution` steps.
 
         Returns:
-            The logs after it.
+            The logs after the last step.
 
         Raises:
             StopIteration: At the end of the data.
@@ -58,7 +58,7 @@ class SynchronousTraining(LoggingFunction):
 
     def _take(self, batch: Any) -> None:
         with tf.device(CHIEF_DEVICE):
-            # `train_on_batch` is given arrays.
+            # `train_on_batch` takes arrays.
             portion = self._splitter.split(as_tensors(batch))
             shares = [
                 (part, portion.rows[i], portion.global_rows) for i, part in enumerate(portion.parts)
@@ -79,7 +79,7 @@ class SynchronousTraining(LoggingFunction):
             self._logs.add(self._update(list(vectors), list(gradients)).numpy())
 
     def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
-        """Returns the results of the first `needed` tasks, in the order of their shares."""
+        """Runs a task per share; returns the first `needed` results, in the order of the shares."""
         tasks = [self._window.begin(function, own) for own in arguments]
         done = lambda: [t for t in tasks if t.value is not None]  # noqa: E731
         self._window.wait_until(lambda: len(done()) >= needed)
@@ -89,7 +89,7 @@ class SynchronousTraining(LoggingFunction):
         return [task.value for task in first]
 
     def _apply(self, vectors: list, gradients: list) -> tf.Tensor:
-        """Applies the sum of all shares' gradients; returns the metrics' part of the results."""
+        """Applies the sum of all shares' gradients; returns the metrics and own results, summed."""
         with tf.device(CHIEF_DEVICE):
             whole = [self._step.decode(g) for g in gradients]
             sums = [_sum(parts) for parts in zip(*whole, strict=True)]

@@ -1,4 +1,4 @@
-"""Tasks in flight: how many, in which order they began, and what became of them."""
+"""Window of the tasks in flight: their number, order and results."""
 
 import collections
 import contextlib
@@ -11,7 +11,7 @@ from tfdml.strategies.parameter_server.extended import Task
 
 
 class Window:
-    """The tasks that are not done yet.
+    """Window of the tasks that are not done yet.
 
     Args:
         coordinator: TensorFlow's coordinator.
@@ -20,7 +20,7 @@ class Window:
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
         self._coordinator = coordinator
         self._changed = threading.Condition()
-        # In the order of their beginnings.
+        # In the order in which they began.
         self._running: dict[int, Task] = {}
         self._done: collections.deque[Task] = collections.deque()
         self._begun = 0
@@ -52,16 +52,16 @@ class Window:
 
     @property
     def spread(self) -> int:
-        """How many tasks have begun since the oldest that is not done, itself included."""
+        """The number of tasks begun since the oldest unfinished one, including it."""
         with self._changed:
             oldest = next(iter(self._running), self._begun)
             return self._begun - oldest
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for tasks to end until a condition holds.
+        """Waits until a condition holds; checks it whenever a task ends.
 
         Raises:
-            Exception: What ended a task.
+            Exception: The error that ended a task.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or condition())
@@ -76,7 +76,7 @@ class Window:
             return done
 
     def forget(self) -> None:
-        """Leaves tasks that have not ended to themselves; those that have not begun will not."""
+        """Drops all tasks: running tasks continue unobserved, scheduled ones are cancelled."""
         with self._changed:
             for task in self._running.values():
                 task.cancelled = True
@@ -84,9 +84,9 @@ class Window:
             self._done.clear()
 
     def cancel(self) -> None:
-        """Gives up all tasks, and waits for those that run."""
+        """Cancels all tasks and waits for those that run."""
         self.forget()
-        # TensorFlow would raise an earlier error at the next task that is scheduled.
+        # Otherwise TensorFlow would raise an earlier error when the next task is scheduled.
         with contextlib.suppress(Exception):
             self._coordinator.join()
         self._error = None

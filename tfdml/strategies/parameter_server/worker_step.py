@@ -1,4 +1,4 @@
-"""What a worker runs: a model's step on a batch, with the results in one vector."""
+"""The function that a worker runs: a model's step on a batch, with the results in one vector."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +20,10 @@ class WorkerStep:
 
     Args:
         model: The model.
-        step: Its method.
+        step: The model's `train_step`, `test_step` or `predict_step`.
 
     Attributes:
-        own_names: What the step returns besides metrics' results; known once a function was made.
+        own_names: Keys of the step's outputs that are not metrics' results; known after tracing.
     """
 
     def __init__(self, model: keras.Model, step: Callable):
@@ -34,15 +34,15 @@ class WorkerStep:
 
     @property
     def metric_results(self) -> dict[str, Result]:
-        """What the step returns of metrics, by key; known once a function was made."""
+        """The step's outputs that are metrics' results, by key; known after tracing."""
         return self._step.results
 
     def on_iterator(self, iterators: Any, table: ResultTable) -> Callable:
         """Returns a function that takes `steps_per_execution` steps on a worker's own data.
 
         Args:
-            iterators: An iterator on each worker.
-            table: What is given the sum of what the steps add to the metrics, and the last one's
+            iterators: Iterators, one on each worker.
+            table: Table for the sum of the steps' contributions to the metrics and the last step's
                 own results.
 
         Returns:
@@ -59,7 +59,7 @@ class WorkerStep:
                 return step + 1, before * added + after
 
             if steps > 1:
-                # Of the step's own results the last one's are kept.
+                # Metrics are summed; of the steps' own results, the last step's are kept.
                 metrics = vector.shape[0] - own
                 added = tf.constant([1.0] * metrics + [0.0] * own, vector.dtype)
                 _, vector = tf.while_loop(lambda step, _: step < steps, another, [1, vector])
@@ -69,14 +69,14 @@ class WorkerStep:
         return self._concrete(run, spec, _STREAM, ROW_SPEC)
 
     def on_batch(self, batch: Any) -> Callable:
-        """Returns a function that takes one step on a batch which it is given.
+        """Returns a function that takes one step on a batch passed as an argument.
 
         Args:
-            batch: A batch.
+            batch: A batch, for its structure, shapes and dtypes.
 
         Returns:
-            A concrete function of such a batch, of any number of rows, and a stream. For
-            `predict_step` it returns what that returns, else the results as one vector.
+            A concrete function of such a batch, with any number of rows, and a stream. It returns
+            the outputs of `predict_step`, or else the results as one vector.
         """
         specs = tf.nest.map_structure(any_rows, batch)
         key = str(specs)
@@ -90,12 +90,12 @@ class WorkerStep:
             return tf.function(run, autograph=False).get_concrete_function(*specs)
 
     def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
-        """Returns what the model's step returns."""
+        """Runs the model's step in the graph; returns its outputs."""
         with StepScope([], stream):
             return self._step(given(batch))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
-        """Takes a step in the graph; returns what it adds to the metrics, and its own results."""
+        """Takes a step in the graph; returns its metric contributions and own results, packed."""
         metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
         with StepScope(own, stream, scale_of(self._model)) as scope:
@@ -105,15 +105,15 @@ class WorkerStep:
 
 
 def given(batch: Any) -> Any:
-    """Returns what a step is given of a batch that came as a function's arguments."""
+    """Returns a step's input from a batch that was passed as a function's argument."""
     return without_optionals(unpacked(batch) if isinstance(batch, tuple) else batch)
 
 
 def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns the numbers that a step returned besides metrics' results.
+    """Returns the numbers among a step's outputs that are not metrics' results.
 
     Raises:
-        ValueError: If one was computed from a metric's result.
+        ValueError: If an output was computed from a metric's result.
     """
     if not isinstance(outputs, dict):
         return {"loss": tf.reduce_mean(outputs)} if tf.is_tensor(outputs) else {}
@@ -126,10 +126,11 @@ def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns the loss scale, and the steps since it changed, as they are when a step begins.
+    """Returns the loss scale and the steps since it changed, with their values at a step's start.
 
-    Other workers may change both in the middle: the loss and its gradients have one scale. They
-    may also count past the step at which Keras doubles the scale, and looks for that one only.
+    Other workers may change both during the step, but the loss and its gradients need the same
+    scale. They may also count past the step at which Keras doubles the scale, and Keras tests only
+    for equality, so the count is capped below it.
     """
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer) or not optimizer.built:
@@ -140,7 +141,7 @@ def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
 
 
 def any_rows(value: Any) -> Any:
-    """Returns the description of a batch's tensor, for any number of rows."""
+    """Returns the type spec of a batch's tensor, for any number of rows."""
     if value is None or isinstance(value, tf.experimental.Optional):
         return value
     spec = tf.type_spec_from_value(value)

@@ -1,6 +1,7 @@
-"""Where parameter servers enter Keras 3.14 and 3.15: what replicas of one job do not need.
+"""Patches of Keras 3.14 and 3.15 that only parameter servers need.
 
-It is put in place with the first `ParameterServerStrategy`. What both need is in `entry`.
+They are installed with the first `ParameterServerStrategy`. Patches for replicas and parameter
+servers are in `entry`.
 """
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ REPLACEMENTS: list[Replacement] = [*steps.REPLACEMENTS, *partitions.REPLACEMENTS
 
 
 def install() -> None:
-    """Puts this part of the seam in place, once."""
+    """Installs the replacements, once."""
     put_in_place(REPLACEMENTS)
-    # NumPy, by which Keras writes files, would take it for a sequence.
+    # NumPy, which Keras uses to write files, would treat it as a sequence.
     tf.__internal__.distribute.ShardedVariable.__array__ = as_array

@@ -1,4 +1,4 @@
-"""Data under parameter servers: sent to the workers once, or read by the chief."""
+"""Data under parameter servers, sent to the workers once or read by the chief."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,14 +23,14 @@ def set_up(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Makes Keras's iterator one of data that workers read, or that the chief reads.
+    """Initializes Keras's iterator over data that the workers or the chief read.
 
     Args:
-        call: The call that the data are of.
+        call: The call that sets up the data.
         iterator: Keras's iterator, to be initialized.
         strategy: The strategy.
-        *args: What else Keras initializes it with.
-        **kwargs: The same, by name: the data are `x`.
+        *args: Other positional arguments of Keras's call.
+        **kwargs: Keyword arguments of Keras's call; the data are `x`.
     """
     model, trains = call.model, call.trains
     call.trains = False
@@ -65,20 +65,20 @@ def _read_remotely(
 
 def _dataset_of(call: Call, adapter: DataAdapter, shuffled_by_us: bool) -> tf.data.Dataset:
     if shuffled_by_us and isinstance(adapter, ArrayDataAdapter):
-        # As under the other strategies: an order that follows from Keras's seed.
+        # As under the other strategies, the order depends only on Keras's seed.
         def seed() -> int | None:
             return agreed_seed(LocalCollective()) if adapter._shuffle else None
 
         found = call.position
         order = ArrayOrder(seed()) if found is None else found.array_order(seed)
         return array_batches(adapter, order, None)
-    # Workers cannot be sent an order that Python counts.
+    # An order that is counted in Python cannot be sent to workers.
     with call.having(position=None):
         return adapter.get_tf_dataset()
 
 
 class _Ahead:
-    """Batches for `predict`, sent to the workers ahead of their turn.
+    """Iterable of `predict` batches that are sent to the workers ahead of their turn.
 
     Args:
         dataset: The batches.
@@ -94,8 +94,8 @@ class _Ahead:
 
 
 class _Unlimited(DataAdapter):
-    """Keras's view of data that workers read for themselves."""
+    """Adapter of data that workers read themselves."""
 
     @property
     def num_batches(self) -> None:
-        """The number of batches: there is no end."""
+        """None, because the data do not end."""

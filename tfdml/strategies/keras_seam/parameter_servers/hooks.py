@@ -1,4 +1,4 @@
-"""What parameter servers do in `fit`, `evaluate` and `predict`, on the chief and in a step."""
+"""Parameter servers' part in `fit`, `evaluate` and `predict`, on the chief and in a step."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -29,11 +29,11 @@ from tfdml.strategies.share import without_optionals
 
 
 class ServerHooks(Hooks):
-    """What parameter servers do where Keras comes to them: steps are tasks for workers."""
+    """Hooks of parameter servers, under which steps are tasks for workers."""
 
     @contextlib.contextmanager
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
-        """Checks the call; a lost server is named."""
+        """Checks the call; if a server is lost during it, raises an error that names it."""
         model = call.model
         with resuming.resumed(call, arguments):
             adopt(model)
@@ -52,14 +52,14 @@ class ServerHooks(Hooks):
                 raise
 
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
-        """Data are sent to the workers once, or read by the chief."""
+        """Sends the data to the workers once, or lets the chief read them."""
         if call.model is None:
             keras_init(iterator, strategy, *args, **kwargs)
         else:
             data.set_up(call, iterator, strategy, *args, **kwargs)
 
     def build(self, keras_build, model, iterator, data_batch) -> None:
-        """Builds from the data's shapes."""
+        """Builds the model from the data's shapes."""
         if iterator is not None:
             data_batch = without_optionals(iterator._distributed_dataset.element_spec)
         if is_called_by_own_steps(model):
@@ -70,7 +70,7 @@ class ServerHooks(Hooks):
         checks.check_partitions(model)
 
     def make_function(self, keras_make, model, step) -> Callable:
-        """Steps are tasks for workers."""
+        """Returns a function that schedules steps as tasks for workers."""
         strategy = model._distribute_strategy
         checks.check_model(model)
         if step.__name__ != "train_step":
@@ -80,22 +80,22 @@ class ServerHooks(Hooks):
         return AsynchronousTraining(model, strategy, WorkerStep(model, step))
 
     def make_predict_function(self, keras_make, model, force) -> None:
-        """Steps are tasks for workers."""
+        """Sets a predict function that schedules steps as tasks for workers."""
         step = WorkerStep(model, model.predict_step)
         model.predict_function = ScatteredPrediction(model, model._distribute_strategy, step)
 
     def next_seed(self, keras_next, generator, ordered) -> tf.Tensor:
-        """Workers draw different random numbers; the counter loses nothing."""
+        """Returns a seed from the worker's own stream; the counter loses no increment."""
         step = current_step()
         if step is None:
             return keras_next(generator, ordered)
-        # A worker takes one step at a time, so in its own stream no two numbers are alike.
+        # A worker takes one step at a time, so its stream never repeats a number.
         seed = tf.convert_to_tensor(generator.state) * 1
         generator.state.assign_add(np.array([0, 1]))
         return seed + tf.cast(tf.stack([step.stream * STREAM_STRIDE, 0]), seed.dtype)
 
     def apply(self, keras_apply, optimizer, gradients, variables) -> None:
-        """A worker makes the update on the servers; a synchronous step's is left to the chief."""
+        """Makes the update on the servers; in a synchronous step, leaves it to the chief."""
         outermost = current_strategy() is not None and not is_updating()
         if outermost:
             known = inner_of(optimizer)._trainable_variables if variables is None else variables

@@ -1,4 +1,4 @@
-"""Partitioned variables, and lookups that stay sparse."""
+"""Replacements for partitioned variables, and for embedding lookups that stay sparse."""
 
 from collections.abc import Callable
 from typing import Any
@@ -104,13 +104,13 @@ def update_wholes(
     grads_and_vars: list[tuple[Any, tf.Variable]],
     learning_rate: Any,
 ) -> None:
-    """Updates variables; LARS and LAMB, which have `update_parts`, are given all parts at once.
+    """Updates variables; passes all parts at once to LARS and LAMB, which have `update_parts`.
 
     Args:
         original: Keras's `_distributed_tf_update_step`.
         optimizer: The optimizer.
         distribution: The strategy.
-        grads_and_vars: Gradients, and TensorFlow's variables.
+        grads_and_vars: Pairs of a gradient and a TensorFlow variable.
         learning_rate: The learning rate.
     """
     known = optimizer._trainable_variables
@@ -125,7 +125,7 @@ def update_wholes(
 
 
 class _Named:
-    """What `groups` looks at."""
+    """Object with the attribute that `groups` reads."""
 
     def __init__(self, whole: Any):
         self.whole = whole

@@ -1,4 +1,4 @@
-"""What a step on a worker does on the servers; and when an epoch of such steps ends."""
+"""Replacements for a worker step's operations on the servers, and for the end of an epoch."""
 
 from collections.abc import Callable
 
@@ -35,13 +35,13 @@ def _tf_sync(original: Callable) -> Callable:
 
 
 def _is_on_server(variable: Variable) -> bool:
-    """Returns whether a worker's work is traced, in which a variable is what its server has."""
+    """Returns whether a worker's step is being traced in which the variable is its server's."""
     step = current_step()
     return _is_in_own_loop() if step is None else not step.owns(variable)
 
 
 def _is_in_own_loop() -> bool:
-    """Returns whether the work is that of `strategy.run`, in a loop over a `ClusterCoordinator`."""
+    """Returns whether the caller is in `strategy.run` of a loop over a `ClusterCoordinator`."""
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return False
     extended = tf.distribute.get_strategy().extended
@@ -102,7 +102,7 @@ def _distributed_tf_update_step(original: Callable) -> Callable:
 def _skip_update(original: Callable) -> Callable:
     def handle_non_finite_gradients(self):
         if current_step() is not None:
-            # Keras has traced the other branch, which may double the scale.
+            # Keras has already traced the other branch, which may double the scale.
             current_step().remember()
         return original(self)
 
