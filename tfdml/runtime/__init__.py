@@ -1,1 +1,1 @@
-"""What keeps a job of several processes honest: heartbeats, fingerprints, and how it is started."""
+"""Runtime of a multi-process job: launcher, heartbeats and call fingerprints."""

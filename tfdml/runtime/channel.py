@@ -1,4 +1,4 @@
-"""A small TCP channel between two processes of a job: JSON lines, opened by a shared secret."""
+"""TCP channel between two processes of a job: JSON lines, authenticated by a shared secret."""
 
 import contextlib
 import hmac
@@ -12,12 +12,12 @@ import time
 import weakref
 from typing import Any
 
-# A line is a heartbeat or a message for people: anything longer is not ours.
+# A line is a heartbeat or a message for people: a longer one is not from tfdml.
 _MAX_LINE = 1 << 20
 _NONCE_BYTES = 32
 _OPENING_SECONDS = 5.0
 
-# A forked child (a data worker) would keep the connection open when this process dies.
+# A forked child (a data worker) would hold the connection open after this process dies.
 _open: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
@@ -31,12 +31,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Channel:
-    """One end of a connection, whose other end has shown that it knows the secret.
+    """One end of an authenticated connection.
 
-    Any thread may send; one thread receives.
+    Any thread may send; only one thread may receive.
 
     Args:
-        connected: The socket, with both ends authenticated.
+        connected: Connected socket; both ends have proved that they know the secret.
     """
 
     def __init__(self, connected: socket.socket):
@@ -49,7 +49,7 @@ class Channel:
         _open.add(connected)
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Sends a message; returns whether the connection still took it."""
+        """Sends a message; returns False if the connection is broken."""
         try:
             with self._sending:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -61,7 +61,7 @@ class Channel:
         """Returns the next message, or None when `seconds` have passed without one.
 
         Raises:
-            ConnectionError: If the other end has closed, or sends what is no message.
+            ConnectionError: If the other end has closed, or sent something that is not a message.
         """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -98,7 +98,11 @@ def listen(host: str) -> socket.socket:
 
 
 def accept(listener: socket.socket, secret: bytes, seconds: float) -> Channel | None:
-    """Returns the next connection whose other end knows the secret; None after `seconds`."""
+    """Accepts one connection.
+
+    Returns:
+        The channel; None after `seconds`, or if the other end does not know the secret.
+    """
     listener.settimeout(seconds)
     try:
         connected, _ = listener.accept()
@@ -108,7 +112,7 @@ def accept(listener: socket.socket, secret: bytes, seconds: float) -> Channel | 
 
 
 def connect(host: str, port: int, secret: bytes, seconds: float) -> Channel | None:
-    """Returns a connection to who listens there and knows the secret, else None."""
+    """Connects to a listener; returns None if none answers or it does not know the secret."""
     try:
         connected = socket.create_connection((host, port), timeout=seconds)
     except OSError:
@@ -117,14 +121,14 @@ def connect(host: str, port: int, secret: bytes, seconds: float) -> Channel | No
 
 
 def _opened(connected: socket.socket, secret: bytes, first: bool) -> Channel | None:
-    """Lets both ends show that they know the secret, without sending it."""
+    """Authenticates both ends by challenge and response; the secret itself is never sent."""
     try:
         connected.settimeout(_OPENING_SECONDS)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = secrets.token_bytes(_NONCE_BYTES)
         connected.sendall(own)
         other = _read(connected, _NONCE_BYTES)
-        # Each end proves another thing, so neither can send back what it was sent.
+        # The proofs of the two ends differ, so neither can replay the one that it received.
         connected.sendall(_proof(secret, b"first" if first else b"second", other))
         expected = _proof(secret, b"second" if first else b"first", own)
         if hmac.compare_digest(_read(connected, len(expected)), expected):

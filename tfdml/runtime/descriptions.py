@@ -1,4 +1,4 @@
-"""Exceptions in few lines: what was raised, what it says, and where in the user's code."""
+"""Short descriptions of exceptions: type, message and the line of the user's code."""
 
 import re
 import sysconfig
@@ -6,32 +6,32 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-# Frames of files there are not the user's.
+# Prefixes of file names whose frames are not the user's code.
 _LIBRARIES = (
     str(Path(__file__).resolve().parents[1]),
     *(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")),
     "<",
 )
 _LONGEST_ERROR = 2000
-# Lines in which TensorFlow tells where in its graph an error was.
+# Lines in which TensorFlow reports the graph location of an error.
 _WHERE = re.compile(r"\s*(Graph execution error:|Detected at node |File \"|\[\[\{\{)")
 _ASSERTION = "assertion failed: "
 
 
 def without_pages(message: str) -> str:
-    """Returns what an error of TensorFlow's says, without the pages that say where in a graph."""
+    """Returns the message of a TensorFlow error without its report of the graph location."""
     lines = [line for line in message.splitlines() if not _WHERE.match(line)]
     said = " ".join(" ".join(lines).split())
     said = re.sub(r" ?\[Op:\S*\]( name: ?)?$", "", said)
     if not said.startswith(_ASSERTION):
         return said
-    # Each thing that an assertion prints is in brackets: sentences, and numbers in their midst.
+    # An assertion prints each of its items in brackets: sentences, with numbers between them.
     parts = re.findall(r"\[([^\[\]]*)\]", said)
     return re.sub(r"(\d) (?=[A-Z])", r"\1. ", " ".join(parts)) or said
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception in a few lines: its type, what it says, and where it was raised."""
+    """Describes an exception in a few lines: type, message and the user's line that raised it."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     in_graph = _IN_GRAPH.search(text)
     if in_graph:
@@ -53,8 +53,8 @@ def describe_error(error: BaseException) -> str:
     return text
 
 
-# How TensorFlow tells of an exception of Python code that a graph has called: the code of a
-# `numpy_function`, a `py_function` or a generator. What it tells besides goes on for pages.
+# TensorFlow's report of an exception in Python code that a graph has called: the code of a
+# `numpy_function`, a `py_function` or a generator. The rest of the report is pages long.
 _IN_GRAPH = re.compile(
     r"^(?P<error>\S[^\n]*)\n+Traceback \(most recent call last\):\n(?P<frames>.*)", re.M | re.S
 )
@@ -62,7 +62,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def is_of_python_code(message: str) -> bool:
-    """Returns whether an error is that of Python code which a graph has called."""
+    """Returns whether an error message reports an exception in Python code called by a graph."""
     return _IN_GRAPH.search(message) is not None
 
 
@@ -77,7 +77,7 @@ def _describe_error_in_graph(error: BaseException, found: re.Match) -> str:
 
 
 def _callback_of(frames: list[FrameType]) -> str | None:
-    """Returns the innermost method of a Keras callback among frames."""
+    """Returns the innermost Keras callback method in the frames, as "Class.method", or None."""
     for frame in reversed(frames):
         name = frame.f_code.co_name
         if not name.startswith("on_"):

@@ -1,9 +1,12 @@
-"""What a rank raises where its data, or another rank, is to blame."""
+"""Exceptions of a rank for failures caused by its data or by another rank."""
 
 
 class OtherRankError(RuntimeError):
-    """Another rank cannot go on, so this one cannot either; the other one says why."""
+    """Raised when another rank has failed, so this one cannot continue; that rank says why."""
 
 
 class DataError(RuntimeError):
-    """This rank's data raised. TensorFlow's error for it may be one that a lost rank causes too."""
+    """Raised when this rank's data pipeline fails.
+
+    TensorFlow's own error may be of a type that a lost rank causes too.
+    """

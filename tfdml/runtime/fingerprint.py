@@ -1,4 +1,7 @@
-"""Do all processes make the same call, of the same model? What can differ is compared in words."""
+"""Check that all processes make the same call with the same model.
+
+Everything that could differ is compared as text.
+"""
 
 import contextlib
 import hashlib
@@ -14,20 +17,23 @@ from keras.optimizers.schedules import LearningRateSchedule as Schedule
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.texts import gather_texts
 
-# What a rank may choose for itself: what it shows, and what it writes.
+# Arguments that may differ between ranks: they only affect what a rank displays and writes.
 _OWN_AFFAIRS = frozenset({"self", "callbacks", "verbose"})
 
 
 def fingerprint(
     model: keras.Model, call: str, arguments: Mapping[str, Any], strategy: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Returns what must be alike on all processes before a call's first step.
+    """Returns everything that must be identical on all processes before a call's first step.
 
     Args:
-        model: The model.
-        call: The name of the call.
-        arguments: The call's arguments, by name.
-        strategy: The strategy's options, by name.
+        model: Model that the call is made on.
+        call: Name of the call, such as "fit".
+        arguments: Arguments of the call, by name.
+        strategy: Options of the strategy, by name.
+
+    Returns:
+        Texts by the name of the setting, argument or variable.
     """
     found = {
         "call": call,
@@ -54,9 +60,9 @@ def fingerprint(
 
 
 def optimizer_config(optimizer: keras.Optimizer) -> dict[str, Any]:
-    """Returns an optimizer's configuration, with its schedule itself where it has one.
+    """Returns an optimizer's configuration; a learning rate schedule is included as an object.
 
-    A schedule need have no configuration, nor be registered, unless it is saved.
+    A schedule needs a `get_config` or a registration only if it is saved.
     """
     schedule = getattr(optimizer, "_learning_rate", None)
     if not isinstance(schedule, Schedule):
@@ -70,8 +76,8 @@ def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
     """Compares the processes' fingerprints.
 
     Args:
-        own: This process's.
-        collective: What compares them.
+        own: Fingerprint of this process.
+        collective: Collective that gathers the fingerprints.
 
     Raises:
         ValueError: On every process, if they differ; it names the first difference.
@@ -95,7 +101,7 @@ def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
 
 
 def _in_words(value: Any) -> str:
-    """Returns a value in words that do not depend on the process: no addresses, no data."""
+    """Returns a value as text that is the same on every process: no addresses, no data."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Mapping):

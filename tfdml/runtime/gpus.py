@@ -1,7 +1,7 @@
-"""GPUs of this process: TensorFlow sees these alone, and takes their memory as it needs it.
+"""Assigns GPUs to this process: TensorFlow sees only these, and grows their memory on demand.
 
-Both can be chosen only until TensorFlow first uses its devices. Afterwards, and where the program
-has chosen for itself, all is left as it is.
+Both can be set only before TensorFlow first uses its devices. After that, and where the program
+has made its own choice, nothing is changed.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ from tfdml.topology import Topology
 
 
 def own_devices(named: Sequence[str] | None, place: Topology, most: int | None = None) -> list[str]:
-    """Shows TensorFlow this process's GPUs alone; returns the names of its devices.
+    """Makes only this process's GPUs visible to TensorFlow; returns the names of its devices.
 
     Args:
-        named: Devices that the user has named. Their numbers stay: the GPUs from the first to the
-            last one named are visible.
-        place: This process among those of its host, which share its GPUs where none is named.
-        most: The most GPUs of a process for which none is named.
+        named: Devices that the user has named. They keep their numbers: all GPUs up to the last
+            one named are visible.
+        place: Topology of this process. The processes of a host share its GPUs if none is named.
+        most: Maximum number of GPUs of this process if none is named.
 
     Returns:
         `named`, or else this process's GPUs, or its first CPU where there are none.
 
     Raises:
-        ValueError: If the host has fewer GPUs than processes, or GPUs are named that this process
-            has left to others.
+        ValueError: If the host has fewer GPUs than processes, or if named GPUs are not visible
+            because of an earlier choice in this process.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
@@ -46,23 +46,23 @@ def own_devices(named: Sequence[str] | None, place: Topology, most: int | None =
 
 
 def hide_all() -> None:
-    """Shows TensorFlow no GPU, where a process has no use for one: none of their memory is taken.
+    """Hides all GPUs from TensorFlow, so that this process takes none of their memory.
 
-    The chief of parameter servers reads data and sends work.
+    For the chief of a parameter server cluster, which only reads data and dispatches steps.
     """
     with contextlib.suppress(RuntimeError):  # TensorFlow uses its devices already.
         tf.config.set_visible_devices([], "GPU")
 
 
 def server_config(role: str, place: Topology, num_gpus: int) -> tf.compat.v1.ConfigProto:
-    """Returns what TensorFlow's server of a parameter server cluster is told of GPUs.
+    """Returns the GPU configuration of a TensorFlow server in a parameter server cluster.
 
-    `tf.config` does not count for these servers.
+    These servers ignore `tf.config`.
 
     Args:
-        role: What it serves as. A worker has one replica, so it has one GPU; others have none.
-        place: This process among the workers of its host.
-        num_gpus: How many GPUs the process sees.
+        role: Role of the server. A worker has one replica and so one GPU; others have none.
+        place: Topology of this process among the workers of its host.
+        num_gpus: Number of GPUs that the process sees.
     """
     own = share_of(num_gpus, place)[:1] if role == WORKER else []
     if not own:
@@ -72,16 +72,16 @@ def server_config(role: str, place: Topology, num_gpus: int) -> tf.compat.v1.Con
 
 
 def share_of(num_gpus: int, place: Topology) -> list[int]:
-    """Returns the numbers of a process's GPUs: equally many for each process of its host.
+    """Returns the numbers of a process's GPUs: an equal share for each process of its host.
 
-    A process that sees one GPU has it for itself: the launcher or scheduler shows each its own.
+    A process that sees one GPU owns it: the launcher or scheduler has given each its own.
 
     Args:
-        num_gpus: How many GPUs the process sees.
-        place: The process among those of its host.
+        num_gpus: Number of GPUs that the process sees.
+        place: Topology of the process.
 
     Raises:
-        ValueError: If there are fewer GPUs than processes.
+        ValueError: If the process sees several GPUs, but fewer than its host has processes.
     """
     if num_gpus <= 1:
         return list(range(num_gpus))
@@ -96,13 +96,13 @@ def share_of(num_gpus: int, place: Topology) -> list[int]:
 
 
 def _are_chosen(gpus: list) -> bool:
-    """Returns whether the program, or a strategy before, has chosen among the GPUs."""
+    """Returns whether the program or an earlier strategy has already selected or split GPUs."""
     return _num_logical(gpus) > len(gpus) or len(gpus) < _num_physical()
 
 
 def _let_grow(gpus: list) -> None:
     for gpu in gpus:
-        # What is split has parts of a fixed size.
+        # A GPU split into logical devices has parts of a fixed size.
         if not tf.config.get_logical_device_configuration(gpu):
             with contextlib.suppress(RuntimeError):  # TensorFlow uses its devices already.
                 tf.config.experimental.set_memory_growth(gpu, True)
@@ -119,7 +119,7 @@ def _check_visible(named: Sequence[str] | None, gpus: list) -> None:
 
 
 def _up_to_last(named: Sequence[str]) -> list[int]:
-    """Returns the numbers of the GPUs up to the last one named."""
+    """Returns the numbers of all GPUs up to the last one named."""
     specs = [tf.DeviceSpec.from_string(device) for device in named]
     last = max((s.device_index or 0 for s in specs if s.device_type == "GPU"), default=-1)
     return list(range(last + 1))
@@ -130,7 +130,7 @@ def _num_physical() -> int:
 
 
 def _num_logical(gpus: list) -> int:
-    """Returns how many devices GPUs are once TensorFlow uses them."""
+    """Returns the number of logical devices that TensorFlow will make of the GPUs."""
     return sum(len(tf.config.get_logical_device_configuration(gpu) or [gpu]) for gpu in gpus)
 
 

@@ -1,9 +1,9 @@
-"""The guard: every rank tells rank 0 that it lives, and all end when one cannot go on.
+"""Guard that ends all ranks of a job when one of them cannot continue.
 
-Each process has a thread for it. Rank 0's listens, the others' are connected to it; all send a
-heartbeat. Rank 0 decides (`members.verdict`) and tells all; if rank 0 itself is lost, each of the
-others sees that for itself. A process that waits in a collective operation cannot be reached by an
-exception, so the thread prints why, and ends the process.
+Each process runs a guard thread. The others connect to rank 0's, and all send heartbeats. Rank 0
+decides (`members.verdict`) and informs all ranks; if rank 0 itself is lost, each of the others
+detects that on its own. No exception reaches a main thread that is blocked in a collective, so the
+guard thread prints the reason and ends the process.
 """
 
 import atexit
@@ -41,15 +41,15 @@ _CONSEQUENCES = (OtherRankError, *BROKEN)
 
 
 class Guard:
-    """One process's part.
+    """One process's part of the guard.
 
     Args:
-        collective: What the processes meet by, once.
-        limit: Seconds of silence after which a rank is taken for lost.
+        collective: Collective that carries rank 0's address and secret; used only once.
+        limit: Seconds without a message after which a rank counts as lost.
 
     Attributes:
-        place: Where the main thread is, as it says.
-        threads: The guard's threads.
+        place: Current activity of the main thread, which updates it.
+        threads: Threads of the guard.
     """
 
     def __init__(self, collective: Collective, limit: float):
@@ -76,7 +76,7 @@ class Guard:
             try:
                 target(*arguments)
             except Exception:  # noqa: BLE001 (whatever it is, the job ends and says so)
-                # Else the others would end it later, for the silence of a rank that is well.
+                # Otherwise the others would end the job later, and blame a healthy rank's silence.
                 if not self._ending.is_set():
                     said = traceback.format_exc()
                     told = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
@@ -86,11 +86,11 @@ class Guard:
         self.threads.append(thread)
         thread.start()
 
-    # -- What the main thread tells ------------------------------------------------------------
+    # -- Reports of the main thread ------------------------------------------------------------
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """While this is entered, the process is in a call that all processes make."""
+        """Context manager: this process is in a call that all processes make, such as `fit`."""
         if self.place.call is not None:  # `fit` calls `evaluate`.
             with self.place.within(name):
                 yield
@@ -102,7 +102,7 @@ class Guard:
         except Exception as error:
             self._tell_failure(error, number)
             if isinstance(error, BROKEN):
-                # Another rank's end may be behind it: then this one is told who, and ends.
+                # A lost rank may be the cause: then rank 0 reports which, and this one ends.
                 self._told.wait(LEFT_GRACE + 2 * self._beat)
             raise
         finally:
@@ -124,8 +124,8 @@ class Guard:
         previous(kind, error, trace)
         self._ending.set()
         self._tell_failure(error, None)
-        # Not longer than it takes rank 0 to tell all; then this process ends in its own way, if
-        # what is registered for the end of the program does not wait for the others.
+        # Only as long as rank 0 needs to inform all. Then this process exits normally, unless an
+        # exit handler waits for the others.
         self._told.wait(LEFT_GRACE)
         end_after(EXIT_SECONDS)
 
@@ -143,10 +143,10 @@ class Guard:
             self._members[self._rank].hear(message, time.monotonic())
             self._channels[0].send(message)
 
-    # -- How the processes meet ----------------------------------------------------------------
+    # -- Connecting the processes --------------------------------------------------------------
 
     def _meet(self, collective: Collective) -> None:
-        """Connects every process to rank 0, whose address and secret the collective carries."""
+        """Connects every process to rank 0; the collective broadcasts its address and secret."""
         machines = collective.all_gather(tf.constant([_machine()], tf.int64), "guard/machine")
         alone = len(set(machines.numpy().tolist())) == 1
         payload = bytes(_PAYLOAD_BYTES)
@@ -204,8 +204,8 @@ class Guard:
 
     def _own_beat(self) -> dict:
         place = self.place
-        # In this order: of a graph that is made, all is known; what is noted while it is copied
-        # goes out with the next beat.
+        # Read in this order: a graph reported as finished is then complete, and whatever is noted
+        # during the copy is sent with the next heartbeat.
         tracing, noted = place.tracing, place.collectives_noted
         collectives = None
         if noted != self._sent_collectives:
@@ -275,7 +275,7 @@ class Guard:
                 own = self._own_beat()
                 self._members[self._rank].hear(own, now)
                 hub.send(own)
-            # All else rank 0 decides; what becomes of rank 0, this process sees for itself.
+            # Rank 0 decides everything else; only its own loss is detected here.
             found = verdict_of_rank_0(rank_0, self._members[self._rank], self._limit, now)
             if found is not None and not self._ending.is_set():
                 return self._end(self._explain(found), 0)
@@ -300,26 +300,26 @@ class Guard:
         own = f"(This is rank {self._rank}, {self.place.describe()}.)"
         os.write(2, f"\n{message}\n  {own}\n".encode())
         if self._ending.is_set() or (rank == self._rank and self.place.failed):
-            # It raised, and is about to end in its own way.
+            # This rank raised, or is already exiting: let it exit normally.
             self._told.set()
             end_after(EXIT_SECONDS)
             return
-        # Time to hand the message on: rank 0 must not be taken for dead by those it ends.
+        # Time to deliver the message: the other ranks must not take rank 0 for dead.
         time.sleep(0.2 if self._rank == 0 else 0.0)
         end_now()
 
 
 def _machine() -> int:
-    """Returns a number that processes share if they can reach each other by the loopback."""
+    """Returns a number that is equal on processes that share a loopback interface."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     network = Path("/proc/self/ns/net").stat().st_ino
     return int.from_bytes(hashlib.sha256(f"{boot} {network}".encode()).digest()[:8], "big") >> 1
 
 
 def _addresses() -> list[str]:
-    """Returns this machine's name in the job and its addresses, those that others can reach first.
+    """Returns this machine's name in the job, then its IPv4 addresses, loopback last.
 
-    The name comes first: it leads through the network that was chosen for the job, a tunnel say.
+    The name comes first: it leads through the network chosen for the job, for example a tunnel.
     """
     found = [
         address.address
@@ -336,7 +336,7 @@ _guards: dict[tuple[int, int], Guard] = {}
 
 
 def guard_of(collective: Collective, limit: float) -> Guard:
-    """Returns this process's guard, which the first strategy of a job starts."""
+    """Returns this process's guard; the first strategy of a job starts it."""
     key = (collective.rank, collective.size)
     if key not in _guards:
         _guards[key] = Guard(collective, limit)

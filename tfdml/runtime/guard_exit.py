@@ -1,4 +1,4 @@
-"""Ending this process at once because another rank cannot go on."""
+"""Immediate exit of this process after a failure of the job."""
 
 import contextlib
 import os
@@ -8,20 +8,20 @@ import threading
 import psutil
 
 EXIT_CODE = 70
-# A process that was asked to end and has saved its state: start it again (`EX_TEMPFAIL`).
+# Preempted after saving its state: the process can be started again (`EX_TEMPFAIL`).
 PREEMPTED_EXIT_CODE = 75
-# How long a process that has failed gets to end in its own way.
+# Seconds that a failed process gets to exit normally.
 EXIT_SECONDS = 5.0
 
 
 def end_after(seconds: float, code: int = EXIT_CODE) -> None:
-    """Ends this process after a time, if it has not ended in its own way by then.
+    """Ends this process after a delay, unless it has exited normally by then.
 
-    What is registered for the end of a program, TensorFlow's threads too, may wait for others.
+    Exit handlers and TensorFlow's threads may wait for other ranks.
 
     Args:
-        seconds: How long the process gets.
-        code: The exit code.
+        seconds: Delay in seconds.
+        code: Exit code.
     """
     timer = threading.Timer(seconds, end_now, [code])
     timer.daemon = True
@@ -29,15 +29,15 @@ def end_after(seconds: float, code: int = EXIT_CODE) -> None:
 
 
 def end_now(code: int = EXIT_CODE) -> None:
-    """Ends this process and those it has started, whatever its main thread does.
+    """Ends this process and its descendants, whatever its main thread is doing.
 
-    A main thread that waits in a collective operation can be reached by no exception.
+    No exception reaches a main thread that is blocked in a collective operation.
 
     Args:
-        code: The exit code.
+        code: Exit code.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Another thread may hold the stream for ever.
+        # Another thread may hold the stream's lock forever.
         flusher = threading.Thread(target=stream.flush, daemon=True)
         flusher.start()
         flusher.join(0.5)

@@ -22,7 +22,7 @@ from tfdml.runtime.guard_exit import EXIT_CODE, PREEMPTED_EXIT_CODE
 from tfdml.runtime.startup_noise import is_noise
 from tfdml.runtime.supervisor import TERM_SECONDS, free_ports
 
-# How long ranks may take to end by themselves after one has failed, in seconds.
+# Seconds that the other ranks get to end by themselves after one has failed.
 GRACE_SECONDS = 10.0
 _LAST_LINES = 30
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -33,8 +33,8 @@ class Host:
     """A machine and the number of ranks on it.
 
     Attributes:
-        name: Its name or address; "localhost" for this one without ssh.
-        ranks: How many ranks it runs.
+        name: Host name or address; "localhost" for this machine, without ssh.
+        ranks: Number of ranks on it.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """Whether ranks are started here, without ssh."""
+        """True if the ranks are started on this machine, without ssh."""
         return self.name in ("localhost", "127.0.0.1")
 
     @property
     def is_public(self) -> bool:
-        """Whether the name stands for an address that the internet can reach."""
+        """True if the name resolves to a globally routable address."""
         try:
             found = socket.getaddrinfo(self.name, None)
         except OSError:
@@ -56,10 +56,10 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads `node1:4,node2:4`; a host without a number runs one rank.
+    """Parses a list such as `node1:4,node2:4`; a host without a number runs one rank.
 
     Raises:
-        ValueError: If a part is not a name, or a name and a positive number.
+        ValueError: If a part is neither a name nor a name with a positive number.
     """
     hosts = []
     for part in text.split(","):
@@ -74,15 +74,18 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def gather(hosts: Sequence[Host], fewest: int, seconds: float = 300.0) -> list[Host]:
-    """Waits until enough machines answer to start a job again; those that do not are left out.
+    """Waits until enough hosts answer to restart a job.
 
     Args:
-        hosts: The job's.
-        fewest: The number of ranks without which the job is not started.
-        seconds: How long machines are waited for.
+        hosts: Hosts of the job.
+        fewest: Minimum number of ranks to restart with.
+        seconds: Seconds to wait.
+
+    Returns:
+        The hosts that answer.
 
     Raises:
-        ConnectionError: If they stay away.
+        ConnectionError: If they have fewer than `fewest` ranks after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -112,14 +115,14 @@ def _answers(host: Host) -> bool:
 
 
 class RankProcess:
-    """A rank that runs, seen from the launcher.
+    """A started process of a job, as the launcher sees it.
 
     Args:
-        label: What it is called.
-        prefix: What its lines begin with.
-        command: What is started, on this machine: the supervisor, or ssh.
-        changes: Environment variables of its own.
-        terminal: Whether it may draw on this process's terminal, as a progress bar does.
+        label: Name in messages, such as "rank 0".
+        prefix: Prefix of its output lines.
+        command: Command to start on this machine: the supervisor, or ssh.
+        changes: Environment variables of this process.
+        terminal: Whether its standard output is a terminal, so that it shows a progress bar.
     """
 
     def __init__(
@@ -153,19 +156,19 @@ class RankProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """Exit code; None while the process runs. 128 plus the number of a signal that ended it."""
         code = self._process.poll()
         if code is not None and self.ended is None:
             self.ended = time.monotonic()
         return code if code is None or code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Lets go of it: its supervisor ends it and all that it has started."""
+        """Closes the supervisor's input: it then ends the process and all its descendants."""
         self.was_ended = self.code is None
         self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Waits for its end and its last output; kills the supervisor if that takes too long."""
+        """Waits for the end and the last output; kills the supervisor after `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -185,7 +188,7 @@ class RankProcess:
             if is_noise(line):
                 continue
             self.last_lines.append(line)
-            # In one call: lines of two ranks do not mix, whatever buffer the sink has.
+            # One call, so that lines of two ranks do not mix, however the sink is buffered.
             sink.write(f"{self._prefix}{line}\n")
             sink.flush()
 
@@ -201,10 +204,10 @@ class RankProcess:
 
 
 def run(ranks: Sequence[RankProcess]) -> list[RankProcess]:
-    """Waits for all ranks; when one fails, for the others a while, and then ends them.
+    """Waits for all ranks. When one fails, ends the others after `GRACE_SECONDS`.
 
     Returns:
-        The ranks that failed, the one that is to blame first.
+        The ranks that failed, the one to blame first.
     """
     failed_at = None
     try:
@@ -220,12 +223,12 @@ def run(ranks: Sequence[RankProcess]) -> list[RankProcess]:
         for rank in ranks:
             rank.wait(TERM_SECONDS * 2 + 5)
     failed = [rank for rank in ranks if rank.code]
-    # A rank that the guard or the launcher has ended is not to blame, whenever its end was seen.
+    # A rank ended by the guard or the launcher is not to blame, whenever its end was noticed.
     return sorted(failed, key=lambda r: (r.was_ended, r.code == EXIT_CODE, r.ended or 0.0))
 
 
 def explain(failed: Sequence[RankProcess]) -> str:
-    """Returns what a person wants to read first after a failure."""
+    """Returns the failure report: the rank to blame with its last lines, then the others."""
     first, *others = failed
     lines = [f"tfdml launch: {first.label} failed: {in_words(first)}. Its last lines:"]
     lines += [f"    {line}" for line in first.last_lines]
@@ -234,7 +237,7 @@ def explain(failed: Sequence[RankProcess]) -> str:
 
 
 def in_words(rank: RankProcess) -> str:
-    """Returns how a rank ended."""
+    """Describes how a rank ended."""
     code = rank.code
     if rank.was_ended:
         return f"did not end by itself, and was ended (exit code {code})"
@@ -251,12 +254,12 @@ def in_words(rank: RankProcess) -> str:
 
 
 def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) -> list[RankProcess]:
-    """Starts a `MultiWorkerMirroredStrategy`'s workers, one TF_CONFIG for each.
+    """Starts the workers of a `MultiWorkerMirroredStrategy`, each with its TF_CONFIG.
 
     Args:
-        hosts: Where, and how many.
-        program: The script and its arguments.
-        python: The interpreter, the same path on all hosts.
+        hosts: Hosts and their numbers of ranks.
+        program: Script and its arguments.
+        python: Path of the interpreter, the same on all hosts.
     """
     places = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
     ports = [port for host in hosts for port in _free_ports_of(host, python)]
@@ -285,7 +288,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     """Starts `horovodrun`, which starts the ranks itself.
 
     Raises:
-        FileNotFoundError: If there is no `horovodrun` beside the interpreter.
+        FileNotFoundError: If `horovodrun` is not in the interpreter's directory.
     """
     launcher = Path(python).with_name("horovodrun")
     if not launcher.exists():
@@ -298,7 +301,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     if not all(host.is_local for host in hosts):
         where = ["-H", ",".join(f"{host.name}:{host.ranks}" for host in hosts)]
     supervisor = [python, "-m", "tfdml.runtime.supervisor"]
-    # A rank on another machine must not outlive the `ssh` that has started it.
+    # A rank on another machine must not outlive the `ssh` that started it.
     rank = [*supervisor, "--watch-output", python, *program]
     supervised = [*supervisor, python, str(launcher), "-np", str(size), *where, *rank]
     return [RankProcess("horovodrun", "", supervised, {}, terminal=False)]
@@ -320,12 +323,12 @@ def _free_ports_of(host: Host, python: str) -> list[int]:
 
 
 def _quiet() -> dict[str, str]:
-    """Returns variables for ranks whose every line counts."""
+    """Returns variables that unbuffer a rank's output and hide TensorFlow's information lines."""
     level = topology.setting("TF_CPP_MIN_LOG_LEVEL", "2")
     return {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": level}
 
 
 def _remote(command: Sequence[str], changes: dict[str, str]) -> str:
-    """Returns the shell command for another machine: the same directory, with `changes` made."""
+    """Returns the shell command for another machine: same directory, with variables `changes`."""
     variables = [f"{name}={value}" for name, value in {**_quiet(), **changes}.items()]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *command])}"

@@ -1,14 +1,15 @@
-"""The same job for a scheduler: an sbatch script, and manifests for Kubernetes.
+"""Scheduler files for a launched job: an sbatch script, and manifests for Kubernetes.
 
-Printed, to be read and changed before use. The shell code that makes TF_CONFIG is run by the tests.
-The sbatch script of workers has run whole, on Slurm 22.05; no Kubernetes was at hand.
+They are printed for the user to review and edit. The tests run the shell code that sets TF_CONFIG.
+The sbatch script of workers has run in full on Slurm 22.05; the manifests are untested on
+Kubernetes.
 """
 
 import json
 import shlex
 from collections.abc import Sequence
 
-# Every worker's port; those of one machine follow one another.
+# Port of a machine's first worker; its other workers use the ports after it.
 PORT = 29400
 
 
@@ -16,10 +17,10 @@ def slurm(nodes: int, ranks_per_node: int, program: Sequence[str], horovod: bool
     """Returns an sbatch script.
 
     Args:
-        nodes: Machines.
-        ranks_per_node: Ranks on each.
-        program: The script and its arguments.
-        horovod: Whether `horovodrun` starts the ranks, else each gets a TF_CONFIG.
+        nodes: Number of machines.
+        ranks_per_node: Number of ranks on each machine.
+        program: Script and its arguments.
+        horovod: Whether `horovodrun` starts the ranks; otherwise each gets a TF_CONFIG.
     """
     command = shlex.join(["python", *program])
     head = f"""#!/bin/bash
@@ -55,12 +56,12 @@ srun --distribution=block --kill-on-bad-exit=1 bash -c '
 
 
 def kubernetes(nodes: int, ranks_per_node: int, program: Sequence[str], horovod: bool) -> str:
-    """Returns a manifest: an MPIJob for Horovod, else a TrainJob with the runtime that it needs.
+    """Returns a manifest: an MPIJob for Horovod, otherwise a TrainJob with its TrainingRuntime.
 
     Args:
-        nodes: Pods.
-        ranks_per_node: Ranks in each; 1 without Horovod.
-        program: The script and its arguments.
+        nodes: Number of pods.
+        ranks_per_node: Number of ranks in each pod; 1 without Horovod.
+        program: Script and its arguments.
         horovod: Whether `horovodrun` starts the ranks.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Waiting for the other workers before TensorFlow does: not for ever, and saying whom for.
+"""Bounded wait for the other workers that names the missing ones, before TensorFlow starts.
 
-TensorFlow's server waits an hour for the others, deaf to signals and threads, and does not say
-which of them is missing. So each process first listens on its own port itself, and looks whether
-all others do.
+TensorFlow's server waits an hour for the others, ignores signals, blocks other threads, and does
+not say which worker is missing. So each process first listens on its own port and probes the
+others' ports.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ _STDERR = 2
 
 
 def wait_for_all(addresses: Sequence[str], rank: int, limit: float) -> None:
-    """Returns once every rank has been seen to listen.
+    """Waits until every rank listens on its port.
 
     Args:
-        addresses: All ranks' addresses, as "host:port", in the order of the ranks.
-        rank: This process's rank.
+        addresses: Addresses of all ranks, as "host:port", in rank order.
+        rank: Rank of this process.
         limit: Seconds to wait.
 
     Raises:
         OSError: If this rank's port is taken.
-        TimeoutError: If a rank has not come in time.
+        TimeoutError: If a rank does not listen in time.
     """
     own = _parse(addresses[rank])[1]
     try:
-        # Whoever looks is answered by the operating system; nothing needs to be accepted.
+        # The operating system answers the probes; no connection needs to be accepted.
         listener = socket.create_server(("", own), backlog=4096)
     except OSError as error:
         raise OSError(
@@ -55,9 +55,9 @@ def wait_for_all(addresses: Sequence[str], rank: int, limit: float) -> None:
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Ends this process, with a traceback, if what it does in here takes longer.
+    """Context manager: ends this process, with a traceback, if the block takes longer.
 
-    Python's other timers need the interpreter's lock, which TensorFlow holds while it starts.
+    Python's other timers need the GIL, which TensorFlow holds while it starts.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
     try:
@@ -82,7 +82,7 @@ def _parse(address: str) -> tuple[str, int]:
 
 
 def _problem_of(address: str) -> str | None:
-    """Returns why nobody can be reached at an address, None if somebody listens there."""
+    """Returns the error of connecting to an address, None if a process listens there."""
     try:
         socket.create_connection(_parse(address), timeout=_PROBE_SECONDS).close()
     except OSError as error:

@@ -1,18 +1,18 @@
-"""What rank 0 knows of every rank, and when that means the end of the job."""
+"""State of every rank as known to rank 0, and the rules that decide when the job must end."""
 
 import dataclasses
 from collections.abc import Sequence
 
-# Seconds between an error that leaves a call of `fit` and the end of the ranks still in it: if all
-# ranks raise, as they do where something is refused, the program decides what comes next.
+# Seconds between an error that leaves a call of `fit` and the end of the ranks still in it. If all
+# ranks raise, as they do for an invalid argument, the program decides what happens next.
 LEFT_GRACE = 5.0
-# The same for an error that nobody caught: that rank is about to end.
+# The same for an uncaught error: that rank is about to end.
 RAISED_GRACE = 1.0
 # Seconds that a rank may still wait for one that has ended its program.
 BYE_GRACE = 10.0
-# Seconds that ranks wait for different things; a last step may go on after its exchange.
+# Seconds that ranks may wait in different operations; a last step may run past its exchange.
 DIFFERENT_GRACE = 15.0
-# Seconds that all ranks wait in one step before what their graphs exchange in it is compared.
+# Seconds that all ranks wait in the same step before the collectives of their graphs are compared.
 MISMATCH_GRACE = 5.0
 
 
@@ -21,11 +21,11 @@ class Failure:
     """An exception on a rank.
 
     Attributes:
-        error: The exception in words.
-        place: Where the rank was.
-        call: The number of the call that it left, None for one that nobody caught.
-        consequence: Whether it looks like the effect of another rank's end: a broken connection.
-        time: When it was told.
+        error: Description of the exception.
+        place: Activity of the rank when it was raised.
+        call: Number of the call that it left; None if it was uncaught.
+        consequence: Whether it looks like an effect of another rank's end: a broken connection.
+        time: Time of the report, in seconds of the monotonic clock.
     """
 
     error: str
@@ -37,19 +37,19 @@ class Failure:
 
 @dataclasses.dataclass
 class Member:
-    """A rank as it was last heard of.
+    """Last known state of a rank. Times are in seconds of the monotonic clock.
 
     Attributes:
-        rank: Its number.
-        host: Its machine's name.
-        pid: Its process.
-        heard: When it was last heard of.
-        beat: Its last heartbeat; see `Guard`.
-        moved: When its progress last changed.
-        bye: When it ended its program, None while it runs.
-        lost: Whether its connection has broken.
-        failure: Its last exception.
-        collectives: What the last graph of each of its steps exchanges; see `Place`.
+        rank: Rank number.
+        host: Host name.
+        pid: Process id.
+        heard: Time of its last message.
+        beat: Last heartbeat; see `Guard`.
+        moved: Time of its last progress.
+        bye: Time at which its program ended; None while it runs.
+        lost: Whether its connection is broken.
+        failure: Last exception.
+        collectives: Collectives in the last graph of each of its steps; see `Place`.
     """
 
     rank: int
@@ -64,29 +64,29 @@ class Member:
     collectives: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     def hear(self, message: dict, now: float) -> None:
-        """Takes in a message of this rank."""
+        """Updates the state from a message of this rank."""
         self.heard = now
         kind = message.get("kind")
         if kind == "beat":
             if message.get("progress") != self.beat.get("progress"):
                 self.moved = now
             self.beat = message
-            if message.get("collectives") is not None:  # Else they are as they were.
+            if message.get("collectives") is not None:  # None means unchanged.
                 self.collectives = message["collectives"]
             failed = self.failure.call if self.failure else None
             if failed is not None and message.get("calls", 0) > failed:
-                self.failure = None  # The program has caught it, and goes on.
+                self.failure = None  # The program caught it and has begun another call.
         elif kind == "failure":
             error, place = str(message.get("error")), str(message.get("place"))
             if self.failure is not None and _same(self.failure.error, error):
-                place = self.failure.place  # It left a call, and nobody has caught it since.
+                place = self.failure.place  # The same error: it left a call and was not caught.
             consequence = bool(message.get("consequence"))
             self.failure = Failure(error, place, message.get("call"), consequence, now)
         elif kind == "bye":
             self.bye = now
 
     def describe(self, now: float) -> str:
-        """Returns who it is and where it was."""
+        """Describes the rank: host, process, last message and activity."""
         place = self.failure.place if self.failure else self.beat.get("place", "starting")
         return (
             f"rank {self.rank}: host {self.host}, pid {self.pid}, last heard of "
@@ -95,12 +95,12 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether it has neither ended nor been lost."""
+        """True if the rank has neither ended nor been lost."""
         return self.bye is None and not self.lost
 
     @property
     def waits_for(self) -> str | None:
-        """What it waits for together with the others."""
+        """Operation in which the rank waits for the others, None if in none."""
         return self.beat.get("waits_for") if self.runs else None
 
 
@@ -110,13 +110,13 @@ def _same(one: str, other: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Why the job ends.
+    """Reason for ending the job.
 
     Attributes:
-        rank: The rank that is the cause.
-        why: What became of it.
-        error: Its last exception, "" without one.
-        likely: What usually is behind this.
+        rank: Rank that is the cause.
+        why: What happened to it, as a predicate of "rank N".
+        error: Description of its exception, "" if none.
+        likely: Likely cause.
     """
 
     rank: int
@@ -137,12 +137,12 @@ _LIKELY_MISMATCH = (
 
 
 def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
-    """Returns why the job must end now, or None if it need not.
+    """Returns the reason to end the job now, or None to let it run.
 
     Args:
-        members: All ranks.
-        limit: Seconds of silence, or of waiting for different things, that a rank is allowed.
-        now: The time.
+        members: State of all ranks.
+        limit: Seconds that a rank may be silent, or wait in an operation different from others'.
+        now: Current time, in seconds of the monotonic clock.
     """
     return (
         _of_lost(members, limit, now)
@@ -153,7 +153,7 @@ def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | No
 
 
 def verdict_of_rank_0(rank_0: Member, own: Member, limit: float, now: float) -> Verdict | None:
-    """Returns the same for what one of the other ranks sees for itself: what became of rank 0."""
+    """Returns the verdict on rank 0 that another rank reaches on its own; see `verdict`."""
     if own.failure and own.failure.consequence and now - rank_0.heard > LEFT_GRACE:
         return _silent(rank_0, now)
     return _of_lost([rank_0], limit, now) or _of_ended([rank_0], [own], now)
@@ -194,8 +194,8 @@ def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
     ]
     if not due:
         return None
-    # An exception of a rank's own comes before what follows from another rank's end; and so does
-    # a rank that has not been heard of for some beats.
+    # A rank's own exception takes precedence over an effect of another rank's end; so does a rank
+    # that has missed some heartbeats.
     if own:
         return _raised(min(own, key=lambda m: m.failure.time))
     quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
@@ -209,7 +209,7 @@ def _grace(failure: Failure) -> float:
 
 
 def _others_wait(failed: Member, members: Sequence[Member]) -> bool:
-    """Returns whether a rank is left in a call that another has left with an exception."""
+    """Returns whether a rank is still in a call that `failed` has left with an exception."""
     call = failed.failure.call
     if call is None:
         return True
@@ -221,7 +221,7 @@ def _others_wait(failed: Member, members: Sequence[Member]) -> bool:
 
 
 def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) -> Verdict | None:
-    """A rank has ended its program, and others wait for it in vain."""
+    """Returns a verdict if a rank has ended its program while others wait for it."""
     for ended in members:
         if ended.bye is None or now - ended.bye < BYE_GRACE:
             continue
@@ -236,15 +236,15 @@ def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) 
 
 
 def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
-    """All ranks wait, for different things, for long."""
+    """Returns a verdict if all ranks have long been waiting in different operations."""
     waits = [m.waits_for for m in members]
     waiting = min(now - m.moved for m in members)
     if None in waits or waiting < min(limit, MISMATCH_GRACE):
         return None
     tracing = any(m.beat.get("tracing") for m in members)
     if len(set(waits)) == 1:
-        # The step may just be long: ranks whose graphs exchange the same things are left alone,
-        # and so are graphs that are being made.
+        # The step may just be long: ranks are left alone if their graphs have the same collectives
+        # or one is still being traced.
         return None if tracing else _of_different_collectives(members)
     if tracing or waiting < min(limit, DIFFERENT_GRACE):
         return None
@@ -258,7 +258,7 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
 
 
 def _of_different_collectives(members: Sequence[Member]) -> Verdict | None:
-    """The ranks' graphs exchange different things."""
+    """Returns a verdict if the graphs of two ranks have different collectives."""
     first, others = _collectives(members[0]), members[1:]
     for member in others:
         own = _collectives(member)
@@ -274,11 +274,11 @@ def _of_different_collectives(members: Sequence[Member]) -> Verdict | None:
 
 
 def _differ(one: str | None, other: str | None) -> bool:
-    """Returns whether operations exchange different things; an unknown shape may be any."""
+    """Returns whether two operations exchange different tensors; an unknown shape matches any."""
     known = one is None or other is None or "None" not in one + other
     return one != other and known
 
 
 def _collectives(member: Member) -> dict[tuple[str, str], str]:
-    """Returns what a rank's graphs exchange, by step and operation."""
+    """Returns the tensors that a rank's graphs exchange, by step and operation."""
     return {(s, name): of for s, found in member.collectives.items() for name, of in found.items()}

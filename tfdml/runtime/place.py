@@ -1,4 +1,4 @@
-"""What this process is doing, in words: for the message that says where a job has ended."""
+"""Current activity of this process, for the message that explains why a job has ended."""
 
 import contextlib
 import dataclasses
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass
 class Place:
-    """Where the main thread is; written by it, read by the guard's thread.
+    """Activity of the main thread, which writes it; the guard's thread reads it.
 
     Attributes:
-        call: The call of `fit`, `evaluate` or `predict` that it is in, None outside.
-        calls: How many such calls have begun.
-        epoch: The epoch of a `fit`, from 0.
+        call: Current call of `fit`, `evaluate` or `predict`; None outside.
+        calls: Number of such calls begun.
+        epoch: Epoch of a `fit`, from 0.
         step: Steps done in this epoch.
-        waits_for: What it waits for together with the other processes, None while it does not.
-        progress: Grows with everything that is done.
-        tracing: The step whose graph is being made, None while none is.
-        failed: Whether an exception has left a call, or the program.
-        callback: The callback that runs, and its method; None outside of callbacks.
-        collectives: What the last graph of each step exchanges: the name of each operation, and of
-            what. What other graphs exchange is under "".
-        collectives_noted: Grows with everything that is noted in `collectives`.
+        waits_for: Operation in which the process waits for the others; None if in none.
+        progress: Counter that grows with every activity.
+        tracing: Step whose graph is being traced; None if none is.
+        failed: Whether an exception has left a call or the program.
+        callback: Running callback and the name of its method; None outside of callbacks.
+        collectives: Collectives in the last graph of each step: the tensors of each operation, by
+            its name. Those of other graphs are under "".
+        collectives_noted: Counter that grows with every entry in `collectives`.
     """
 
     call: str | None = None
@@ -37,20 +37,20 @@ class Place:
     collectives_noted: int = 0
 
     def begin(self, call: str) -> None:
-        """Enters a call."""
+        """Marks the start of a call."""
         self.call, self.epoch, self.step = call, None, 0
         self.calls += 1
         self.progress += 1
         self.failed = False
 
     def end(self) -> None:
-        """Leaves it."""
+        """Marks the end of the call."""
         self.call = None
         self.progress += 1
 
     @contextlib.contextmanager
     def within(self, call: str) -> Iterator[None]:
-        """While this is entered, the process is in a call that another one makes."""
+        """Context manager: this process is in a call nested in another, such as `evaluate`."""
         outer, self.call = self.call, f"{self.call}, {call}"
         try:
             yield
@@ -59,7 +59,7 @@ class Place:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """While this is entered, the process waits for the others; the outermost says for what."""
+        """Context manager: this process waits for the others in `what`; the outermost counts."""
         before = self.waits_for
         self.waits_for = before or what
         self.progress += 1
@@ -71,7 +71,7 @@ class Place:
 
     @contextlib.contextmanager
     def making_graph(self, step: str) -> Iterator[None]:
-        """While this is entered, a step's graph is being made, in the place of its last one."""
+        """Context manager: a step's graph is being traced; forgets its previous collectives."""
         self.tracing = step
         self.collectives[step] = {}
         self.collectives_noted += 1
@@ -81,12 +81,12 @@ class Place:
             self.tracing = None
 
     def note_collective(self, operation: str, tensors: str) -> None:
-        """Notes what a graph exchanges."""
+        """Records a collective of a graph and the tensors that it exchanges."""
         self.collectives.setdefault(self.tracing or "", {})[operation] = tensors
         self.collectives_noted += 1
 
     def describe(self) -> str:
-        """Returns it in words, such as "fit, epoch 2, step 17, in callback Saver.on_epoch_end"."""
+        """Returns text such as "fit, epoch 2, step 17, in callback Saver.on_epoch_end"."""
         parts = []
         if self.call is None:
             parts.append("outside of fit, evaluate and predict")
@@ -95,7 +95,7 @@ class Place:
             if self.epoch is not None:
                 parts.append(f"epoch {self.epoch}")
             parts.append(f"step {self.step}")
-        # Looking at the main thread's frames instead, from here, is not safe while it runs.
+        # Inspecting the main thread's frames from another thread is not safe while it runs.
         if self.callback:
             callback, method = self.callback
             parts.append(f"in callback {type(callback).__name__}.{method}")

@@ -1,4 +1,4 @@
-"""Errors of what ranks do together, without TensorFlow's pages around what they say."""
+"""Errors of collective operations, stripped of TensorFlow's pages of graph locations."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdml.runtime.descriptions import is_of_python_code, without_pages
 
-# Errors that a rank may get because another one has gone: they do not say which.
+# Errors that a rank may get because another one is lost: they do not say which.
 BROKEN = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -17,16 +17,16 @@ BROKEN = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-# As tfdml's own assertions say what is wrong.
+# The form of the messages of tfdml's own assertions.
 _OWN_ASSERTION = re.compile(r"assertion failed: .* must .*Received ", re.S)
 
 
 @contextlib.contextmanager
 def in_plain_words() -> Iterator[None]:
-    """While this is entered, an error of what ranks do together says what it says, and no more.
+    """Context manager: shortens errors of collective operations to their message.
 
-    That is one of tfdml's assertions, and an exchange that another rank's end has broken. Of any
-    other one, the pages that TensorFlow tells besides may be needed.
+    These are tfdml's own assertions, and exchanges broken by the end of another rank. Other errors
+    pass unchanged: TensorFlow's details may be needed there.
     """
     try:
         yield

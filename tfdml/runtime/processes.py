@@ -1,4 +1,4 @@
-"""Ending processes for certain: SIGTERM first, SIGKILL for those that outlive it."""
+"""Reliable termination of processes: SIGTERM, then SIGKILL for those that outlive it."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ def end_processes(pids: Iterable[int], term_seconds: float) -> list[int]:
     """Ends processes and waits until they are gone.
 
     Args:
-        pids: The processes; the caller knows that they are its own.
+        pids: Process ids; the caller must own them.
         term_seconds: Seconds between SIGTERM and SIGKILL.
 
     Returns:
-        Those that had to be killed.
+        Ids of the processes that had to be killed.
     """
     processes = []
     for pid in dict.fromkeys(pids):
@@ -31,7 +31,7 @@ def end_processes(pids: Iterable[int], term_seconds: float) -> list[int]:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Returns `pid` and all its descendants that are alive."""
+    """Returns `pid` and its living descendants; [] if it is gone."""
     try:
         process = psutil.Process(pid)
         return [pid, *(p.pid for p in process.children(recursive=True))]
@@ -40,7 +40,7 @@ def tree_of(pid: int) -> list[int]:
 
 
 def session_of(leader: int) -> list[int]:
-    """Returns the processes of the session that `leader` began, without itself."""
+    """Returns the processes of the session led by `leader`, without the leader."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -50,7 +50,7 @@ def session_of(leader: int) -> list[int]:
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Returns the processes that still run (a zombie does not)."""
+    """Returns the processes that still run; zombies do not."""
     running = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -60,10 +60,10 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def exit_code(returncode: int) -> int:
-    """Returns a shell's exit code for what `subprocess` calls a return code."""
+    """Returns the shell exit code of a `subprocess` return code: 128 + N for signal N."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def _signal(send: Callable[[], None]) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):  # It may end by itself between two looks.
+    with contextlib.suppress(psutil.NoSuchProcess):  # It may have ended in the meantime.
         send()

@@ -1,4 +1,4 @@
-"""What `tfdml serve` runs: TensorFlow's server of a worker or parameter server, and no script."""
+"""Implementation of `tfdml serve`: TensorFlow's server for a worker or parameter server."""
 
 import os
 import sys
@@ -13,12 +13,12 @@ def serve(task: Task, start_limit: float, silence_limit: float) -> int:
     """Serves the chief until it is done or lost.
 
     Args:
-        task: This process's task: a worker or a parameter server.
+        task: Task of this process: a worker or a parameter server.
         start_limit: Seconds to wait for the chief to start.
-        silence_limit: Seconds after which a chief that nothing is heard of is taken for lost.
+        silence_limit: Seconds without a message after which the chief counts as lost.
 
     Returns:
-        The exit code: 0 when the chief is done, 70 when it is lost or has failed.
+        Exit code: 0 when the chief is done, 70 when it is lost or has failed.
 
     Raises:
         ValueError: If the task is the chief's.
@@ -35,7 +35,7 @@ def serve(task: Task, start_limit: float, silence_limit: float) -> int:
 
     gpus = tf.config.list_physical_devices("GPU")
     try:
-        # It serves as long as it is referred to.
+        # The server runs as long as this reference exists.
         running = tf.distribute.Server(
             tf.train.ClusterSpec(task.cluster),
             job_name=task.role,
@@ -58,7 +58,7 @@ def serve(task: Task, start_limit: float, silence_limit: float) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends this process at once: TensorFlow's server cannot be shut down in an orderly way."""
+    """Ends this process immediately: TensorFlow's server has no orderly shutdown."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
-"""A job with parameter servers on this machine: the script on a chief, servers and workers beside.
+"""Local job with parameter servers: a chief that runs the script, servers and workers.
 
-Unlike ranks, workers may be lost: the job goes on without one, and it is started again.
+Unlike a rank, a worker may be lost: the job continues without it, and the worker is restarted.
 """
 
 import json
@@ -15,18 +15,18 @@ from tfdml.runtime.supervisor import TERM_SECONDS, free_ports
 from tfdml.topology import local_variables
 
 _POLL_SECONDS = 0.05
-# A worker that dies again and again has a reason of its own to.
+# A worker that dies again and again has a fault that a restart does not fix.
 _MOST_RESTARTS = 3
 
 
 class ServerJob:
-    """The processes of one job.
+    """Processes of one job.
 
     Args:
-        workers: The number of workers.
-        servers: The number of parameter servers.
-        program: The script and its arguments.
-        python: The interpreter.
+        workers: Number of workers.
+        servers: Number of parameter servers.
+        program: Script and its arguments.
+        python: Path of the interpreter.
     """
 
     def __init__(self, workers: int, servers: int, program: Sequence[str], python: str):
@@ -61,10 +61,10 @@ class ServerJob:
         )
 
     def run(self) -> list[RankProcess]:
-        """Waits for the chief, and starts workers again that die before it ends.
+        """Waits for the chief, and restarts workers that die before it ends.
 
         Returns:
-            The processes that failed, the one that is to blame first; [] if the chief did not.
+            The processes that failed, the one to blame first; [] if the chief did not fail.
         """
         failed: list[RankProcess] = []
         try:
@@ -104,7 +104,7 @@ class ServerJob:
             del self._tasks[key]
 
     def _wait_for_ends(self) -> None:
-        """Gives what is left a while to end by itself."""
+        """Gives the remaining processes `GRACE_SECONDS` to end by themselves."""
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline and any(
             process.code is None for process in (self._chief, *self._tasks.values())
@@ -113,18 +113,18 @@ class ServerJob:
 
 
 def _died(task: RankProcess) -> bool:
-    """Returns whether a task has ended for a reason of its own, and not because of the chief."""
+    """Returns whether a task has failed by itself, not because of the chief."""
     return task.code not in (None, 0, EXIT_CODE)
 
 
 def run_server_job(workers: int, servers: int, program: Sequence[str], max_restarts: int) -> int:
-    """Runs a job, and again after a failure; returns the exit code.
+    """Runs a job, restarts it after failures, and returns the exit code.
 
     Args:
-        workers: The number of workers.
-        servers: The number of parameter servers.
-        program: The script and its arguments.
-        max_restarts: How often a job that failed is started again.
+        workers: Number of workers.
+        servers: Number of parameter servers.
+        program: Script and its arguments.
+        max_restarts: Maximum number of restarts after a failure.
     """
     for attempt in range(max_restarts + 1):
         failed = ServerJob(workers, servers, program, sys.executable).run()

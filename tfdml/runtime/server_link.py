@@ -1,8 +1,8 @@
-"""The chief's link to its workers and servers: who has come, who lives, and how the job ended.
+"""Link between the chief and its workers and servers: start, heartbeats and end of the job.
 
 The chief listens on its address in `TF_CONFIG`; each `tfdml serve` connects to it and stays
-connected. Both send a heartbeat. The chief says so when it is done; if the link breaks before that,
-the chief is lost. TensorFlow's own server of the chief takes another port.
+connected. Both send heartbeats. The chief announces its end; if the link breaks before that, the
+chief is lost. The chief's own TensorFlow server uses another port.
 """
 
 import atexit
@@ -26,20 +26,20 @@ _CONNECT_SECONDS = 2.0
 
 
 class ChiefLost(RuntimeError):
-    """The chief is gone without having said that it is done."""
+    """Raised when the chief did not start, failed, or ended without announcing it."""
 
 
 class ServerLink:
-    """The chief's end.
+    """The chief's side of the link.
 
     Args:
-        task: The chief's task.
-        silence_limit: Seconds after which a task that nothing is heard of is taken for lost.
+        task: Task of the chief.
+        silence_limit: Seconds without a message after which a task counts as lost.
 
     Attributes:
-        lost: Why each lost task is taken for lost, by role and index. A worker that comes back is
-            not lost any more; a server is, because its variables are.
-        returned: How often a worker has come back.
+        lost: Reason for each loss, by role and index. A worker that reconnects is no longer lost;
+            a server stays lost, because its variables are.
+        returned: Number of times that a lost worker has reconnected.
 
     Raises:
         OSError: If the chief's port is taken.
@@ -70,10 +70,10 @@ class ServerLink:
         atexit.register(self._say_bye)
 
     def wait_for_all(self, seconds: float) -> None:
-        """Waits until all workers and servers have come.
+        """Waits until all workers and servers have connected.
 
         Raises:
-            TimeoutError: If some have not come in time; it names them.
+            TimeoutError: If some have not connected after `seconds`; it names them.
         """
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -90,12 +90,12 @@ class ServerLink:
                     )
 
     def lost_of(self, role: str) -> list[int]:
-        """Returns the lost tasks of a role."""
+        """Returns the indices of the lost tasks of a role."""
         with self._changed:
             return sorted(index for r, index in self.lost if r == role)
 
     def wait_for_loss(self, role: str, seconds: float) -> list[int]:
-        """Returns the lost tasks of a role, as soon as there are some; [] after `seconds`."""
+        """Waits up to `seconds` for a loss; returns the indices of the lost tasks of a role."""
         with self._changed:
             self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), seconds)
         return self.lost_of(role)
@@ -136,7 +136,7 @@ class ServerLink:
                     self._lose(task, other, why)
 
     def _look_at(self, task: tuple[str, int], other: channel.Channel, beat: bool) -> str | None:
-        """Returns why a task is lost, None if it is not."""
+        """Reads a task's messages; returns the reason if the task is lost, otherwise None."""
         try:
             while other.receive(0.0) is not None:
                 self._heard[task] = time.monotonic()
@@ -151,7 +151,7 @@ class ServerLink:
     def _lose(self, task: tuple[str, int], other: channel.Channel, why: str) -> None:
         with self._changed:
             if self._channels.get(task) is not other:
-                return  # It has come back in the meantime.
+                return  # The task has reconnected in the meantime.
             del self._channels[task]
             self.lost[task] = why
             self._changed.notify_all()
@@ -172,15 +172,15 @@ class ServerLink:
 
 
 def follow_chief(task: Task, start_limit: float, silence_limit: float) -> None:
-    """A worker's or server's end: returns when the chief is done.
+    """Connects a worker or server to the chief; returns when the chief is done.
 
     Args:
-        task: This process's task.
+        task: Task of this process.
         start_limit: Seconds to wait for the chief to start.
-        silence_limit: Seconds after which a chief that nothing is heard of is taken for lost.
+        silence_limit: Seconds without a message after which the chief counts as lost.
 
     Raises:
-        ChiefLost: If the chief did not come, was lost, or failed.
+        ChiefLost: If the chief did not start, was lost, or failed.
     """
     address = task.cluster[CHIEF][0]
     host, _, port = address.rpartition(":")
@@ -214,7 +214,7 @@ def follow_chief(task: Task, start_limit: float, silence_limit: float) -> None:
 
 
 def _secret(task: Task) -> bytes:
-    """Returns what tells clusters apart. It hides nothing: whoever knows the addresses knows it."""
+    """Returns a key that distinguishes clusters. It is not secret: the addresses determine it."""
     return hashlib.sha256(json.dumps(task.cluster, sort_keys=True).encode()).digest()
 
 

@@ -1,7 +1,7 @@
-"""A job with parameter servers for a scheduler: an sbatch script, and a TFJob for Kubernetes.
+"""Scheduler files for a job with parameter servers: an sbatch script, and a Kubernetes TFJob.
 
-Printed, to be read and changed before use. The shell code is run by the tests; no Slurm and no
-Kubernetes was at hand to try the whole.
+They are printed for the user to review and edit. The tests run the shell code; the files as a
+whole are untested on Slurm and Kubernetes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A task of a parameter server cluster: what `TF_CONFIG` says, checked before any start."""
+"""Task of a parameter server cluster: reads and validates `TF_CONFIG` before anything starts."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ class Task:
     """One process of a cluster.
 
     Attributes:
-        cluster: The addresses, as "host:port", of each role: "chief", "worker" and "ps".
-        role: This process's role.
-        index: This process among those of its role.
+        cluster: Addresses, as "host:port", by role: "chief", "worker" and "ps".
+        role: Role of this process.
+        index: Index of this process among those of its role.
     """
 
     cluster: dict[str, list[str]]
@@ -30,22 +30,22 @@ class Task:
 
     @property
     def address(self) -> str:
-        """This process's own address."""
+        """Address of this process, as "host:port"."""
         return self.cluster[self.role][self.index]
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of this task in messages, such as "worker 0"."""
         return name_of(self.role, self.index)
 
     @property
     def others(self) -> list[tuple[str, int]]:
-        """All workers and servers."""
+        """Role and index of every worker and server."""
         return [(role, i) for role in (WORKER, SERVER) for i in range(len(self.cluster[role]))]
 
 
 def name_of(role: str, index: int) -> str:
-    """Returns what messages call a task."""
+    """Returns the name of a task in messages."""
     return {CHIEF: "the chief", WORKER: f"worker {index}"}.get(role, f"parameter server {index}")
 
 
@@ -54,7 +54,7 @@ def task_from_environment() -> Task:
 
     Raises:
         ValueError: If it is not set, is not JSON, or does not describe a cluster with one chief,
-            workers and servers, each with an address of its own, and a task of it.
+            workers and servers at distinct addresses, and one of its tasks.
     """
     text = topology.setting("TF_CONFIG")
     if not text:
@@ -81,15 +81,15 @@ def task_from_environment() -> Task:
 
 
 def checked_task(cluster: Any, role: Any, index: Any) -> Task:
-    """Checks a cluster's description and a task of it.
+    """Validates the description of a cluster and of one of its tasks.
 
     Args:
-        cluster: The addresses of each role.
-        role: This process's role.
-        index: This process among those of its role; as a number, or a string of digits.
+        cluster: Addresses by role.
+        role: Role of this process.
+        index: Index of this process among those of its role: a number or a string of digits.
 
     Raises:
-        ValueError: As `task_from_environment` does.
+        ValueError: If the cluster or the task is invalid; see `task_from_environment`.
     """
     if not isinstance(cluster, dict) or not all(
         isinstance(tasks, list) and all(isinstance(a, str) for a in tasks)

@@ -1,12 +1,12 @@
-"""Filter for TensorFlow's start-up lines that say nothing a user could act on.
+"""Filter for TensorFlow's start-up lines that a user cannot act on.
 
-absl's notice about early messages, oneDNN's, cpu_feature_guard's and cudart's information lines are
-written before `TF_CPP_MIN_LOG_LEVEL` is looked at, by every process. Warnings and errors are never
+Every process writes absl's notice about early messages, and the information lines of oneDNN,
+cpu_feature_guard and cudart, before it reads `TF_CPP_MIN_LOG_LEVEL`. Warnings and errors are never
 filtered. Run as a script, it copies its input without these lines:
 
     python train.py 2> >(python -m tfdml.runtime.startup_noise >&2)
 
-Only the standard library is imported: the script must start at once, before TensorFlow.
+Only the standard library is imported: the script must be running before TensorFlow starts.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from types import ModuleType
 
 _SOURCES = "port|cpu_feature_guard|cudart_stub"
 _NOISE = re.compile(
-    # What horovodrun and mpirun begin a rank's line with.
+    # Prefix that horovodrun and mpirun add to a rank's line.
     r"(?:\[[\d,]+\]<stderr>:)?(?:"
     # "I0000 00:00:1700000000.000000 123 port.cc:153] ...", and the same after TensorFlow's date.
     rf"I0000 \d\d:\d\d:[\d.]+ +\d+ (?:{_SOURCES})\.cc:\d+\] "
@@ -39,20 +39,20 @@ def is_noise(line: str) -> bool:
 
 @contextlib.contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """Context manager that filters this process's standard error, also of C++ code.
+    """Context manager that filters this process's standard error, including that of C++ code.
 
-    A process of its own copies the lines: they arrive even if this process is killed. Where it
-    cannot be started, or standard error is closed, nothing is filtered.
+    A separate process copies the lines, so they arrive even if this process is killed. If it cannot
+    be started, or standard error is closed, nothing is filtered.
     """
     if sys.stderr is None:
         yield
         return
     sys.stderr.flush()
     kept = os.dup(2)
-    # -I: not the user's environment, which may hold a module of a name of the standard library.
+    # -I ignores the user's environment, which may shadow a module of the standard library.
     command = [sys.executable, "-I", "-S", __file__]
     try:
-        # A session of its own: Ctrl-C is for this process, and the copier ends with its input.
+        # A new session, so that Ctrl-C reaches only this process; the copier ends with its input.
         copier = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=kept, start_new_session=True
         )
@@ -68,16 +68,16 @@ def filtered_stderr() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-        # A child that was started meanwhile may hold the other end for as long as it lives.
+        # A child started in the meantime may hold the other end open for as long as it lives.
         with contextlib.suppress(subprocess.TimeoutExpired):
             copier.wait(1.0)
 
 
 class _TensorFlowFinder(importlib.abc.MetaPathFinder):
-    """Finder that leaves the import of TensorFlow to the others, and filters what it writes."""
+    """Finder that filters the output of importing TensorFlow; other finders locate it."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        """Returns TensorFlow's own specification, None for all other modules."""
+        """Returns TensorFlow's spec with a filtered loader; None for all other modules."""
         if name != "tensorflow":
             return None
         sys.meta_path.remove(self)
@@ -94,13 +94,13 @@ class _TensorFlowFinder(importlib.abc.MetaPathFinder):
 
 
 def filter_import_of_tensorflow() -> None:
-    """Filters what this process's import of TensorFlow writes, if that is yet to come."""
+    """Filters the output of importing TensorFlow, unless this process has already imported it."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _TensorFlowFinder())
 
 
 def main() -> None:
-    """Copies standard input to standard output, without the lines."""
+    """Copies standard input to standard output without the noise lines."""
     for raw in sys.stdin.buffer:
         if not is_noise(raw.decode(errors="replace").rstrip("\r\n")):
             sys.stdout.buffer.write(raw)

@@ -1,11 +1,11 @@
-"""Runs one command and leaves nothing of it behind: `python -m tfdml.runtime.supervisor COMMAND`.
+"""Runs one command and leaves no process behind: `python -m tfdml.runtime.supervisor COMMAND`.
 
-It stands between the launcher and a rank, on the rank's machine. The launcher holds the other end
-of its standard input: when that closes, whatever ended the launcher, the command and everything
-that it has started is ended too. With `--watch-output` it is the end of the standard output that it
-looks at instead: `horovodrun` gives the ranks that it starts no input, but reads what they print,
-also by ssh. Processes whose parent has gone become this one's children, so none is lost sight of.
-`--free-ports N` prints N ports of this machine that nobody listens on.
+It runs between the launcher and a rank, on the rank's machine. The launcher holds the other end of
+its standard input: when that closes, for whatever reason, the supervisor ends the command and all
+its descendants. With `--watch-output` it watches for the reader of its standard output instead:
+`horovodrun` gives its ranks no input, but reads what they print, also by ssh. Orphaned descendants
+become children of the supervisor, so it finds them all. `--free-ports N` prints N ports of this
+machine on which nothing listens.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ from tfdml.runtime.processes import end_processes, exit_code, tree_of
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds between SIGTERM and SIGKILL.
 TERM_SECONDS = 5.0
-# Below are ports of well-known services.
+# Lower ports may belong to well-known services.
 _FIRST_PORT = 10_000
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def supervise(command: list[str], watch_output: bool = False) -> int:
-    """Runs a command to its end, or until the launcher is gone; returns its exit code.
+    """Runs a command to its end, or until the launcher is gone.
 
     Args:
-        command: The program and its arguments.
-        watch_output: Whether the launcher is who reads the standard output, not who holds the
-            other end of the standard input.
+        command: Program and its arguments.
+        watch_output: Whether to detect the launcher's end by the reader of standard output, not by
+            the other end of standard input.
 
     Returns:
-        The exit code, or 128 and the signal's number if a signal ended it.
+        Exit code, or 128 plus the signal number if a signal ended the command.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own = os.getpid()
 
     def in_child() -> None:
-        # Should this process itself be killed, then the command is too.
+        # If the supervisor itself is killed, so is the command.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != own:
             os._exit(1)
@@ -61,17 +61,17 @@ def supervise(command: list[str], watch_output: bool = False) -> int:
     threading.Thread(target=watch, args=(gone,), daemon=True).start()
     while child.poll() is None and not gone.is_set():
         gone.wait(0.05)
-    # Known before the others are waited for, because a process can be waited for once only.
+    # Read before waiting for the others, because a process can be waited for only once.
     code = -signal.SIGTERM if child.poll() is None else child.returncode
     end_processes(tree_of(own)[1:], TERM_SECONDS)
     return exit_code(code)
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine that nobody listens on now.
+    """Returns ports of this machine on which nothing listens now.
 
-    They are none of those that the system gives to connections: a process that connects somewhere
-    could get one of these before a rank listens on it.
+    They are outside the system's ephemeral range: an outgoing connection could take one of those
+    before a rank listens on it.
     """
     first_given = int(_GIVEN_PORTS.read_text(encoding="ascii").split()[0])
     candidates = list(range(_FIRST_PORT, first_given))
@@ -82,7 +82,7 @@ def free_ports(count: int) -> list[int]:
             return ports
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             ports.append(port)
-    # A system that gives all of them.
+    # The ephemeral range covers too many ports: take the rest from it.
     with contextlib.ExitStack() as stack:
         found = [
             stack.enter_context(socket.create_server(("", 0))) for _ in range(count - len(ports))
@@ -97,7 +97,7 @@ def _watch_input(gone: threading.Event) -> None:
 
 
 def _watch_output(gone: threading.Event) -> None:
-    # Nothing is asked for: that nobody reads any more is told anyway.
+    # No events are requested: `poll` reports the loss of the reader in any case.
     output = select.poll()
     output.register(1, 0)
     output.poll()

@@ -1,4 +1,4 @@
-"""A collective that says what it waits for, and what its graphs exchange: the guard compares."""
+"""Collective that reports its waits and the tensors in its graphs, for the guard to compare."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,13 @@ from tfdml.runtime.plain_words import in_plain_words
 
 
 class WatchedCollective(Collective):
-    """Passes every operation on. In one that is executed eagerly the process waits meanwhile.
+    """Wrapper that records every operation and delegates it.
+
+    An eager operation marks the process as waiting; one in a graph is recorded when it is traced.
 
     Args:
-        collective: What moves the tensors.
-        place: Where it is said.
+        collective: Collective that moves the tensors.
+        place: Activity record of this process, which the guard reads.
     """
 
     def __init__(self, collective: Collective, place: Place):
@@ -25,18 +27,18 @@ class WatchedCollective(Collective):
 
     @property
     def beside_steps(self) -> Collective:
-        """Not watched: where the process is, its main thread says."""
+        """Collective for background exchanges, unwatched: `place` is the main thread's activity."""
         return self._collective.beside_steps
 
     def on(self, device: str | None) -> Collective:
-        """Watches a device's collective; see `Collective`."""
+        """Returns the watched collective of a device; see `Collective`."""
         collective = self._collective.on(device)
         if collective is self._collective:
             return self
         return WatchedCollective(collective, self._place)
 
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
-        """While this is entered, this process waits for the others in `what`."""
+        """Context manager: this process waits for the others in `what`."""
         return self._place.waiting(what)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
