@@ -20,11 +20,11 @@ from fashion_mnist import STRATEGIES, Throughput, build_model
 
 
 def build_dense(shape: tuple[int, ...], classes: int, width: int) -> keras.Model:
-    """Builds a network of two wide layers: large gradients for little computing.
+    """Builds a network of two wide layers: large gradients for little computation.
 
     Args:
-        shape: The shape of one image: height, width, channels.
-        classes: How many classes there are.
+        shape: Shape of one image: height, width, channels.
+        classes: Number of classes.
         width: Units of each layer.
     """
     return keras.Sequential(

@@ -1,4 +1,4 @@
-"""Trains on machines that come and go: those that are left go on in memory, new ones join.
+"""Trains on machines that come and go: the remaining ones continue in memory, new ones join.
 
     horovodrun -np 1 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh
         --network-interface lo --gloo-timeout-seconds 120 python recipes/elastic.py
@@ -22,9 +22,9 @@ def main(epochs: int = 50, batch_size: int = 60, directory: str = "elastic_run")
     """Trains on scikit-learn's digits while ranks come and go.
 
     Args:
-        epochs: How many.
-        batch_size: The rows of a global batch, the same for any number of ranks.
-        directory: Where checkpoints go.
+        epochs: Number of epochs.
+        batch_size: Rows of a global batch, the same for any number of ranks.
+        directory: Directory of the checkpoints.
     """
     keras.utils.set_random_seed(1)
     strategy = tfdml.HorovodStrategy()
@@ -40,7 +40,7 @@ def main(epochs: int = 50, batch_size: int = 60, directory: str = "elastic_run")
     @tfdml.elastic.run
     def train(state):
         print(f"rank {strategy.rank} of {strategy.size} trains", flush=True)
-        # A loss of ranks costs at most 10 steps; residuals, history and data go on with the rest.
+        # A lost rank costs at most 10 steps; residuals, history and data position are restored too.
         saved = tfdml.callbacks.FaultTolerantCheckpoint(directory, save_freq=100)
         callbacks = [state.committer(steps=10, checkpoint=saved)]
         return model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=2, callbacks=callbacks)

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on images, on one process or on many.
+"""Trains a small convolutional network on images, with one process or many.
 
     python recipes/fashion_mnist.py
     tfdml launch --workers 2 recipes/fashion_mnist.py
@@ -36,8 +36,8 @@ def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
     """Builds the network.
 
     Args:
-        shape: The shape of one image: height, width, channels.
-        classes: How many classes there are.
+        shape: Shape of one image: height, width, channels.
+        classes: Number of classes.
     """
     return keras.Sequential(
         [
@@ -54,17 +54,17 @@ def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def read_records(directory: Path, batch_size: int, seed: int) -> tuple:
-    """Returns pipelines of the images that recipes/make_records.py has written.
+    """Returns pipelines of the images written by recipes/make_records.py.
 
-    Under the strategy's scope, each process reads and decodes its own rows of every batch only.
+    Under the strategy's scope, each process reads and decodes only its own rows of every batch.
 
     Args:
-        directory: Where they are.
+        directory: Directory of the records.
         batch_size: Images of a global batch.
-        seed: What the order of the training images follows from.
+        seed: Seed of the order of the training images.
 
     Returns:
-        The pipelines for training and for validation, of images from 0 to 1 and their classes.
+        Pipelines for training and validation, with images from 0 to 1 and their classes.
     """
 
     def scaled(x, y):
@@ -79,10 +79,10 @@ def read_records(directory: Path, batch_size: int, seed: int) -> tuple:
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures how long each epoch trains, validation not counted.
+    """Callback that measures the training time of each epoch, without validation.
 
     Attributes:
-        seconds: The training time of each epoch. The first includes tracing.
+        seconds: Training time of each epoch. The first includes tracing.
     """
 
     def __init__(self) -> None:
@@ -109,10 +109,10 @@ class Throughput(keras.callbacks.Callback):
             self._training = False
 
     def samples_per_second(self, samples: int) -> float:
-        """Returns the steady rate: that of the later epochs, or of the only one.
+        """Returns the steady rate: that of the epochs after the first, or of the only one.
 
         Args:
-            samples: The number of samples of an epoch.
+            samples: Number of samples of an epoch.
         """
         steady = self.seconds[1:] or self.seconds
         return samples * len(steady) / sum(steady)
@@ -211,12 +211,12 @@ def main(
 
 
 def write_results(directory: Path, facts: dict, model: keras.Model) -> None:
-    """Writes what was measured and the final weights.
+    """Writes the measurements and the final weights.
 
     Args:
-        directory: Where to write; it is made if need be.
-        facts: What goes into history.json.
-        model: The trained model, whose weights go into weights.npz under their paths.
+        directory: Directory to write to, created if necessary.
+        facts: Content of history.json.
+        model: Trained model, whose weights go into weights.npz under their paths.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "history.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Real images for the recipes, from the first place that has them.
+"""Real images for the recipes, from the first source that has them.
 
 Fashion-MNIST (60,000 training and 10,000 validation images of 28x28, ten classes) from Debian's
 package `dataset-fashion-mnist`, else from TensorFlow Datasets, else from Keras's download; where
@@ -22,7 +22,7 @@ PREFIXES = (sys.prefix, sys.base_prefix, "/usr/local", "/usr")
 
 
 class DataUnavailable(RuntimeError):
-    """This source of images does not work here; the message says why."""
+    """Raised when a source of images does not work here; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Images:
     """Labelled images for training and validation.
 
     Attributes:
-        name: What they are and where they came from.
+        name: Name of the data set and of its source.
         x, y: Training images, float32 of shape (n, height, width, 1) from 0 to 1, and their
             classes, int64 of shape (n,).
         x_val, y_val: The same for validation.
@@ -70,7 +70,7 @@ def load(source: str = "auto") -> Images:
 
 
 def first_of(sources: Sequence[Callable[[], Images]]) -> Images:
-    """Returns what the first working source gives.
+    """Returns the images of the first working source.
 
     Raises:
         DataUnavailable: If none works, with the reason of each.
@@ -129,7 +129,7 @@ def from_keras() -> Images:
 
 
 def from_digits() -> Images:
-    """Loads scikit-learn's digits: small, but always there."""
+    """Loads scikit-learn's digits: small, but always available."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as missing:
@@ -183,7 +183,7 @@ def _images(
 
 
 def _download(name: str, code: str) -> None:
-    """Lets a process of its own download, one at a time on this machine, within limits."""
+    """Downloads in a child process, one at a time on this machine, with a time limit."""
     with Path(tempfile.gettempdir(), "tfdml-recipes-download.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

@@ -1,4 +1,4 @@
-"""Trains with large global batches: what the learning rate and the optimizer must then be.
+"""Trains with large global batches, with a suitable optimizer and learning rate.
 
     horovodrun -np 2 python recipes/large_batch.py --batch-size 4096 --optimizer lars
     python recipes/large_batch.py --batch-size 4096 --optimizer sgd     # what goes wrong
@@ -17,11 +17,11 @@ import typer
 import tfdml
 
 BASE_BATCH = 128
-# Of the weights' updates, the part in which the rate rises.
+# Fraction of the updates in which the learning rate rises.
 WARMUP = 0.15
 
-# The rate of SGD is that of a batch of 128, scaled by the rule; the others' are of the batch
-# itself: below 8192, and from there on.
+# The rate of SGD is for a batch of 128 and scaled by the rule. The others' are for the batch itself:
+# below 8192, and from there up.
 RATES = {
     "sgd": (0.05, 0.05),
     "sgd-linear": (0.05, 0.05),
@@ -37,8 +37,8 @@ def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
     """Builds a network that is small enough to train often: strides instead of pooling.
 
     Args:
-        shape: The shape of one image: height, width, channels.
-        classes: How many classes there are.
+        shape: Shape of one image: height, width, channels.
+        classes: Number of classes.
     """
     return keras.Sequential(
         [
@@ -60,8 +60,8 @@ def make_optimizer(
     Args:
         name: One of `RATES`.
         batch_size: Rows of a global batch.
-        steps: Updates of the whole training, over which the rate falls to 0 after its warm-up.
-        learning_rate: The rate instead of the one in `RATES`.
+        steps: Number of updates of the whole training; after warm-up the rate falls to 0.
+        learning_rate: Learning rate that replaces the one in `RATES`.
     """
     rate = RATES[name][batch_size >= 8192] if learning_rate is None else learning_rate
     if name.startswith("sgd-"):
@@ -94,7 +94,7 @@ def train(
     callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: str | int = "auto",
 ) -> dict[str, list[float]]:
-    """Trains the network once; returns what `fit` noted, an entry an epoch."""
+    """Trains the network once; returns the history of `fit`, one entry per epoch."""
     keras.utils.set_random_seed(seed)
     steps = epochs * math.ceil(len(dataset.x) / batch_size)
     with strategy.scope():

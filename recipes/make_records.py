@@ -19,11 +19,11 @@ import tfdml
 
 
 def records(x: np.ndarray, y: np.ndarray) -> Iterator[dict]:
-    """Yields what one record holds, for each image.
+    """Yields the features of one record for each image.
 
     Args:
-        x: Images from 0 to 1: float32, shape `[n, height, width, channels]`.
-        y: Their classes: int64, shape `[n]`.
+        x: Images from 0 to 1, float32 of shape `[n, height, width, channels]`.
+        y: Classes of the images, int64 of shape `[n]`.
     """
     for image, label in zip(np.rint(x * 255).astype(np.uint8), y.tolist(), strict=True):
         yield {"image": image, "label": label}

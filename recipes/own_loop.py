@@ -3,8 +3,8 @@
     python recipes/own_loop.py
     horovodrun -np 2 python recipes/own_loop.py
 
-In `strategy.run` TensorFlow's convention holds: what a replica computes is its part of the global
-batch's value, and parts add up. So the loss is divided by the rows of the global batch.
+`strategy.run` follows TensorFlow's convention: a replica computes its part of the global batch's
+value, and the parts are summed. So the loss is divided by the rows of the global batch.
 """
 
 import keras
@@ -33,7 +33,7 @@ def main() -> None:
         accuracy = keras.metrics.SparseCategoricalAccuracy()
     loss_of_rows = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
-    # Every process reads the same global batches, in the order of one seed, and gets its rows.
+    # Every process reads the same global batches, shuffled by the same seed, and gets its rows.
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=1)
     batches = strategy.experimental_distribute_dataset(dataset.batch(BATCH))
 
@@ -55,7 +55,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}")
     with strategy.scope():
         accuracy.update_state(test_y, model.predict(test_x, verbose=0))
-        # All ranks read it: a metric that no `fit` keeps is summed over them when it is read.
+        # All ranks must read it: outside of `fit`, reading a metric sums it over the ranks.
         reached = float(accuracy.result())
     if strategy.is_chief:
         print(f"test accuracy: {reached:.3f}")

@@ -1,9 +1,9 @@
-"""Trains a variational autoencoder, whose `train_step` is its own, on scikit-learn's digits.
+"""Trains a variational autoencoder with a custom `train_step` on scikit-learn's digits.
 
     python recipes/own_train_step.py
     horovodrun -np 2 python recipes/own_train_step.py
 
-Nothing in the step knows of replicas: it takes means, tracks losses and returns trackers' results
+The step does not mention replicas: it computes means, tracks losses and returns trackers' results
 as on one process. See docs/custom_training.md for the one rule behind that.
 """
 
@@ -19,7 +19,7 @@ CODE = 2
 
 
 class Sampling(layers.Layer):
-    """Draws a code around its mean; each replica draws its own noise."""
+    """Layer that samples a code around its mean; each replica draws its own noise."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -32,7 +32,7 @@ class Sampling(layers.Layer):
 
 
 class Autoencoder(keras.Model):
-    """A variational autoencoder of 64 pixels."""
+    """Variational autoencoder of 64 pixels."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ def main() -> None:
         model = Autoencoder()
         model.compile(keras.optimizers.Adam(3e-3))
     model.fit(images, batch_size=128, epochs=20)
-    # On all ranks: what a network of the scope predicts, it predicts on all of them together.
+    # Called on all ranks: a model of the scope predicts on all of them together.
     mean, _ = np.split(model.encoder.predict(images, verbose=0), 2, axis=-1)
     drawn = 1 / (1 + np.exp(-model.decoder.predict(mean, verbose=0)))
     if strategy.is_chief:

@@ -22,7 +22,7 @@ import typer
 
 import tfdml
 
-# Parts of 16 KB or more; for real tables of a few MB or more.
+# Shards of 16 KB or more; for real tables use a few MB or more.
 PARTS = tf.distribute.experimental.partitioners.MinSizePartitioner(16 << 10, max_shards=8)
 STRATEGIES = {
     "parameter_server": lambda: tfdml.ParameterServerStrategy(variable_partitioner=PARTS),
@@ -34,12 +34,12 @@ TASTES = 4
 
 
 def build_model(users: int, items: int, width: int) -> keras.Model:
-    """Builds the network: a table for users, one for items, and layers above both.
+    """Builds the network: an embedding of users, one of items, and layers above both.
 
     Args:
         users: Rows of the users' table.
         items: Rows of the items' table.
-        width: Numbers in a row.
+        width: Width of a row.
     """
     user = keras.Input((), dtype="int32", name="user")
     item = keras.Input((), dtype="int32", name="item")
@@ -56,10 +56,10 @@ def impressions(users: int, items: int, batch_size: int, seed: int) -> tf.data.D
     """Returns endless batches of users, items, and whether the user liked the item.
 
     Args:
-        users: The number of users.
-        items: The number of items.
-        batch_size: The global batch.
-        seed: What the samples follow from; tastes are the same for every seed.
+        users: Number of users.
+        items: Number of items.
+        batch_size: Rows of a global batch.
+        seed: Seed of the samples; tastes are the same for every seed.
     """
 
     def tastes(ids: tf.Tensor, kind: float) -> tf.Tensor:
@@ -98,7 +98,7 @@ def main(
     place = STRATEGIES[strategy]()  # The only line that differs.
     with place.scope():
         model = build_model(users, items, width)
-        # A batch holds a row once or not at all: its gradients are far below Keras's initial value.
+        # A batch has a row at most once: its gradients are far below Keras's initial accumulator.
         optimizer = keras.optimizers.Adagrad(0.05, initial_accumulator_value=1e-6)
         model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
     began = time.perf_counter()

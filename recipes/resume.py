@@ -4,7 +4,7 @@
     python recipes/resume.py run1 --show     # does that by itself, and compares the bits
 
 With several processes the same file runs as `tfdml launch --horovod --workers 2 --max-restarts 3
-recipes/resume.py run1`: when one process fails the job is started again, and goes on.
+recipes/resume.py run1`: when one process fails, the job is restarted and resumes.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ import tfdml
 
 
 def train(strategy: tfdml.HorovodStrategy, directory: str, epochs: int) -> str:
-    """Trains on scikit-learn's digits; returns a digest of the weights in the end."""
+    """Trains on scikit-learn's digits; returns a digest of the final weights."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
@@ -46,7 +46,7 @@ def train(strategy: tfdml.HorovodStrategy, directory: str, epochs: int) -> str:
         epochs=epochs,
         validation_data=(x[1500:], y[1500:]),
         verbose=2,
-        # All there is to it. Every 10 steps is often: 10 minutes are a good choice for a long run.
+        # The only line needed. 10 steps is often: use 10 minutes for a long run.
         callbacks=[tfdml.callbacks.FaultTolerantCheckpoint(directory, save_freq=10)],
     )
     weights = b"".join(np.asarray(w).tobytes() for w in model.get_weights())
@@ -54,7 +54,7 @@ def train(strategy: tfdml.HorovodStrategy, directory: str, epochs: int) -> str:
 
 
 def show(epochs: int) -> None:
-    """Runs this file undisturbed, and killed several times; prints what came of both."""
+    """Runs this file undisturbed, and killed several times; prints both results."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, __file__, "--epochs", str(epochs)]
         undisturbed = _digest(subprocess.check_output([*command, f"{scratch}/a"], text=True))

@@ -15,10 +15,10 @@ import tfdml
 
 
 def synchronized(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Returns a new layer of the same configuration; of `BatchNormalization`, a synchronised one.
+    """Returns a new layer of the same configuration; `BatchNormalization` becomes synchronised.
 
     Args:
-        layer: A layer of the model that is cloned.
+        layer: Layer of the cloned model.
     """
     config = layer.get_config()
     if isinstance(layer, keras.layers.BatchNormalization):
@@ -38,7 +38,7 @@ def main() -> None:
             (32, 32, 3), 0.25, dropout=0, weights=None, classes=3, classifier_activation=None
         )
         model = keras.models.clone_model(built, clone_function=synchronized)
-        model.set_weights(built.get_weights())  # Those that a `weights` of the model's has loaded.
+        model.set_weights(built.get_weights())  # Keeps pretrained weights loaded by `weights=`.
         model.compile(
             "adam",
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -37,7 +37,7 @@ def build_model(measured: tf.data.Dataset) -> keras.Model:
     """Builds the network.
 
     Args:
-        measured: The measurements of the training data, to which its inputs are scaled.
+        measured: Measurements of the training data, used to normalize the inputs.
     """
     scale = keras.layers.Normalization()
     scale.adapt(measured)
@@ -71,7 +71,7 @@ def train(
     with strategy.scope():
         training = read(str(records), batch_size, "train", seed=seed, balance="benign", **options)
         test = read(str(records), batch_size, "test", shuffle=False, **options)
-    # Outside of the scope every process reads all: the scaling is the same everywhere.
+    # Outside of the scope every process reads all rows: the scaling is the same everywhere.
     everything = read(str(records), batch_size, "train", shuffle=False, **options)
     with strategy.scope():
         model = build_model(everything.map(lambda x, y: x))

@@ -45,7 +45,7 @@ def make(
 
 
 def build_model() -> keras.Model:
-    """Builds a network that sums up what it sees in a line, of any length."""
+    """Builds a network that pools over the characters of a line of any length."""
     return keras.Sequential(
         [
             keras.Input((None,), dtype="int32"),

@@ -3,8 +3,8 @@
     python recipes/transformer.py
     horovodrun -np 2 python recipes/transformer.py --policy mixed_float16
 
-It learns to predict the next character of Python's standard library, text that is on every machine.
-What it has learned is measured in bits per character.
+It learns to predict the next character of Python's standard library, a text on every machine. The
+result is measured in bits per character.
 """
 
 import math
@@ -22,7 +22,7 @@ LENGTH = 64  # Characters of a sample.
 
 
 def read_text(limit: int) -> bytes:
-    """Returns source text of Python's standard library, in the order of its files' names."""
+    """Returns source text of Python's standard library, in order of file names."""
     text = b""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += path.read_bytes()
@@ -46,10 +46,10 @@ def samples(text: bytes) -> tuple[np.ndarray, np.ndarray, int]:
 
 @keras.saving.register_keras_serializable("recipes")
 class Positions(keras.layers.Layer):
-    """Adds to each place of a sequence a vector that is learned."""
+    """Layer that adds a learned vector to each position of a sequence."""
 
     def build(self, shape: tuple[int | None, ...]) -> None:
-        """Makes the vectors."""
+        """Creates the vectors."""
         self.vectors = self.add_weight(shape=shape[1:], initializer="random_normal")
 
     def call(self, inputs):
@@ -58,13 +58,13 @@ class Positions(keras.layers.Layer):
 
 
 def build_model(classes: int, width: int = 96, blocks: int = 2, heads: int = 4) -> keras.Model:
-    """Builds a decoder: each place sees what is before it.
+    """Builds a decoder with causal attention.
 
     Args:
-        classes: The number of different characters.
-        width: The size of a place's vector.
-        blocks: How many blocks of attention and two dense layers.
-        heads: The attention's heads.
+        classes: Number of different characters.
+        width: Size of a position's vector.
+        blocks: Number of blocks, each of attention and two dense layers.
+        heads: Number of attention heads.
     """
     layers = keras.layers
     inputs = keras.Input((LENGTH,), dtype="int32")
@@ -80,7 +80,7 @@ def build_model(classes: int, width: int = 96, blocks: int = 2, heads: int = 4) 
 
 
 class BitsPerCharacter(keras.metrics.MeanMetricWrapper):
-    """The cross-entropy in bits."""
+    """Metric of the cross-entropy in bits."""
 
     def __init__(self, name: str = "bits"):
         loss = keras.losses.sparse_categorical_crossentropy
@@ -110,7 +110,7 @@ def main(
     with strategy.scope():
         model = build_model(classes)
         model.compile(
-            # With float16, Keras puts loss scaling around it, which is right on all replicas here.
+            # With float16, Keras wraps it for loss scaling, which works on all replicas here.
             optimizer=tfdml.optimizers.LAMB(
                 tfdml.schedules.LinearWarmup(falling, max(steps // 10, 1)),
                 weight_decay=0.01,

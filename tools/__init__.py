@@ -1,1 +1,1 @@
-"""Scripts for people who work on or measure tfdml."""
+"""Scripts for developing and measuring tfdml."""

@@ -25,11 +25,11 @@ LOSS_TOLERANCE = 2e-2
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one run wrote.
+    """Output of one run.
 
     Attributes:
-        facts: The content of history.json.
-        weights: The final weights by name.
+        facts: Content of history.json.
+        weights: Final weights by name.
     """
 
     facts: dict
@@ -37,7 +37,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The number of processes, in words."""
+        """Number of processes as text."""
         count = self.facts["processes"]
         return f"{count} process{'es' if count > 1 else ''}"
 
@@ -47,10 +47,10 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Reads what the recipe wrote by `--output`.
+    """Reads the output of the recipe's `--output`.
 
     Args:
-        directory: The directory given to the recipe.
+        directory: Directory given to the recipe.
     """
     facts = json.loads((directory / "history.json").read_text(encoding="utf-8"))
     with np.load(directory / "weights.npz") as stored:
@@ -101,9 +101,9 @@ def plot(one: Run, two: Run, path: Path) -> None:
     """Draws the learning curves of both runs on top of each other.
 
     Args:
-        one: Drawn by a thick solid line.
-        two: Drawn by a thin dashed line over it.
-        path: The picture to write.
+        one: Run drawn as a thick solid line.
+        two: Run drawn as a thin dashed line over it.
+        path: Picture file to write.
     """
     mpl.use("Agg")
     from matplotlib import pyplot as plt
@@ -148,7 +148,7 @@ def networks(slow: list[Path]) -> str:
     """Returns a sentence on runs of recipes/compressed.py, without compression and with it.
 
     Args:
-        slow: What both wrote by `--output`, the run without compression first.
+        slow: `--output` directories of both runs, the run without compression first.
     """
     plain, small = (json.loads(path.read_text(encoding="utf-8")) for path in slow)
     return (

@@ -21,17 +21,17 @@ _STEP = re.compile(r"fit-\d+-epoch-\d+-step-(\d+)")
 
 
 def newest_step(directory: Path) -> int:
-    """Returns the step of the newest checkpoint, 0 without one."""
+    """Returns the step of the newest checkpoint, 0 if none exists."""
     found = [_STEP.fullmatch(path.name) for path in directory.glob("fit-*")]
     return max((int(match[1]) for match in found if match), default=0)
 
 
 def process_of(rank: int, job: int) -> psutil.Process | None:
-    """Returns the process of a rank: the innermost that has its `TF_CONFIG`.
+    """Returns the process of a rank: the innermost with its `TF_CONFIG`.
 
     Args:
-        rank: The worker's index.
-        job: The process id of `tfdml launch`.
+        rank: Index of the worker.
+        job: Process id of `tfdml launch`.
     """
     found = None
     for process in psutil.Process(job).children(recursive=True):

@@ -34,18 +34,18 @@ from typing import Annotated
 
 import typer
 
-# Of <linux/sched.h> and <linux/prctl.h>.
+# From <linux/sched.h> and <linux/prctl.h>.
 _NEW_MOUNTS, _NEW_NAMES, _NEW_PROCESSES, _NEW_NETWORK = 0x20000, 0x4000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _NETWORK = "10.77.0"
 _SWITCH = f"{_NETWORK}.254"
 _PORT = 12000
-# What a host that failed leaves to the others, in seconds.
+# Seconds that the other hosts get after one has failed.
 _GRACE = 10.0
 
 
 class Job(str, Enum):
-    """What the hosts' commands are to each other."""
+    """Kinds of jobs that the hosts' commands form."""
 
     NONE = "none"
     HOROVOD = "horovod"
@@ -53,7 +53,7 @@ class Job(str, Enum):
 
 
 def refuse(message: str) -> None:
-    """Ends the tool, saying why."""
+    """Ends the tool with an error message."""
     print(f"netlab: {message}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -81,7 +81,7 @@ def enter_own_namespaces() -> None:
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # What /proc still shows is the outer namespace: a parent that died before is seen there.
+    # /proc still shows the outer namespace, so it reveals a parent that has already died.
     if not Path(f"/proc/{parent}").exists():
         os._exit(1)
     run("mount", "--make-rprivate", "/")
@@ -89,7 +89,7 @@ def enter_own_namespaces() -> None:
 
 
 def run(*command: str) -> None:
-    """Runs a command of the system that must succeed."""
+    """Runs a system command that must succeed."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
@@ -102,8 +102,8 @@ def address(host: int) -> str:
 
 
 def build(hosts: int, rate: str, latency: str, loss: str) -> None:
-    """Makes the hosts, their names, and the bridge between them."""
-    # Namespaces are named by files: in memory, and seen by this lab only.
+    """Creates the hosts, their names, and the bridge between them."""
+    # Files name the namespaces: they are in memory, and visible only to this lab.
     Path("/run/netns").mkdir(exist_ok=True)
     run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
     with tempfile.NamedTemporaryFile("w", dir="/run/netns", delete=False) as names:
@@ -127,14 +127,14 @@ def build(hosts: int, rate: str, latency: str, loss: str) -> None:
 
 
 def shape(host: str, rate: str, latency: str, loss: str) -> None:
-    """Shapes what leaves a host."""
+    """Shapes the outgoing traffic of a host."""
     add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
     place = ["root", "handle", "1:"]
     if rate:
         run(*add, *place, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
         place = ["parent", "1:1", "handle", "10:"]
     if latency or loss:
-        # A queue that holds what is under way at 10 Gbit/s and 100 ms.
+        # A queue for the packets in flight at 10 Gbit/s and 100 ms.
         options = ["limit", "100000"]
         options += ["delay", latency] if latency else []
         options += ["loss", loss] if loss else []
@@ -148,7 +148,7 @@ def shape(host: str, rate: str, latency: str, loss: str) -> None:
 
 
 def environments(hosts: int, job: Job) -> list[dict[str, str]]:
-    """Returns what each host's command is told."""
+    """Returns the environment variables of each host's command."""
     addresses = ",".join(address(i) for i in range(hosts))
     told = [
         {"NETLAB_HOST": str(i), "NETLAB_HOSTS": str(hosts), "NETLAB_ADDRESSES": addresses}
@@ -167,7 +167,7 @@ def environments(hosts: int, job: Job) -> list[dict[str, str]]:
 
 
 def _horovod(hosts: int) -> list[dict[str, str]]:
-    """Does what `horovodrun` does with one rank on each host; the ranks meet at the switch."""
+    """Replaces `horovodrun` for one rank per host; the rendezvous server is at the switch."""
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
@@ -221,7 +221,7 @@ def main(
     started = [start(i, command, own) for i, own in enumerate(told)]
     code = wait(started)
     sys.stdout.flush()
-    # The kernel ends what is left, a rendezvous' threads too.
+    # The kernel ends everything that is left, including the rendezvous server's threads.
     os._exit(code)
 
 

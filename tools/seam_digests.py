@@ -1,9 +1,9 @@
-"""Writes digests of all that tfdml replaces, as the installed Keras and TensorFlow have it.
+"""Writes digests of the functions of the installed Keras and TensorFlow that tfdml replaces.
 
     python -m tools.seam_digests
 
-Those of other releases stay. Run it in an environment of each release that is to be known, after
-reading what has changed in it: `tools/bootstrap --environment .venv-new --keras 3.16`.
+Digests of other releases are kept. Run it in an environment of each release to support, after
+reviewing its changes: `tools/bootstrap --environment .venv-new --keras 3.16`.
 """
 
 import json
@@ -22,8 +22,8 @@ RELEASES = {"keras": keras.__version__, "tensorflow": tf.__version__}
 
 
 def main() -> None:
-    """Writes the file anew, with the installed releases in it."""
-    # First the functions of before: the strategies refuse a release that is not in the file.
+    """Rewrites the file with the installed releases added."""
+    # First with the known functions: the strategies reject a release that is not in the file.
     write(f for functions in known_versions.known_sources().values() for f in functions)
     write(replaced())
 
@@ -40,7 +40,7 @@ def write(functions: Iterable[str]) -> None:
 
 
 def with_release(digests: dict[str, str], function: str, release: str) -> dict[str, str]:
-    """Returns the releases of a function by digest, an installed one among them."""
+    """Returns the releases of a function by digest, with an installed release added."""
     releases = {d: [r for r in rs.split() if r != release] for d, rs in digests.items()}
     releases.setdefault(known_versions.digest(function), []).append(release)
     return {d: " ".join(sorted(rs)) for d, rs in releases.items() if rs}
@@ -61,7 +61,7 @@ def replaced() -> list[str]:
 
 
 def overridden(extended: type) -> Iterator[tuple[type, str]]:
-    """Yields TensorFlow's methods in whose place a strategy's own are, each with its class."""
+    """Yields TensorFlow's methods that a strategy overrides, each with its class."""
     own = [c for c in extended.__mro__ if c.__module__.startswith("tfdml.")]
     theirs = [c for c in extended.__mro__ if c.__module__.startswith("tensorflow.")]
     for name in {name for c in own for name, value in vars(c).items() if _is_method(value)}:

@@ -1,10 +1,10 @@
-"""Keeps which tests passed on which versions, and makes the table of `docs/versions.md` of it.
+"""Records which tests passed on which versions, and writes the table of `docs/versions.md`.
 
     python -m tools.versions results.xml    # adds a run of this environment
     python -m tools.versions                # only makes the table
 
-`tools/test --versions` calls it after each run. A run takes the place of an earlier one on the same
-minor versions. Of several files, such as one of tests that were run again, the last counts.
+`tools/test --versions` calls it after each run. A run replaces an earlier one on the same minor
+versions. If several files have a test, such as one of repeated tests, the last counts.
 """
 
 import collections
@@ -23,13 +23,13 @@ RUNS = ROOT / "tools" / "versions.json"
 PAGE = ROOT / "docs" / "versions.md"
 _BEGIN, _END = "<!-- made by tools/versions.py -->\n", "<!-- end -->\n"
 
-# A test's outcome by what is in its element; nothing where it passed.
+# A test's outcome by the child of its XML element; a passed test has none.
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 Run = dict[str, str | int]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Adds a run, if there is one, and makes the table."""
+    """Adds a run, if given, and writes the table."""
     runs = read()
     if arguments:
         new = run([Path(argument) for argument in arguments])
@@ -45,7 +45,7 @@ def read() -> list[Run]:
 
 
 def run(results: Sequence[Path]) -> Run:
-    """Returns what pytest wrote of a run, with the versions of this environment."""
+    """Returns the results of a run from pytest's files, with the versions of this environment."""
     outcomes, suites = {}, [ElementTree.parse(file).getroot().find("testsuite") for file in results]
     for case in (case for suite in suites for case in suite.iter("testcase")):
         name = case.get("classname"), case.get("name")

@@ -1,1 +1,1 @@
-"""The `tfdml` command: one subcommand a file."""
+"""The `tfdml` command; each subcommand has its own module."""

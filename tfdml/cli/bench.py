@@ -1,4 +1,4 @@
-"""`tfdml bench`: measures the network between your machines, and what compression would give."""
+"""`tfdml bench`: measures the network between machines and predicts the gain of compression."""
 
 import sys
 from typing import Annotated

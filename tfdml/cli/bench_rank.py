@@ -1,4 +1,4 @@
-"""What a rank of `tfdml bench` does: measures, and prints the table on rank 0."""
+"""Program of a rank of `tfdml bench`: measures, and prints the table on rank 0."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tfdml import compression
 from tfdml.compression.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.measure import measure_codec, measure_link
 
-# 25 million numbers, as of ResNet-50, in large layers.
+# 25 million weights, as in ResNet-50, but in large layers.
 _SHAPES = [(2048, 2048)] * 6
 _CANDIDATES = (
     compression.Float16(),
@@ -30,7 +30,7 @@ _CANDIDATES = (
 
 
 def model_shapes(path: str) -> list[tuple[int, ...]]:
-    """Returns the shapes of a saved model's weights that are trained, in their order."""
+    """Returns the shapes of a saved model's trainable weights, in order."""
     import keras
 
     model = keras.models.load_model(path, compile=False)
@@ -43,13 +43,14 @@ def table(
     shapes: Sequence[Sequence[int]],
     codecs: Sequence[tuple[compression.Compressor | None, float]],
 ) -> Table:
-    """Returns what a step's exchange should take with each compressor.
+    """Returns the predicted time of a step's gradient exchange with each compressor.
 
     Args:
-        link: What was measured.
-        size: The number of ranks.
-        shapes: Of the gradients.
-        codecs: Compressors (None for none) and their seconds per byte.
+        link: Measured latency and bandwidth.
+        size: Number of ranks.
+        shapes: Shapes of the gradients.
+        codecs: Compressors (None for no compression) and their seconds per byte, the uncompressed
+            exchange first.
     """
     dtypes = [tf.float32] * len(shapes)
     rows = []
@@ -77,7 +78,7 @@ def table(
 
 
 def main() -> None:
-    """Measures on this rank."""
+    """Measures link and codecs on this rank; the chief prints the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--horovod", action="store_true")
     parser.add_argument("--model")

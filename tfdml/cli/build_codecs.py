@@ -1,4 +1,4 @@
-"""`tfdml build-codecs`: the compiled operations of compressed training."""
+"""`tfdml build-codecs`: compiles the operations of compressed training."""
 
 from typing import Annotated
 
@@ -36,10 +36,10 @@ def build_codecs(
 
 
 def compile_codecs(console: Console, rebuild: bool = False) -> None:
-    """Compiles the codecs, and says so.
+    """Compiles the codecs and prints their path.
 
     Raises:
-        BuildError: If that cannot be done.
+        BuildError: If they cannot be compiled.
     """
     from tfdml.native.build import build
 

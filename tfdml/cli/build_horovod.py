@@ -1,4 +1,4 @@
-"""`tfdml build-horovod`: a Horovod wheel for the installed TensorFlow."""
+"""`tfdml build-horovod`: builds and installs a Horovod wheel for the installed TensorFlow."""
 
 from pathlib import Path
 from typing import Annotated
@@ -128,6 +128,6 @@ def build_horovod(
 
 
 def default_jobs() -> int:
-    """Returns one job a core, but no more than the free memory can feed."""
+    """Returns one job per core, at most one per 1.5 GiB of free memory."""
     by_memory = psutil.virtual_memory().available // (1536 * 1024**2)
     return max(1, min(psutil.cpu_count() or 1, by_memory))

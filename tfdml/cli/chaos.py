@@ -1,4 +1,4 @@
-"""`tfdml chaos`: a training script with faults on purpose must end as it does without any."""
+"""`tfdml chaos`: injects faults into a training script and checks for an identical result."""
 
 import collections
 import json
@@ -19,7 +19,7 @@ from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-# Faults before a run is left in peace, so that it ends.
+# Maximum number of faults in a run, after which it runs to its end undisturbed.
 _FAULTS_OF_A_RUN = 5
 
 
@@ -62,14 +62,14 @@ def chaos(
 
 
 class _Runner:
-    """Starts the program, with and without faults."""
+    """Runner that starts the program with and without faults."""
 
     def __init__(self, command: list[str], scratch: Path, timeout: float, rank: int):
         self._command = [sys.executable if c == "python" else c for c in command]
         self._scratch, self._timeout, self._rank = scratch, timeout, rank
 
     def campaign(self, number: int, numbers: random.Random) -> int:
-        """Runs the program until it had so many faults; returns how many runs were lost."""
+        """Runs the program until it has had `number` faults; returns the number of lost runs."""
         whole = self._scratch / "whole"
         began = time.monotonic()
         ended = self._start(Plan(str(whole)))
@@ -106,7 +106,11 @@ class _Runner:
     def _run(
         self, directory: Path, planned: list[Fault], whole: str
     ) -> tuple[list[Fault], str | None]:
-        """Runs the program with faults to its end; returns those that came, and what is wrong."""
+        """Runs the program with faults to its end.
+
+        Returns:
+            The faults that happened, and the reason if the run is lost, otherwise None.
+        """
         happened = []
         for fault in planned:
             if fault.where == "between":
@@ -137,7 +141,7 @@ class _Runner:
 
 
 def kill_stopped() -> None:
-    """Ends those of this process's descendants that are stopped: their machine hangs for good."""
+    """Kills this process's descendants that are stopped (SIGSTOP), as on a machine that hangs."""
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() == psutil.STATUS_STOPPED:

@@ -1,4 +1,4 @@
-"""`tfdml checkpoints`: what is in a directory of checkpoints, and a model file made of one."""
+"""`tfdml checkpoints`: shows a directory of checkpoints, and exports one as a model file."""
 
 import datetime
 import os
@@ -125,7 +125,7 @@ def _newest(directory: str) -> Checkpoint:
 
 
 def _contents(checkpoint: Checkpoint) -> Table:
-    """Returns a table of what a checkpoint holds, by the first part of the tensors' names."""
+    """Returns a table of a checkpoint's tensors, grouped by the first part of their names."""
     groups: dict[str, list[int]] = {}
     for tensors, _ in checkpoint.read():
         for name, array in tensors.items():
@@ -140,7 +140,7 @@ def _contents(checkpoint: Checkpoint) -> Table:
 
 
 def _table(first: str, *columns: str) -> Table:
-    """Returns an empty table that keeps its first column whole, in 80 columns too."""
+    """Returns an empty table that does not wrap its first column, even at 80 columns."""
     return Table(Column(first, no_wrap=True), *columns, box=None, padding=(0, 2, 0, 0))
 
 
@@ -152,7 +152,7 @@ def _export(checkpoint: Checkpoint, output: Path) -> None:
             "model of a class of its own without `get_config`. Run the training script with the "
             "checkpoint's directory instead, and call `model.save`."
         )
-    # Takes seconds, which looking at checkpoints does not need.
+    # Imported here because it takes seconds, and inspecting checkpoints does not need it.
     import keras
 
     model = keras.models.model_from_json(layout["architecture"])

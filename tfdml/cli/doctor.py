@@ -1,4 +1,4 @@
-"""`tfdml doctor`: what works on this machine, and what to do where it does not."""
+"""`tfdml doctor`: checks this machine and suggests fixes."""
 
 import concurrent.futures
 from typing import Annotated
@@ -14,7 +14,7 @@ from tfdml.cli.checks.finding import Finding, Status
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red"}
 _WORST_FIRST = [Status.ERROR, Status.WARNING, Status.OK]
-# Of a check that failed; the rest is for --verbose.
+# Lines shown of a failed check's output; --verbose shows all.
 _LINES_OF_OUTPUT = 3
 
 
@@ -69,12 +69,12 @@ def doctor(
 
 
 def show(console: Console, findings: list[Finding], verbose: bool) -> None:
-    """Prints the findings, the worst first, each with what mends it.
+    """Prints the findings with their fixes, the worst first.
 
     Args:
-        console: Where.
-        findings: What was found.
-        verbose: Whether all of it is printed, and upstream problems that tfdml steps around.
+        console: Console to print on.
+        findings: Findings of all checks.
+        verbose: Whether to print full outputs, and upstream problems that have a workaround.
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for _ in range(3):
@@ -108,7 +108,7 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
 
 
 def diagnose_data(path: str, split: str | None, batch_size: int) -> None:
-    """Prints how fast each stage of reading a data set is."""
+    """Prints the speed of each stage of reading a data set, and the slowest stage's fix."""
     from tfdml.data.diagnosis import diagnose
 
     console = Console(highlight=False)
@@ -136,7 +136,7 @@ def examine() -> list[Finding]:
     """Runs all checks.
 
     Returns:
-        The findings, in the order in which they should be read and mended.
+        Findings, in the order in which they should be fixed.
     """
     findings = [
         versions.check_tfdml(),

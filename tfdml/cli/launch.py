@@ -1,4 +1,4 @@
-"""`tfdml launch`: starts a training script on several processes, here or on other machines."""
+"""`tfdml launch`: starts a training script on several processes, locally or by ssh."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The `tfdml` command: puts the subcommands together."""
+"""Entry point of the `tfdml` command, which assembles the subcommands."""
 
 from typing import Annotated
 

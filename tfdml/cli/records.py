@@ -1,4 +1,4 @@
-"""`tfdml records`: converts to sharded TFRecords, shows what is in them, and checks them."""
+"""`tfdml records`: converts data to sharded TFRecords, inspects and verifies them."""
 
 import json
 from pathlib import Path
@@ -207,10 +207,10 @@ def _splits(text: str) -> tuple[tuple[str, float], ...]:
 
 
 class _Rate(ProgressColumn):
-    """Rows a second."""
+    """Progress column that shows rows per second."""
 
     def render(self, task: Task) -> Text:
-        """Returns the rate, once there is one."""
+        """Returns the rate, or empty text before it is known."""
         return Text(f"{task.speed:,.0f} rows/s" if task.speed else "")
 
 

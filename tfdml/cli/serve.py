@@ -1,4 +1,4 @@
-"""`tfdml serve`: a worker or parameter server of a `ParameterServerStrategy`."""
+"""`tfdml serve`: runs a worker or parameter server of a `ParameterServerStrategy`."""
 
 from typing import Annotated
 

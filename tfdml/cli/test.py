@@ -1,4 +1,4 @@
-"""`tfdml test`: trains under every installed strategy, here or on other machines."""
+"""`tfdml test`: trains under every installed strategy, locally or by ssh."""
 
 import enum
 from pathlib import Path
@@ -13,7 +13,7 @@ from tfdml.runtime import launcher
 
 
 class Strategy(str, enum.Enum):
-    """The names that `--only` takes."""
+    """Names accepted by `--only`."""
 
     MIRRORED = "mirrored"
     MULTI_WORKER_MIRRORED = "multi_worker_mirrored"
@@ -108,12 +108,12 @@ def _run(
         replicas = sum(place.ranks for place in places) if far else workers
         if job is jobs.REFERENCE:
             replicas = 1
-        # A process with several devices reports for all of them, and so does a chief.
+        # A process with several devices reports once for all of them, and so does a chief.
         ranks = replicas if job.reports_by_rank else 1
         failed = False
         for run in job.runs:
             result = judge(run, ended, replicas, ranks, reference)
-            # The processes that would have run it are gone.
+            # The processes of a failed job are gone, so its later runs cannot run.
             result = Result(run, Status.NOT_RUN) if failed else result
             shown.end(result)
             failed = failed or result.status is Status.FAILED

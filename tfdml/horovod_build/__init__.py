@@ -1,4 +1,4 @@
-"""Builds Horovod against a current TensorFlow: one wheel a combination, kept in a cache."""
+"""Builds Horovod against a current TensorFlow: one cached wheel for each combination."""
 
 from tfdml.horovod_build.build import Built, build, plan
 from tfdml.horovod_build.errors import BuildError

@@ -1,4 +1,4 @@
-"""The build itself: cache, checks, source, compiler, wheel, cache."""
+"""Build of a Horovod wheel: cache lookup, checks, source, compilation, and storing the wheel."""
 
 import dataclasses
 import re
@@ -25,13 +25,13 @@ Report = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would be built, and where it would be kept.
+    """Plan of a build.
 
     Attributes:
         facts: Everything that changes the wheel.
-        options: The transports.
-        wheels: The cache of wheels.
-        work: The directory of sources, logs and build trees.
+        options: Transports to build with.
+        wheels: Cache of wheels.
+        work: Directory of sources, logs and build trees.
         gpu: CUDA and NCCL, for a build with NCCL.
     """
 
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def log(self) -> Path:
-        """The log of the newest build of this wheel."""
+        """Path of the log of the newest build of this wheel."""
         return self.work / "logs" / f"{self.wheels.entry(self.facts).name}.log"
 
 
@@ -52,10 +52,10 @@ class Built:
     """A wheel that is ready to install.
 
     Attributes:
-        wheel: Its path.
+        wheel: Path of the wheel.
         from_cache: Whether it was built before.
-        seconds: How long finding or building it took.
-        log: The log of its build; None when it came from the cache.
+        seconds: Seconds that finding or building it took.
+        log: Log of its build; None if it came from the cache.
     """
 
     wheel: Path
@@ -65,17 +65,17 @@ class Built:
 
 
 def plan(options: BuildOptions, wheel_dir: Path | None = None) -> Plan:
-    """Works out which wheel fits this environment.
+    """Determines which wheel fits this environment.
 
     Args:
-        options: The transports to build with.
-        wheel_dir: Where wheels are kept; the user's cache directory by default.
+        options: Transports to build with.
+        wheel_dir: Directory of wheels; the user's cache directory by default.
 
     Returns:
-        The plan of the build.
+        Plan of the build.
 
     Raises:
-        BuildError: If no TensorFlow is installed, or no CUDA or NCCL for a build with NCCL.
+        BuildError: If TensorFlow is not installed, or CUDA or NCCL for a build with NCCL.
     """
     work = cache_directory()
     wheels = WheelCache((wheel_dir or work / "wheels").expanduser().absolute())
@@ -89,16 +89,16 @@ def plan(options: BuildOptions, wheel_dir: Path | None = None) -> Plan:
 def build(planned: Plan, *, jobs: int, report: Report, rebuild: bool = False) -> Built:
     """Returns the planned wheel, from the cache or built now.
 
-    Two builds of the same wheel do not collide: the second waits and takes the first one's.
+    Concurrent builds of the same wheel are serialized: the second waits and takes the first's.
 
     Args:
-        planned: The result of `plan`.
-        jobs: How many compilers may run at a time.
-        report: Called with a line for every step.
-        rebuild: Builds even if the cache has the wheel.
+        planned: Result of `plan`.
+        jobs: Maximum number of concurrent compilers.
+        report: Callable that receives a line for every step.
+        rebuild: Whether to build even if the cache has the wheel.
 
     Returns:
-        The wheel and where it came from.
+        The wheel and its origin.
 
     Raises:
         BuildError: If something is missing, or the build fails.
@@ -154,17 +154,17 @@ def compile_wheel(
     """Builds the wheel of an unpacked source tree.
 
     Args:
-        root: The source tree.
-        target: The directory to make for the wheel.
-        environment: The variables of the build.
-        log: The file the output is appended to.
-        report: Called with a line now and then.
+        root: Root of the source tree.
+        target: Directory to create for the wheel.
+        environment: Environment variables of the build.
+        log: File that the output is appended to.
+        report: Callable that receives lines of progress.
 
     Returns:
-        The wheel.
+        Path of the wheel.
 
     Raises:
-        BuildError: If the build fails; it holds the compiler's errors and names the log.
+        BuildError: If the build fails; it quotes the compiler's errors and names the log.
     """
     target.mkdir()
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
@@ -191,7 +191,7 @@ def compile_wheel(
 
 
 def _errors(output: str) -> str:
-    """Returns the compiler's own error lines when there are any, else everything."""
+    """Returns the compiler's error lines if any, otherwise the whole output."""
     errors = [
         line for line in output.splitlines() if re.search(r"error:|Error \d|CMake Error", line)
     ]
@@ -199,7 +199,7 @@ def _errors(output: str) -> str:
 
 
 def _progress(report: Report) -> Callable[[Path], None]:
-    """Reports make's percentage, in steps of 20."""
+    """Returns a callback that reports make's percentage in steps of 20."""
     reported = 0
 
     def look(log: Path) -> None:
@@ -216,7 +216,7 @@ def _progress(report: Report) -> Callable[[Path], None]:
 
 
 class _only_one:
-    """Holds the lock of one wheel; says so when it has to wait."""
+    """Context manager that holds the lock of one wheel; reports if it has to wait."""
 
     def __init__(self, entry: Path, report: Report) -> None:
         self._lock = FileLock(str(entry.with_name(f".{entry.name}.lock")))

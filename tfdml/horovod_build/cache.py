@@ -1,8 +1,8 @@
-"""Where wheels and sources are kept between builds, and how a wheel appears there.
+"""Cache of built wheels.
 
 A wheel's directory is named after a key of everything that changes the wheel: TensorFlow, Python,
-Horovod, the flags, the C library and the machine. It is renamed into place when it is complete,
-so a wheel in the cache is always whole, whatever was killed when.
+Horovod, the flags, the C library and the machine. A complete directory is renamed into place, so a
+cached wheel is always whole, even if a build is killed.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ import platformdirs
 from tfdml.horovod_build.options import BuildOptions
 from tfdml.horovod_build.requirements import TensorFlow
 
-# The number of this recipe: a change in how the source is patched must miss older wheels.
+# Version of the patches: a change must invalidate older wheels.
 RECIPE = 5
 _DESCRIPTION = "build.json"
 
 
 def cache_directory() -> Path:
-    """Returns the directory of everything that is kept, of this user on this machine."""
+    """Returns this user's cache directory for tfdml on this machine."""
     return Path(platformdirs.user_cache_dir("tfdml"))
 
 
@@ -37,10 +37,10 @@ def wheel_facts(
     """Lists everything that changes the wheel.
 
     Args:
-        horovod: Horovod's version.
-        tensorflow: The TensorFlow it is built against.
-        options: The transports it is built with.
-        environment: The environment the command was started in.
+        horovod: Version of Horovod.
+        tensorflow: TensorFlow that it is built against.
+        options: Transports that it is built with.
+        environment: Environment variables of the command.
 
     Returns:
         JSON-compatible facts; equal facts mean an interchangeable wheel.
@@ -58,10 +58,10 @@ def wheel_facts(
 
 @dataclasses.dataclass(frozen=True)
 class WheelCache:
-    """A directory of built wheels.
+    """Directory of built wheels.
 
     Attributes:
-        root: The directory; it need not exist yet.
+        root: Path of the directory, which need not exist yet.
     """
 
     root: Path
@@ -76,10 +76,10 @@ class WheelCache:
         """Finds a built wheel.
 
         Args:
-            facts: What the wheel must be built from.
+            facts: Facts that the wheel must be built from; see `wheel_facts`.
 
         Returns:
-            The wheel; None if there is none, or if its bytes are not those that were built.
+            Path of the wheel; None if it is missing or its bytes have changed since the build.
         """
         entry = self.entry(facts)
         try:
@@ -91,14 +91,14 @@ class WheelCache:
         return wheel if intact else None
 
     def add(self, wheel: Path, facts: Mapping[str, object]) -> Path:
-        """Puts a wheel into the cache in one step, in place of any older one.
+        """Copies a wheel into the cache by a rename, replacing any older one.
 
         Args:
-            wheel: The wheel to copy.
-            facts: What it was built from.
+            wheel: Wheel to copy.
+            facts: Facts that it was built from.
 
         Returns:
-            The wheel in the cache.
+            Path of the wheel in the cache.
         """
         entry = self.entry(facts)
         self.root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is changed in Horovod's source before it is compiled, and why."""
+"""Patches to Horovod's source before it is compiled, with their reasons."""
 
 # Lines of gloo's alltoallv and allgatherv.
 _RANKS = """  for (int i = 1; i < worldSize; i++) {
@@ -26,11 +26,11 @@ _LATER = """      continue;
     out->waitSend(opts.timeout);
     out->waitRecv(opts.timeout);
 """
-# The last line of what makes Horovod's library for TensorFlow.
+# Last CMake line for Horovod's TensorFlow library.
 _LIBRARY_NAME = 'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
-# The variable of a build that names where the library looks for others.
+# Variable of a build with the library's run path.
 RPATH_VARIABLE = "TFDML_HOROVOD_RPATH"
-# How a GPU's stream is asked for: by a function that TensorFlow no longer has, ...
+# Access to a GPU's stream: by a function that TensorFlow no longer has, ...
 _STREAM = """GpuStreamHandle AsGpuStreamValue(Stream* stream);
 } // namespace stream_executor
 } // namespace gpu
@@ -40,7 +40,7 @@ _STREAM = """GpuStreamHandle AsGpuStreamValue(Stream* stream);
 #include "tensorflow/stream_executor/stream.h"
 #endif // TENSORFLOW_VERSION >= 2011000000
 """
-# ... and by the method that has taken its place.
+# ... and by the method that replaced it.
 _STREAM_NOW = """} // namespace gpu
 } // namespace stream_executor
 #include "tensorflow/compiler/xla/stream_executor/stream.h"
@@ -59,14 +59,14 @@ _ANNOUNCE = "  arrived_.notify_one();\n"
 _LAST_METHOD = "  void RemoveJoinTensor();\n"
 _CYCLE = "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n"
 
-# By file: texts, each of which it has once, and what takes their places.
+# By file: pairs of a text that occurs exactly once in it, and its replacement.
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     # The one file that does not compile since TensorFlow ships its XLA headers incomplete. It only
     # adds the all-reduce within XLA-compiled functions, which Horovod itself leaves off by default.
     "horovod/tensorflow/CMakeLists.txt": (
         ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', ""),
-        # Where the library looks for the NCCL of a wheel when it is loaded: the folder of links
-        # that it was linked in is gone by then.
+        # Run path to the NCCL of a wheel: the folder of links that the library was linked against
+        # is gone when it is loaded.
         (
             _LIBRARY_NAME,
             f"{_LIBRARY_NAME}if(DEFINED ENV{{{RPATH_VARIABLE}}})\n"
@@ -74,10 +74,10 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             f'        INSTALL_RPATH "$ENV{{{RPATH_VARIABLE}}}")\nendif()\n',
         ),
     ),
-    # Without it a library for GPUs is built, and cannot be loaded.
+    # Without this a library for GPUs is built, but cannot be loaded.
     "horovod/tensorflow/mpi_ops.cc": ((_STREAM, _STREAM_NOW),),
-    # Flags of TensorFlow go to a shell: a path with a space, as a checkout or a home directory may
-    # have, must be quoted. An item that CMake shall leave as it is must begin with a dash.
+    # TensorFlow's flags go to a shell: a path with a space, as a checkout or a home directory may
+    # have, must be quoted. CMake leaves only items that begin with a dash unchanged.
     "cmake/Modules/FindTensorflow.cmake": (
         ("import tensorflow as tf; print(tf.__v", "import shlex, tensorflow as tf; print(tf.__v"),
         (
@@ -105,19 +105,19 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             r"${Tensorflow_LIBRARIES} \"${lib_tensorflow_cc_so_path}\"",
         ),
     ),
-    # Where a rank is lost, the others end their connections, which is how those further away in
-    # the ring learn of it. The contexts of process sets are never `enabled_`: theirs would stay,
-    # and with four ranks and more some wait for gloo's whole timeout.
+    # When a rank is lost, its neighbours close their connections, which is how ranks further away
+    # in the ring learn of it. Contexts of process sets are never `enabled_`: their connections
+    # would stay open, and with four or more ranks some would wait for gloo's whole timeout.
     "horovod/common/gloo/gloo_context.cc": (
         (
             "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
             "void GlooContext::Finalize() {\n",
         ),
     ),
-    # gloo sends nothing before the other side has said that it receives, and says so on the same
-    # connection as data goes. Where it sends first, what it says waits behind its own data, and
-    # the other side with it: a link is then used one way at a time, unless messages are small. Its
-    # all-reduce receives first. What stays on a rank is copied while the others' is on its way.
+    # gloo sends data only after the receiver has announced its buffer, on the same connection as
+    # the data. If `send` is posted first, the announcement queues behind the rank's own data and
+    # the peer waits for it: unless messages are small, a link then carries data in one direction
+    # at a time. gloo's all-reduce posts `recv` first. A rank copies its own chunk meanwhile.
     "third_party/gloo/gloo/alltoallv.cc": (
         (
             f"{_COPY}\n  // Remote copy.\n{_RANKS}{_SEND_TO}{_RECEIVE_FROM}  }}\n",
@@ -130,10 +130,10 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
         ),
     ),
-    # Ranks ask each other a thousand times a second what is ready, also while nothing is. A rank
-    # that has nothing waits until it has, 20 ms at most: no exchange can begin before that, and
-    # who asks meanwhile waits for this rank anyway. Not with process sets, whose ranks ask
-    # one another in turn.
+    # Ranks negotiate a thousand times a second which tensors are ready, even when none is. With
+    # this patch an idle rank waits until it has a tensor, 20 ms at most: no exchange can begin
+    # before that, and other ranks in a negotiation wait for this rank anyway. Not with process
+    # sets, which negotiate one after the other.
     "horovod/common/operations.cc": (
         (
             _CYCLE,

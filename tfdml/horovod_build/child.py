@@ -1,4 +1,4 @@
-"""Child processes that always end: output to a file, a time limit, and no orphan."""
+"""Child processes with output to a file, a time limit and no orphans."""
 
 import dataclasses
 import subprocess
@@ -12,19 +12,19 @@ from typing import IO
 from tfdml import topology
 from tfdml.runtime.processes import end_processes, session_of, tree_of
 
-# A child that is asked to end gets this long before it is killed, in seconds.
+# Seconds between SIGTERM and SIGKILL.
 GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a child process ended.
+    """Result of a child process.
 
     Attributes:
-        returncode: Its exit code; negative for the signal that ended it.
-        output: What it wrote to standard output and error, together.
-        seconds: How long it ran.
-        timed_out: Whether it was stopped because its time was over.
+        returncode: Exit code; the negative number of a signal that ended it.
+        output: Standard output and standard error, interleaved.
+        seconds: Run time in seconds.
+        timed_out: Whether it was stopped at its time limit.
     """
 
     returncode: int
@@ -34,12 +34,12 @@ class Ended:
 
     @property
     def ok(self) -> bool:
-        """Whether the child ended by itself, with exit code 0."""
+        """True if the child ended by itself, with exit code 0."""
         return self.returncode == 0 and not self.timed_out
 
     @property
     def lines(self) -> list[str]:
-        """What it wrote, but for empty lines."""
+        """Non-empty lines of the output."""
         return [line for line in self.output.splitlines() if line.strip()]
 
 
@@ -54,23 +54,23 @@ def run(
     tick: float = 0.5,
     grace: float = GRACE,
 ) -> Ended:
-    """Runs a command to its end, or ends it and everything it started.
+    """Runs a command with a time limit, then ends all its remaining descendants.
 
-    The output goes to a file and not through a pipe: a grandchild that outlives the child cannot
-    keep the reader waiting.
+    The output goes to a file, not through a pipe: a grandchild that outlives the child cannot keep
+    a reader waiting.
 
     Args:
-        command: The program and its arguments.
-        environment: All its environment variables.
+        command: Program and its arguments.
+        environment: Complete environment of the command.
         timeout: Seconds after which it is stopped: SIGTERM, then SIGKILL.
-        cwd: Its working directory; this process's by default.
-        log: The file to append its output to; a temporary one by default.
-        on_tick: Called with the log's path every `tick` seconds while the command runs.
-        tick: Seconds between two looks at the command.
+        cwd: Working directory; this process's by default.
+        log: File to append the output to; a temporary one by default.
+        on_tick: Callable that receives the log's path every `tick` seconds.
+        tick: Seconds between polls of the command.
         grace: Seconds between SIGTERM and SIGKILL.
 
     Returns:
-        How it ended, with the output of this command alone.
+        Result, with the output of this command only.
     """
     with tempfile.TemporaryDirectory(prefix="tfdml-") as scratch:
         path = log if log is not None else Path(scratch) / "output"
@@ -97,14 +97,14 @@ def run(
 
 
 def ask(module: str, timeout: float) -> Ended:
-    """Runs a module of this package, which prints what TensorFlow says: it may break there.
+    """Runs a module of this package in a child process, where importing TensorFlow may crash.
 
     Args:
-        module: Its name.
+        module: Name of the module.
         timeout: Seconds after which it is stopped.
 
     Returns:
-        How it ended. TensorFlow's own messages are left out.
+        Result, without TensorFlow's own messages.
     """
     environment = topology.child_environment(TF_CPP_MIN_LOG_LEVEL="3")
     return run([sys.executable, "-m", module], environment=environment, timeout=timeout)
@@ -114,13 +114,13 @@ def stop(child: subprocess.Popen, grace: float = GRACE) -> None:
     """Ends a child and all its descendants: SIGTERM, `grace` seconds, then SIGKILL.
 
     Args:
-        child: The child; it may have ended already.
+        child: Child process, which may have ended already.
         grace: Seconds between the two signals.
     """
     family = tree_of(child.pid)[::-1]
     if child.poll() is not None:
         family = [pid for pid in family if pid != child.pid]
-    # A descendant whose parent has ended belongs to init now: the session finds it.
+    # An orphaned descendant belongs to init now; it is still in the child's session.
     end_processes([*family, *session_of(child.pid)], grace)
     child.wait()
 

@@ -1,7 +1,7 @@
-"""CUDA's compiler and NCCL, for a build for GPUs: found on the system or in installed wheels.
+"""Finds CUDA's compiler and NCCL for a GPU build, on the system or in installed wheels.
 
-The wheels `nvidia-cuda-nvcc`, of CUDA 13, hold a compiler; those of CUDA 12 hold none. Wheels
-have libraries under their versioned names only, so a build is given folders of links.
+The `nvidia-cuda-nvcc` wheels of CUDA 13 contain a compiler; those of CUDA 12 do not. Wheels have
+libraries only under versioned names, so a build gets folders of links.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from pathlib import Path
 from tfdml.horovod_build.changes import RPATH_VARIABLE
 from tfdml.horovod_build.errors import BuildError
 
-# The folder that CUDA's installers link to.
+# Folder that CUDA's installers link to.
 USUAL_HOME = Path("/usr/local/cuda")
 NVCC_WHEELS = 'pip install "nvidia-cuda-nvcc==13.*" "nvidia-cuda-cccl==13.*"'
 NCCL_WHEEL = "pip install nvidia-nccl-cu12"
-# What a toolkit must hold.
+# Files that a toolkit must contain.
 _PARTS = ("bin/nvcc", "include/cuda_runtime.h", "lib/libcudart_static.a")
-# What the wheels' folder must hold, and the wheel that brings it.
+# Files that the wheels' folder must contain, and the wheel that provides each.
 _WHEEL_PARTS = {
     "bin/nvcc": "nvidia-cuda-nvcc",
     "include/crt/host_config.h": "nvidia-cuda-crt",
@@ -36,14 +36,14 @@ _LIBRARY_FOLDERS = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-g
 
 @dataclasses.dataclass(frozen=True)
 class Libraries:
-    """What a build for GPUs uses.
+    """CUDA and NCCL of a GPU build.
 
     Attributes:
-        cuda: The folder of CUDA's compiler, headers and libraries.
-        cuda_version: The compiler's version, such as "13.0.88".
-        nccl: The folder of NCCL's header and library.
-        nccl_version: NCCL's version, such as "2.27.7".
-        wheels: The folder of the environment's NVIDIA wheels; `cuda` and `nccl` may be in it.
+        cuda: Folder of CUDA's compiler, headers and libraries.
+        cuda_version: Version of the compiler, such as "13.0.88".
+        nccl: Folder of NCCL's header and library.
+        nccl_version: Version of NCCL, such as "2.27.7".
+        wheels: Folder of the environment's NVIDIA wheels; `cuda` and `nccl` may be in it.
     """
 
     cuda: Path
@@ -54,20 +54,20 @@ class Libraries:
 
     @property
     def nccl_is_a_wheel(self) -> bool:
-        """Whether Horovod has to look for NCCL in the wheel when it is loaded."""
+        """True if NCCL comes from a wheel, where Horovod must find it when it is loaded."""
         return self.nccl.parent == self.wheels
 
     def facts(self) -> dict[str, str]:
-        """Returns what changes Horovod's wheel, for the key of the cache."""
+        """Returns the facts that change Horovod's wheel, for the key of the cache."""
         origin = "wheel" if self.nccl_is_a_wheel else str(self.nccl)
         return {"cuda": self.cuda_version, "nccl": f"{self.nccl_version} ({origin})"}
 
     def variables(self, folder: Path, path: str) -> dict[str, str]:
-        """Returns the variables that tell the build of them; makes links to what is in wheels.
+        """Returns the build's variables for CUDA and NCCL; creates links to those in wheels.
 
         Args:
-            folder: An existing folder for the links; it must stay until the build has ended.
-            path: The build's PATH.
+            folder: Existing folder for the links, needed until the build has ended.
+            path: PATH of the build.
         """
         cuda, nccl = self.cuda, self.nccl
         if cuda.parent == self.wheels:
@@ -75,8 +75,8 @@ class Libraries:
         told = {}
         if self.nccl_is_a_wheel:
             nccl = _linked(nccl, folder / "nccl", ("include",))
-            told["HOROVOD_NCCL_LINK"] = "SHARED"  # There is no other library in it.
-            # From `horovod/tensorflow`, where Horovod's library is.
+            told["HOROVOD_NCCL_LINK"] = "SHARED"  # The wheel has no static library.
+            # Relative to `horovod/tensorflow`, the folder of Horovod's library.
             told[RPATH_VARIABLE] = "$ORIGIN/../../nvidia/nccl/lib"
         return {
             **told,
@@ -91,15 +91,15 @@ def find(environment: Mapping[str, str], site: Path | None = None) -> Libraries:
     """Finds CUDA's compiler and NCCL.
 
     Args:
-        environment: The environment the command was started in: HOROVOD_CUDA_HOME, CUDA_HOME,
+        environment: Environment variables of the command: HOROVOD_CUDA_HOME, CUDA_HOME,
             HOROVOD_NCCL_HOME and PATH are read.
-        site: The folder of installed packages; this Python environment's by default.
+        site: Folder of installed packages; this Python environment's by default.
 
     Returns:
-        What was found.
+        Folders and versions of CUDA and NCCL.
 
     Raises:
-        BuildError: If one of them is missing, or what is named is incomplete.
+        BuildError: If one of them is missing, or a folder named by the user is incomplete.
     """
     wheels = (site or Path(sysconfig.get_path("purelib"))) / "nvidia"
     cuda = _find_cuda(environment, wheels)
@@ -129,7 +129,7 @@ def _find_cuda(environment: Mapping[str, str], wheels: Path) -> Path:
 
 
 def _cuda_homes(environment: Mapping[str, str], wheels: Path) -> Iterator[tuple[str, Path]]:
-    """Yields where CUDA may be, what the user has named first."""
+    """Yields the origin and path of possible CUDA folders, those named by the user first."""
     for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
         if environment.get(name):
             yield name, Path(environment[name])
@@ -148,7 +148,7 @@ def _missing(home: Path, is_of_wheels: bool) -> list[str]:
 
 
 def _places(home: Path, name: str) -> list[Path]:
-    """Returns where a toolkit may hold a file: its libraries are in one of several folders."""
+    """Returns the possible paths of a file in a toolkit: the library folder's name varies."""
     folder, _, file = name.rpartition("/")
     return [home / each / file for each in (_LIBRARY_FOLDERS if folder == "lib" else (folder,))]
 
@@ -170,7 +170,7 @@ def _find_nccl(environment: Mapping[str, str], wheels: Path, cuda: Path) -> Path
 
 
 def _linked(home: Path, folder: Path, parts: Sequence[str]) -> Path:
-    """Makes a folder like that of a toolkit: the libraries have their names without a version."""
+    """Creates a toolkit folder of links, with library names that have no version."""
     libraries = folder / "lib"
     libraries.mkdir(parents=True)
     for part in parts:

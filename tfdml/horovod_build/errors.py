@@ -1,25 +1,25 @@
-"""The one error of this package: what is wrong with a build, and what to do about it."""
+"""Exception of this package: what is wrong with a build, and how to fix it."""
 
 from pathlib import Path
 
 
 class BuildError(RuntimeError):
-    """Horovod cannot be built, or not as asked.
+    """Raised when Horovod cannot be built as requested.
 
     The message has the form "what and rule. Received: value. Fix."
 
     Attributes:
-        log: The build log, when a build had already begun; else None.
+        log: Path of the build log; None if no build had begun.
     """
 
     def __init__(self, rule: str, *, received: str, fix: str, log: Path | None = None) -> None:
         """Composes the message.
 
         Args:
-            rule: What must hold, as a sentence.
-            received: What was found instead.
-            fix: What the user can do, as one or more sentences.
-            log: The log that says more.
+            rule: Requirement that is violated, as a sentence.
+            received: Finding that violates it.
+            fix: Remedy for the user, as one or more sentences.
+            log: Path of the build log with the details.
         """
         message = f"{rule} Received: {received}. {fix}"
         if log is not None:

@@ -1,4 +1,4 @@
-"""Installing a built wheel into this Python environment, and trying it once."""
+"""Installs a built wheel into this Python environment and tests that it loads."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def installed_from(wheel: Path) -> bool:
     """Returns whether the installed Horovod came from exactly this wheel.
 
     Args:
-        wheel: A wheel in the cache.
+        wheel: Path of a wheel in the cache.
     """
     try:
         text = metadata.distribution("horovod").read_text("direct_url.json")
@@ -36,16 +36,16 @@ def installed_from(wheel: Path) -> bool:
 
 
 def install(wheel: Path) -> Loaded | None:
-    """Installs a wheel unless it is installed already, and loads it once.
+    """Installs a wheel unless it is already installed, and loads Horovod once.
 
     Args:
-        wheel: The wheel to install.
+        wheel: Path of the wheel to install.
 
     Returns:
-        What the installed Horovod says of itself; None when it was installed already.
+        Properties of the installed Horovod; None if it was already installed.
 
     Raises:
-        BuildError: If pip cannot install it, or it cannot be loaded.
+        BuildError: If pip cannot install the wheel, or Horovod cannot be loaded.
     """
     if installed_from(wheel):
         return None

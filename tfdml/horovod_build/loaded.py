@@ -1,7 +1,7 @@
-"""Loads Horovod in a process of its own and says what it was built with.
+"""Loads Horovod in a child process and reports what it was built with.
 
-Run as `python -m tfdml.horovod_build.loaded`: a broken library can end this process without
-ending the one that asks. The last line of the output is JSON.
+The child runs `python -m tfdml.horovod_build.loaded`: a broken library can crash it without
+crashing the parent. The last line of its output is JSON.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ _SECONDS = 120
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a Horovod that could be loaded says of itself.
+    """Properties of a Horovod that loads.
 
     Attributes:
-        version: Horovod's version.
-        built_against: The TensorFlow version it was compiled against.
-        tensorflow: The TensorFlow version it was loaded with.
-        transports: Those it was built with, of gloo, mpi and nccl.
+        version: Version of Horovod.
+        built_against: Version of TensorFlow that it was compiled against.
+        tensorflow: Version of TensorFlow that it was loaded with.
+        transports: Transports that it was built with, of gloo, mpi and nccl.
     """
 
     version: str
@@ -33,7 +33,7 @@ def load() -> Loaded | str:
     """Loads Horovod in a child process.
 
     Returns:
-        What it says of itself; or, when it cannot be loaded, the end of the child's output.
+        Properties of Horovod or, if it does not load, the end of the child's output.
     """
     ended = child.ask("tfdml.horovod_build.loaded", _SECONDS)
     if not ended.ok or not ended.lines:

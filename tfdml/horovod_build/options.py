@@ -1,13 +1,12 @@
-"""What Horovod is built with: the flags of the command, as the variables Horovod's build reads."""
+"""Build options of Horovod: the command's flags as variables that Horovod's build reads."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from tfdml.horovod_build.errors import BuildError
 
-# Variables that say where libraries are or how to compile, which Horovod's build reads. They are
-# the user's and pass through; every other HOROVOD_ variable is withheld from the build, so that
-# the same flags always mean the same wheel.
+# The user's variables for library paths and compilation, which are passed to Horovod's build. Every
+# other HOROVOD_ variable is withheld, so that the same flags always mean the same wheel.
 PASSED_THROUGH = (
     "HOROVOD_BUILD_CUDA_CC_LIST",
     "HOROVOD_CUDA_HOME",
@@ -18,21 +17,21 @@ PASSED_THROUGH = (
     "HOROVOD_NCCL_LIB",
     "HOROVOD_NCCL_LINK",
 )
-# These change what the compiler produces as well.
+# These also change the compiler's output.
 _COMPILER = ("CXX", "CXXFLAGS", "LDFLAGS")
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildOptions:
-    """The transports a Horovod wheel is built with.
+    """Transports that a Horovod wheel is built with.
 
     Attributes:
-        gloo: Gloo, over TCP: needs nothing that is not in Horovod's source. The tested one.
+        gloo: Gloo over TCP, which is part of Horovod's source. The tested one.
         mpi: An installed MPI with its compiler wrapper. Untested.
         nccl: NCCL for collectives on GPUs, with CUDA's compiler. Compiles; not run on a GPU.
 
     Raises:
-        BuildError: If neither gloo nor MPI is chosen: Horovod needs one of them for control.
+        BuildError: If neither gloo nor MPI is chosen: Horovod needs one for control messages.
     """
 
     gloo: bool = True
@@ -50,11 +49,11 @@ class BuildOptions:
 
     @property
     def label(self) -> str:
-        """The chosen transports by name, such as `gloo+nccl`."""
+        """Names of the chosen transports, such as `gloo+nccl`."""
         return "+".join(f.name for f in dataclasses.fields(self) if getattr(self, f.name))
 
     def variables(self) -> dict[str, str]:
-        """Returns the variables that tell Horovod's build what to include."""
+        """Returns the variables that select what Horovod's build includes."""
         chosen = {
             "HOROVOD_WITH_TENSORFLOW": "1",
             "HOROVOD_WITHOUT_PYTORCH": "1",
@@ -67,13 +66,13 @@ class BuildOptions:
         return chosen
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of a build.
+        """Returns the complete environment of a build.
 
         Args:
-            inherited: The environment the command was started in.
+            inherited: Environment variables of the command.
 
         Returns:
-            `inherited` without stray HOROVOD_ variables, with those of the options.
+            `inherited` without stray HOROVOD_ variables, plus those of the options.
         """
         kept = {
             name: value
@@ -86,7 +85,7 @@ class BuildOptions:
         """Returns every variable that changes the wheel, for the key of the cache.
 
         Args:
-            inherited: The environment the command was started in.
+            inherited: Environment variables of the command.
         """
         relevant = (*PASSED_THROUGH, *_COMPILER)
         passed = {name: inherited[name] for name in relevant if name in inherited}

@@ -1,6 +1,6 @@
-"""What a build needs of the machine, checked before anything is downloaded or compiled.
+"""Checks of a build's requirements, made before anything is downloaded or compiled.
 
-Every check is a function that returns what it found, or raises `BuildError` saying what to do.
+A check that fails raises `BuildError` with the fix; most return what they found.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from tfdml.horovod_build.errors import BuildError
 
-# Horovod's CMake files ask for 3.13; CMake 4 refuses the old policy version of its bundled gloo.
+# Horovod's CMake files require 3.13; CMake 4 rejects the old policy version of its bundled gloo.
 CMAKE_MINIMUM = Version("3.13")
 CMAKE_LIMIT = Version("4")
 # Source, objects and wheel take 0.4 GB with gloo; CUDA kernels for several GPUs take more.
@@ -53,7 +53,7 @@ class TensorFlow:
 def installed_tensorflows() -> list[TensorFlow]:
     """Returns all installed distributions of TensorFlow, without importing it.
 
-    They have files of the same names: of two, neither is whole.
+    Their files have the same names: two installed distributions overwrite each other.
     """
     return [
         TensorFlow(name, found.version)
@@ -66,7 +66,7 @@ def installed_tensorflow() -> TensorFlow:
     """Returns the installed TensorFlow, without importing it.
 
     Raises:
-        BuildError: If there is none.
+        BuildError: If TensorFlow is not installed.
     """
     for found in installed_tensorflows():
         return found
@@ -78,7 +78,7 @@ def installed_tensorflow() -> TensorFlow:
 
 
 def require_python_packages() -> None:
-    """Checks that the packages which Horovod's own build imports are installed.
+    """Checks that the packages imported by Horovod's own build are installed.
 
     Raises:
         BuildError: If one is missing.
@@ -96,10 +96,10 @@ def find_compiler(environment: Mapping[str, str]) -> str:
     """Finds a C++ compiler and make.
 
     Args:
-        environment: The variables of the build; PATH and CXX are read.
+        environment: Environment variables of the build; PATH and CXX are read.
 
     Returns:
-        The compiler's path.
+        Path of the compiler.
 
     Raises:
         BuildError: If the compiler or make is missing.
@@ -123,14 +123,14 @@ def find_cmake(environment: Mapping[str, str], scripts: str | None = None) -> st
     """Finds a CMake that can build Horovod, first in this Python environment, then on PATH.
 
     Args:
-        environment: The variables of the build; PATH is read.
-        scripts: The directory of this Python environment's commands; found by itself.
+        environment: Environment variables of the build; PATH is read.
+        scripts: Directory of commands; this Python environment's by default.
 
     Returns:
-        The path of the first CMake of a suitable version.
+        Path of the first CMake of a suitable version.
 
     Raises:
-        BuildError: If there is none.
+        BuildError: If no suitable CMake is found.
     """
     scripts = sysconfig.get_path("scripts") if scripts is None else scripts
     seen: dict[str, str] = {}
@@ -151,10 +151,10 @@ def find_cmake(environment: Mapping[str, str], scripts: str | None = None) -> st
 
 
 def require_mpi(environment: Mapping[str, str]) -> None:
-    """Checks that MPI's compiler wrapper is there.
+    """Checks that MPI's compiler wrapper is available.
 
     Args:
-        environment: The variables of the build; PATH and HOROVOD_MPICXX_SHOW are read.
+        environment: Environment variables of the build; PATH and HOROVOD_MPICXX_SHOW are read.
 
     Raises:
         BuildError: If it is not on PATH.
@@ -171,17 +171,17 @@ def require_mpi(environment: Mapping[str, str]) -> None:
 
 
 def require_disk(directory: Path, needed: int = DISK_BYTES) -> int:
-    """Checks that there is room for a build.
+    """Checks that the disk has enough free space for a build.
 
     Args:
-        directory: An existing directory of the file system to build on.
-        needed: The bytes that must be free.
+        directory: Existing directory of the file system to build on.
+        needed: Required free space in bytes.
 
     Returns:
-        The bytes that are free.
+        Free space in bytes.
 
     Raises:
-        BuildError: If there is less.
+        BuildError: If less than `needed` is free.
     """
     free = shutil.disk_usage(directory).free
     if free < needed:

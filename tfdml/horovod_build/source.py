@@ -1,4 +1,4 @@
-"""Horovod's source distribution: fetched by name, verified, unpacked, and made to compile."""
+"""Horovod's source distribution: download, verification, unpacking and patches."""
 
 import sys
 import tarfile
@@ -13,24 +13,24 @@ from tfdml.horovod_build.errors import BuildError
 
 VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
-# The published archive. What is compiled here runs with the user's rights, so it is verified.
+# SHA-256 of the published archive, verified because the compiled code runs with the user's rights.
 DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 _DOWNLOAD_SECONDS = 600
 
 
 def fetch(directory: Path, environment: Mapping[str, str], log: Path) -> Path:
-    """Returns the verified source archive, downloaded by pip when it is not there yet.
+    """Returns the verified source archive, downloading it by pip if necessary.
 
     Args:
-        directory: Where archives are kept.
-        environment: The variables pip runs with; its configuration is the user's.
-        log: The file pip's output is appended to.
+        directory: Directory of archives.
+        environment: Environment variables of pip, which uses the user's configuration.
+        log: File that pip's output is appended to.
 
     Returns:
-        The archive in `directory`.
+        Path of the archive in `directory`.
 
     Raises:
-        BuildError: If it cannot be downloaded, or is not the published one.
+        BuildError: If the archive cannot be downloaded, or is not the published one.
     """
     archive = directory / ARCHIVE
     if archive.exists() and sha256(archive) == DIGEST:
@@ -62,17 +62,17 @@ def fetch(directory: Path, environment: Mapping[str, str], log: Path) -> Path:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """Unpacks the archive and changes its files as `CHANGES` says.
+    """Unpacks the archive and applies `CHANGES` to its files.
 
     Args:
-        archive: The verified source archive.
-        directory: Where to unpack.
+        archive: Verified source archive.
+        directory: Directory to unpack into.
 
     Returns:
-        The root of the source tree.
+        Root of the source tree.
 
     Raises:
-        BuildError: If the source is not what is expected.
+        BuildError: If a text to replace does not occur exactly once in its file.
     """
     with tarfile.open(archive) as opened:
         if hasattr(tarfile, "data_filter"):
@@ -96,6 +96,6 @@ def unpack(archive: Path, directory: Path) -> Path:
 
 
 def last_lines(text: str, count: int) -> str:
-    """Returns the last lines of a text that are not empty, each shortened, joined by newlines."""
+    """Returns the last `count` non-empty lines of a text, each cut to 300 characters."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line[:300] for line in lines[-count:])

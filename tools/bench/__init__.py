@@ -1,1 +1,1 @@
-"""The benchmarks, beside their peers: `python -m tools.bench.NAME --help` tells about each."""
+"""Benchmarks against peers: `python -m tools.bench.NAME --help` describes each."""

@@ -1,13 +1,13 @@
-"""Measures what checkpoints cost and survive, beside Keras's own, in one run.
+"""Measures the cost and reliability of checkpoints against Keras's own, in one run.
 
     python -m tools.bench.checkpoints stall
     python -m tools.bench.checkpoints overhead
     python -m tools.bench.checkpoints kills
 
-- `stall`: for how long training stands still for a save.
+- `stall`: how long a save blocks training.
 - `overhead`: how much longer training takes with a save every 100 steps.
-- `kills`: a program is killed at random moments, many of them while it saves, and started again;
-  counted is how often the restart fails.
+- `kills`: how often a restart fails after the program was killed at a random moment, often while
+  it was saving.
 
 The network of the first two is ResNet-50: 25.6 million parameters, 307 MB with Adam's slots.
 """
@@ -27,9 +27,9 @@ import typer
 from tools.bench.harness import conditions, report, run_job, start
 
 BATCH, PIXELS = 4, 32
-# Steps between two saves whose stalls are timed: the write before has ended by then.
+# Steps between two timed saves: enough for the previous write to end.
 APART, SAVES = 10, 5
-# Steps that are timed together: a write has ended within them.
+# Steps of a timed window: enough for a write to end.
 WINDOW = 12
 
 SYNCHRONOUS, BACKGROUND = "tfdml, synchronous", "tfdml"
@@ -39,7 +39,7 @@ NAMES = (BACKGROUND, SYNCHRONOUS, ORBAX, ORBAX_SYNCHRONOUS, BACKUP)
 
 
 def saver(name: str, directory: str, every: int):
-    """Returns a callback that saves every so many steps."""
+    """Returns a callback that saves every `every` steps."""
     import keras
 
     import tfdml
@@ -65,11 +65,10 @@ def resnet():
 
 
 def train(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
-    """Trains with a save every so many steps.
+    """Trains with a save every `every` steps.
 
     Returns:
-        The moment at which each step had been trained; and the seconds for which training then
-        stood still, in the callback that saves.
+        Time at the end of each step, and the seconds that the saving callback then took.
     """
     import keras
     import numpy as np
@@ -104,12 +103,12 @@ def train(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
 
 
 def in_a_process(name: str, steps: int, every: int) -> tuple[list[float], list[float]]:
-    """Does `train` in a new process, as all are."""
+    """Runs `train` in a new process, so that all measurements start equally."""
     return tuple(run_job(__spec__.name, "one", name, str(steps), str(every), processes=1))
 
 
 def one(name: str, steps: int, every: int) -> None:
-    """What a process of its own measures."""
+    """Measures one training in this process and reports it."""
     report(train(name, steps, every))
 
 
@@ -120,7 +119,7 @@ def stall() -> None:
     print("|---|---|---|---|")
     for name in NAMES:
         moments, stalls = in_a_process(name, SAVES * APART, APART)
-        # The first save makes buffers and threads.
+        # The first save creates buffers and threads.
         saves = [1000 * s for s in stalls[APART - 1 :: APART]][1:]
         steps = [1000 * (b - a) for a, b in zip(moments, moments[1:], strict=False)]
         print(
@@ -136,8 +135,8 @@ def overhead(
 ) -> None:
     """How much longer training takes with a save every 100 steps.
 
-    A save is in the first of two windows of 12 steps, one after the other: what the first takes
-    longer is the save's. The machine's own changes are seen in windows of its steps alone.
+    A save falls into the first of two consecutive windows of 12 steps: the difference of their
+    times is the cost of the save. Windows without a save show the machine's own variation.
     """
     print(f"Measured with {conditions()}.\n")
     print(
@@ -146,7 +145,7 @@ def overhead(
     print("|---|---|---|---|---|")
     for name in names:
         moments, _ = in_a_process(name, 4 * WINDOW * (saves + 1), 4 * WINDOW)
-        # The moment of a step is before its save.
+        # The time of a step is taken before its save.
         marks = moments[4 * WINDOW - 1 :: WINDOW]
         windows = [b - a for a, b in zip(marks, marks[1:], strict=False)]
         step = statistics.median(windows) / WINDOW
@@ -164,7 +163,7 @@ def overhead(
 
 
 def victim(name: str, directory: str, ready) -> None:
-    """A training of a network of 3.6 million parameters, to be killed."""
+    """Trains a network of 3.6 million parameters until it is killed."""
     import keras
     import numpy as np
 
@@ -180,9 +179,9 @@ def victim(name: str, directory: str, ready) -> None:
 
 
 def killed(name: str, kills: int, seed: int = 0) -> tuple[int, int]:
-    """Kills a program again and again; returns how many restarts failed, of how many.
+    """Kills a program repeatedly; returns the number of failed restarts and of all restarts.
 
-    A directory whose restart has failed is given up, and the next kill is of a new one.
+    After a failed restart the next program gets a new directory.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensorflow", "keras"])

@@ -42,7 +42,7 @@ CODECS = (
     compression.RandomK(0.01),
     compression.PowerSGD(4),
 )
-# What is aimed at, Gbit/s.
+# Targets in Gbit/s.
 BARS = {
     "QSGD(bits=8, bucket_size=512, norm='max', stochastic=False)": 60,
     "QSGD(bits=8, bucket_size=512, norm='max', stochastic=True)": 40,
@@ -53,7 +53,7 @@ CHOICE, CHOICE_BAR = 0.01, 40
 
 
 def seconds(call: Callable[[], object], least: float = 1.0) -> float:
-    """Returns the median of as many calls as fit in some seconds."""
+    """Returns the median time of a call, over as many calls as fit in `least` seconds."""
     call(), call()
     times, begin = [], time.perf_counter()
     while len(times) < 5 or time.perf_counter() - begin < least:
@@ -64,7 +64,7 @@ def seconds(call: Callable[[], object], least: float = 1.0) -> float:
 
 
 def measure(codec: compression.Compressor) -> tuple[float | None, float | None, float]:
-    """Returns the seconds of encoding, by XLA too (None where it is no such step), and of all."""
+    """Returns the seconds of encoding, by XLA (None if it has no such step) and of the exchange."""
     alone = EchoCollective(SIZE)
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)
@@ -93,7 +93,7 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float | None, 
 
 
 def choice() -> float:
-    """Returns the seconds of finding the largest numbers of a row."""
+    """Returns the seconds of selecting the largest values of a row."""
     row = tf.random.stateless_normal([1, SHAPE[0] * SHAPE[1]], [1, 2])
     count = int(CHOICE * row.shape[1])
     run = tf.function(lambda: encoded_largest(row, count, count))
@@ -101,7 +101,7 @@ def choice() -> float:
 
 
 def verdict(speed: float, bar: float) -> str:
-    """Returns a bar, and whether it is met."""
+    """Returns a target, and whether it is met, as text."""
     return f"{bar}: {'met' if speed >= bar else '**missed**'}"
 
 

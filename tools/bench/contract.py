@@ -31,19 +31,19 @@ from tools.bench.harness import conditions, report, run_job, start
 from tools.bench.strategies import GLOBAL_BATCH, compiled, images
 
 STEPS = 40
-# What is timed: the last is the second one again.
+# Timed variants: the last repeats the second.
 WHO = ("with", "without", "again")
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A way of reading.
+    """Way of reading data.
 
     Attributes:
-        data: What `fit` is given.
-        bare: Returns what Keras iterates over without the contract, given the pipeline and the
-            strategy's extension.
-        base: What `fit` is given without the contract, where it is something else.
+        data: Data passed to `fit`.
+        bare: Callable that returns what Keras iterates over without the contract, given the
+            pipeline and the strategy's extension.
+        base: Data passed to `fit` without the contract, if different.
     """
 
     data: tuple
@@ -103,7 +103,7 @@ def readings(strategy) -> dict[str, Reading]:
 
 @contextlib.contextmanager
 def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
-    """While this is entered, Keras reads with or without the contract; yields `fit`'s arguments."""
+    """Context manager: Keras reads with or without the contract; yields the arguments of `fit`."""
     import tensorflow as tf
 
     from tfdml.strategies import share
@@ -124,7 +124,7 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
 
 
 def train(model: Any, way: Reading, who: str) -> tuple[float, float]:
-    """Returns the seconds of a step in mid-epoch, and what an epoch takes besides its steps."""
+    """Returns the seconds of a step in mid-epoch, and an epoch's seconds outside of its steps."""
     import keras
 
     times: list[float] = []
@@ -134,26 +134,26 @@ def train(model: Any, way: Reading, who: str) -> tuple[float, float]:
     )
     with read_as(way, who) as arguments:
         model.fit(**arguments, verbose=0, callbacks=[clock])
-    # The first step waits for the data to be opened.
+    # The first step includes opening the data.
     step = (times[-2] - times[1]) / (STEPS - 1)
     return step, times[-1] - times[0] - STEPS * step
 
 
 def idle_share(seconds: float = 3.0) -> float:
-    """Returns the processors' seconds that a second of doing nothing takes."""
+    """Returns the CPU seconds that the idle process uses per second."""
     begin = time.process_time()
     time.sleep(seconds)
     return (time.process_time() - begin) / seconds
 
 
 def read_alone(strategy: Any, way: Reading, who: str, idle: float) -> float:
-    """Returns the processors' seconds for a batch that nothing is done with.
+    """Returns the CPU seconds of reading a batch without using it.
 
     Args:
-        strategy: The strategy.
-        way: What is read.
+        strategy: Strategy to read under.
+        way: Way of reading.
         who: One of `WHO`.
-        idle: What `idle_share` has returned.
+        idle: Result of `idle_share`.
     """
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
@@ -168,7 +168,7 @@ def read_alone(strategy: Any, way: Reading, who: str, idle: float) -> float:
 
 
 def compare_digests(collective: Any, calls: int = 2000) -> float:
-    """Returns the processors' seconds that a step needs to compare digests."""
+    """Returns the CPU seconds that a step needs to compare digests."""
     import tensorflow as tf
 
     from tfdml.strategies.agreement import check_digests, digest_slots

@@ -19,7 +19,7 @@ from tools.bench.harness import conditions, environment, module_command, report,
 EPOCHS = 14
 STEPS = 20
 ROWS = 64
-# The widths of the layers, all of one size: 9.4 and 0.3 million parameters.
+# Number and width of the layers: 9.4 and 0.3 million parameters.
 MODELS = {"16 layers of 768": (16, 768), "8 layers of 192": (8, 192)}
 PEERS = {
     "stock": "TensorFlow's `MirroredStrategy`",
@@ -49,7 +49,7 @@ def strategy_of(who: str, devices: list[str]) -> Any:
 
 
 def fitting(who: str, devices: list[str], model_name: str) -> Callable[[], float]:
-    """Returns what trains an epoch, and tells its median seconds a step."""
+    """Returns a callable that trains an epoch and returns its median seconds per step."""
     import time
 
     import keras
@@ -85,7 +85,7 @@ def run(model_name: str, count: int) -> None:
     epochs = {who: fitting(who, devices, model_name) for who in ("ours", *PEERS)}
     seconds: dict[str, list[float]] = {who: [] for who in epochs}
     for number in range(EPOCHS + 2):
-        # In turn, and in turned order: what heats up or slows down hits all alike.
+        # In turn and in alternating order, so that heat or load affects all equally.
         turn = list(epochs.items())
         for who, epoch in turn if number % 2 else turn[::-1]:
             seconds[who].append(epoch())

@@ -1,4 +1,4 @@
-"""How the benchmarks keep, compare and print their numbers."""
+"""Functions that store, compare and format the benchmarks' numbers."""
 
 import json
 import statistics
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def noted(path: Path) -> list[list]:
-    """Returns the rows of a table that are done already."""
+    """Returns the stored rows of a table."""
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def note(rows: list[list], path: Path) -> None:
-    """Keeps the rows that are done, one a line."""
+    """Stores the rows of a table, one per line."""
     lines = ",\n".join(json.dumps(row) for row in rows)
     path.write_text(f"[\n{lines}\n]\n")
 
@@ -32,7 +32,7 @@ def ratios(ours: list[float], peer: list[float]) -> tuple[float, float, float]:
 def fastest(ours: list[float], peer: list[float]) -> float:
     """Returns the ratio of the means of each one's fastest quarter.
 
-    Other load on the machine only adds to a time: where there is much of it, this tells more than
+    Other load on the machine only adds to a time, so under heavy load this is more reliable than
     the median.
     """
     quarter = max(1, len(ours) // 4)

@@ -1,4 +1,4 @@
-"""Times what the guard costs: steps with it and without it, epochs in turn, on 2 processes.
+"""Times the cost of the guard: steps with and without it, in alternating epochs on 2 processes.
 
     python -m tools.bench.guard
 
@@ -35,7 +35,7 @@ def run() -> None:
     with strategy.scope():
         epoch = fitting(compiled("CNN", keras), x, y)
     seconds: dict[str, list[float]] = {"with": [], "without": []}
-    epoch()  # Makes the optimizer's variables, with the guard.
+    epoch()  # Creates the optimizer's variables, with the guard.
     process = psutil.Process()
     used, lasted = 0.0, 0.0
     for number in range(EPOCHS + 2):
@@ -52,13 +52,13 @@ def run() -> None:
 
 
 def _cpu(process, guard) -> float:
-    """Returns the processor seconds that the guard's threads have used."""
+    """Returns the CPU seconds that the guard's threads have used."""
     native = {thread.native_id for thread in guard.threads}
     return sum(t.user_time + t.system_time for t in process.threads() if t.id in native)
 
 
 def _noting(extended) -> float:
-    """Returns the seconds that the main thread takes to note a step for the guard."""
+    """Returns the seconds that the main thread takes to record a step for the guard."""
     times = []
     for _ in range(20):
         begin = time.perf_counter()

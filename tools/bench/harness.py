@@ -1,4 +1,4 @@
-"""Starts the benchmarks' jobs, reads their results, and describes the machine.
+"""Harness of the benchmarks: starts jobs, reads their results and describes the machine.
 
 A job runs a module of this package (`python -m`) on several processes: as ranks of Horovod, on the
 hosts of a network lab, as workers of a TensorFlow cluster, or as the chief of one with parameter
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# Where tables, and the numbers that they are made of, are kept.
+# Directory of the tables and their numbers.
 BENCHMARKS = ROOT / "tools" / "benchmarks"
 _MARK = "RESULT "
 
@@ -38,7 +38,7 @@ def start(doc: str | None, *commands: Callable) -> None:
     """
     import typer
 
-    # Each example, which is indented, becomes a paragraph: lines of one would be joined.
+    # Each indented example becomes a paragraph: lines of one paragraph would be joined.
     page = re.sub(r"\n(?=    \S)", "\n\n", doc or "")
     app = typer.Typer(help=page, rich_markup_mode="markdown", add_completion=False)
     for command in commands:
@@ -47,18 +47,18 @@ def start(doc: str | None, *commands: Callable) -> None:
 
 
 def threads_each(processes: int) -> int:
-    """Returns how many threads each of some processes may use: they share the cores evenly."""
+    """Returns the number of threads per process if the processes share the cores evenly."""
     return max(1, (os.cpu_count() or 1) // processes)
 
 
 def environment(threads: int, **variables: str) -> dict[str, str]:
     """Returns the environment of a job's processes.
 
-    They find this package and the recipes' modules, wherever they start.
+    They find this package and the recipes' modules from any working directory.
 
     Args:
-        threads: How many threads TensorFlow and OpenMP use in each process.
-        **variables: More variables.
+        threads: Number of threads of TensorFlow and OpenMP in each process.
+        **variables: Further environment variables.
     """
     paths = [str(ROOT), str(ROOT / "recipes"), os.environ.get("PYTHONPATH", "")]
     return {
@@ -77,7 +77,7 @@ def module_command(module: str, *arguments: str, python: Path | str = sys.execut
 
 
 def horovodrun(*options: str) -> list[str]:
-    """Returns how the command of a job of Horovod begins."""
+    """Returns the beginning of the command of a Horovod job."""
     return [sys.executable, str(Path(sys.executable).with_name("horovodrun")), *options]
 
 
@@ -94,7 +94,7 @@ def run_job(module: str, *arguments: str, processes: int = 2, timeout: float = 9
         What a rank has passed to `report`.
 
     Raises:
-        RuntimeError: If no rank reports anything; with the end of what they have printed.
+        RuntimeError: If no rank reports a result; with the end of their output.
     """
     command = module_command(module, *arguments)
     if processes > 1:
@@ -120,19 +120,19 @@ def run_on_hosts(
         module: The module's name.
         *arguments: The module's arguments.
         hosts: The number of hosts.
-        rate: Of what leaves a host, such as "100mbit"; not limited if empty.
-        job: What the hosts' processes are to each other: see `tools/netlab --help`.
-        python: The Python that runs the module.
-        threads: How many threads a process uses; by default they share the cores evenly.
+        rate: Limit of a host's outgoing traffic, such as "100mbit"; unlimited if empty.
+        job: Kind of job that the hosts form: see `tools/netlab --help`.
+        python: Python that runs the module.
+        threads: Number of threads per process; by default they share the cores evenly.
         timeout: Seconds until the job is ended.
-        progress: Whether to show what the processes write to stderr, while they do.
-        **variables: More variables of their environment.
+        progress: Whether to show the processes' stderr while they run.
+        **variables: Further variables of their environment.
 
     Returns:
         What a process has passed to `report`.
 
     Raises:
-        RuntimeError: If none reports anything.
+        RuntimeError: If no process reports a result.
     """
     lab = [str(ROOT / "tools" / "netlab"), "--hosts", str(hosts), "--job", job]
     lab += ["--rate", rate] if rate else []
@@ -213,16 +213,16 @@ def result_of(
     timeout: float | None,
     progress: bool = False,
 ) -> Any:
-    """Runs a command; returns what one of its processes has passed to `report`.
+    """Runs a command; returns the value that one of its processes has passed to `report`.
 
     Args:
-        command: The command.
-        environment: Its environment.
+        command: Command to run.
+        environment: Environment variables of the command.
         timeout: Seconds until it is ended.
-        progress: Whether to show what it writes to stderr, while it does.
+        progress: Whether to show its stderr while it runs.
 
     Raises:
-        RuntimeError: If nothing is reported; with the end of what was printed.
+        RuntimeError: If nothing is reported; with the end of the output.
     """
     done = _run(command, environment, timeout, progress)
     if _MARK not in done.stdout:
@@ -234,12 +234,12 @@ def finish(command: Sequence[str], environment: dict[str, str], timeout: float) 
     """Runs a command that leaves its result in files.
 
     Args:
-        command: The command.
-        environment: Its environment.
+        command: Command to run.
+        environment: Environment variables of the command.
         timeout: Seconds until it is ended.
 
     Raises:
-        RuntimeError: If it fails; with the end of what was printed.
+        RuntimeError: If it fails; with the end of the output.
     """
     done = _run(command, environment, timeout)
     if done.returncode:
@@ -268,7 +268,7 @@ def _run(
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a job with all that it has started: ranks outlive a launcher that is killed."""
+    """Ends a job and all its descendants: ranks would outlive a killed launcher."""
     import psutil
 
     family = psutil.Process(process.pid).children(recursive=True)

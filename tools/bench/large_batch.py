@@ -21,7 +21,7 @@ from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
 BASELINE = ("sgd", 128)
 LARGE = (4096, 8192)
 SEEDS = (0, 1, 2)
-# What a rate is multiplied by in a search: from a fourth to four times as much.
+# Factors of the learning rate in a search.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 NOTED = BENCHMARKS / "large_batch.json"
 
@@ -42,7 +42,7 @@ def run(epochs: int, search: str) -> None:
         if (name, batch, seed) in done:
             return
         history = large_batch.train(strategy, dataset, name, batch, epochs, seed, rate, verbose=0)
-        # Seeds of a search are not those of the table.
+        # A search uses other seeds than the table.
         rows.append([name, batch, seed, rate, history["val_accuracy"][-1]])
         if strategy.is_chief:
             print(*rows[-1], file=sys.stderr, flush=True)

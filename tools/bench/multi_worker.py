@@ -50,7 +50,7 @@ def train(peer: bool) -> None:
 
 
 def job(peer: bool) -> float:
-    """Runs one job of all workers; returns its median milliseconds a step."""
+    """Runs one job of all workers; returns its median milliseconds per step."""
     seconds = run_workers(
         __spec__.name,
         "--worker",

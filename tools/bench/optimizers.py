@@ -1,4 +1,4 @@
-"""Times an update of ResNet-50's variables: ours beside Keras's Adam, in turn, in one process.
+"""Times updates of ResNet-50's variables: ours against Keras's Adam, in turn, in one process.
 
     python -m tools.bench.optimizers
 
@@ -18,7 +18,7 @@ WARM_UP = 3
 
 
 def shapes() -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the names and shapes of the 161 variables, 25.6 million numbers."""
+    """Returns the names and shapes of the 161 variables, 25.6 million parameters."""
     kernels = [(7, 7, 3, 64)]
     width = 64
     for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
@@ -36,7 +36,7 @@ def shapes() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def measure() -> dict[str, list[float]]:
-    """Returns the seconds of each update, by optimizer; those of a round are neighbours in time."""
+    """Returns the seconds of each update, by optimizer; those of a round are adjacent in time."""
     import keras
     import numpy as np
     import tensorflow as tf

@@ -29,10 +29,10 @@ class Exchange(NamedTuple):
     """One bucket of one step, in milliseconds since the step's first bucket was ready.
 
     Attributes:
-        bucket: The bucket's number.
-        ready: When a process first had its gradients.
-        begin: When all had them, and the exchange began.
-        end: When it ended.
+        bucket: Number of the bucket.
+        ready: Time at which the first process had its gradients.
+        begin: Time at which all processes had them, and the exchange began.
+        end: Time at which the exchange ended.
     """
 
     bucket: int
@@ -57,7 +57,7 @@ def read_steps(timeline: Path) -> list[list[Exchange]]:
         for e in events
         if e.get("name") == "process_name" and "name" in e["args"]
     }
-    # Of a bucket's tensors, the first tells for all: a group is exchanged as one.
+    # A bucket's first tensor stands for all: a group is exchanged as one.
     spans: dict[int, list[list[float]]] = defaultdict(list)
     open_events: dict[int, list[tuple[str, float]]] = defaultdict(list)
     for event in events:
@@ -82,7 +82,7 @@ def read_steps(timeline: Path) -> list[list[Exchange]]:
 
 
 def median_step(steps: list[list[Exchange]]) -> list[Exchange]:
-    """Returns the median of each time over the steps, but for the first, which is traced."""
+    """Returns the median of each time over the steps, without the first, which traces."""
     return [
         Exchange(same[0].bucket, *(statistics.median(e[i] for e in same) for i in (1, 2, 3)))
         for same in zip(*steps[1:], strict=True)

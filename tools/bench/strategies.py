@@ -70,7 +70,7 @@ def images(steps: int) -> tuple:
 
 
 def fitting(model, x, y) -> Callable[[], tuple[float, float]]:
-    """Returns what trains one epoch by `fit`, and tells the epoch's seconds and all the call's."""
+    """Returns a callable that trains an epoch by `fit`; it returns the epoch's and call's seconds."""
     import keras
 
     times = {}
@@ -88,7 +88,7 @@ def fitting(model, x, y) -> Callable[[], tuple[float, float]]:
 
 
 def hand_written(name: str, x, y) -> Callable[[], tuple[float, float]]:
-    """Returns what trains one epoch by a loop over Horovod: each rank its own half of the data."""
+    """Returns a callable that trains an epoch by a loop over Horovod, each rank on its half."""
     import horovod.tensorflow as hvd
     import keras
     import tensorflow as tf
@@ -147,7 +147,7 @@ def run(name: str, steps_per_execution: int) -> None:
         peer = hand_written(name, x, y)
     seconds: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
     for number in range(EPOCHS + 2):
-        # In turn, and in turned order: what heats up or slows down hits both alike.
+        # In turn and in alternating order, so that heat or load affects both equally.
         turn = [("ours", ours), ("peer", peer)]
         for who, epoch in turn if number % 2 else turn[::-1]:
             seconds[who].append(epoch())

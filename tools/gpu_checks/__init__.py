@@ -1,1 +1,1 @@
-"""What `tools/gpu_report` checks on this machine's devices, and the page that it writes."""
+"""Checks of `tools/gpu_report` on this machine's devices, and its page."""

@@ -1,4 +1,4 @@
-"""The command line of `tools/gpu_report`."""
+"""Command line of `tools/gpu_report`."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ HELP = "\n\n".join(
 
 
 class Devices(str, Enum):
-    """What a report is of."""
+    """Kinds of devices that a report covers."""
 
     auto = "auto"
     cpu = "cpu"

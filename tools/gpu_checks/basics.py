@@ -10,13 +10,13 @@ from tfdml.horovod_build.loaded import Loaded
 from tools.gpu_checks.machine import Machine
 from tools.gpu_checks.row import Row
 
-# The largest error of a product of 256 x 256 float32 numbers that are near 1: about 4e-5 is usual.
-# With numbers of 10 bits, as in TF32, it is about 0.03.
+# Largest allowed error of a product of 256 x 256 float32 matrices with values near 1: about 4e-5 is
+# usual. With a 10-bit mantissa, as in TF32, it is about 0.03.
 PRODUCT_ERROR = 1e-3
 
 
 def versions(machine: Machine) -> Iterator[Row]:
-    """Yields what is installed, and whether tfdml is for it."""
+    """Yields the row on installed versions, and whether tfdml supports them."""
     row = Row("versions", "tfdml is for these versions of Python, TensorFlow and Keras.")
     for check in (ranges.check_python, ranges.check_tensorflow, ranges.check_keras):
         finding = check()
@@ -40,7 +40,7 @@ def versions(machine: Machine) -> Iterator[Row]:
 
 
 def devices(machine: Machine) -> Iterator[Row]:
-    """Yields each device, and whether it multiplies as NumPy does."""
+    """Yields the row on the devices, and whether each multiplies as NumPy does."""
     found = machine.look["devices"]
     if not found:
         row = Row("devices", "TensorFlow sees a GPU.")

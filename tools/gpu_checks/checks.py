@@ -1,4 +1,4 @@
-"""All checks of the report, and running one."""
+"""List of the report's checks, and a function that runs one."""
 
 import dataclasses
 import subprocess
@@ -11,18 +11,18 @@ from tools.gpu_checks.prefetch import prefetch
 from tools.gpu_checks.row import Row
 from tools.gpu_checks.speed import memory, scaling
 
-# A job's output is shown to this many of its last characters.
+# Last characters shown of a job's output.
 SHOWN = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check: one or more rows of the report.
+    """Check that yields one or more rows of the report.
 
     Attributes:
-        name: What `--only` calls it.
-        rows: Runs it; the processes that it starts have time limits.
-        about: What it checks.
+        name: Name for `--only`.
+        rows: Callable that runs the check; its processes have time limits.
+        about: Description of the check.
     """
 
     name: str
@@ -45,7 +45,7 @@ CHECKS = (
 
 
 def rows_of(check: Check, machine: Machine) -> list[Row]:
-    """Runs a check; what ends it early is a row that fails."""
+    """Runs a check; an error that ends it early becomes a failed row."""
     if machine.kind == "gpu" and not machine.cards and check.name not in ("versions", "devices"):
         return [Row(check.name, check.about, left_out="needs a GPU")]
     rows = []

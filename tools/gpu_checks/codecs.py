@@ -1,19 +1,19 @@
-"""Rows on the codecs: what they leave out, their speed, and that none needs the host."""
+"""Rows on the codecs: their error and speed, and that none copies payload to the host."""
 
 from collections.abc import Iterator
 
 from tools.gpu_checks.machine import Machine
 from tools.gpu_checks.row import Row
 
-# The most bytes of a copy to or from the host: a number or a shape, never a payload.
+# Largest allowed copy to or from the host in bytes: a scalar or a shape, never a payload.
 SMALL = 4096
-# How far what a codec leaves out may be from what it leaves out on a processor: random numbers
-# may differ, and a number at the border between two codes.
+# Tolerances between a codec's error on a device and on a CPU: random numbers may differ, and so may
+# the rounding of a value on the border between two codes.
 RELATIVE, ABSOLUTE = 0.02, 1e-4
 
 
 def codecs(machine: Machine) -> Iterator[Row]:
-    """Yields a row a codec, and how copies were looked for."""
+    """Yields a row for each codec, and the control row of the search for copies."""
     found = machine.alone("codecs")
     for one in found["codecs"]:
         yield row_of(one, found["bytes"], machine.kind)
@@ -24,8 +24,8 @@ def row_of(one: dict, size: int, kind: str) -> Row:
     """Returns the row of a codec.
 
     Args:
-        one: What `tools.gpu_checks.jobs.codecs` has reported of it.
-        size: The gradient's bytes.
+        one: Report of `tools.gpu_checks.jobs.codecs` on it.
+        size: Size of the gradient in bytes.
         kind: "cpu" or "gpu".
     """
     row = Row(f"codec {short(one['name'])}", "It leaves out of a gradient what it does on a CPU.")
@@ -51,14 +51,14 @@ def row_of(one: dict, size: int, kind: str) -> Row:
 
 
 def short(name: str) -> str:
-    """Returns a codec's name with its first argument, and whether its numbers are random."""
+    """Returns a codec's name with its first argument, and whether it is randomized."""
     kind, _, arguments = name.rstrip(")").partition("(")
     random = ", stochastic" if "stochastic=True" in arguments else ""
     return f"{kind}({arguments.split(', ')[0]}{random})"
 
 
 def control(sizes: list[int] | None, size: int, kind: str) -> Row:
-    """Returns the row on a copy that there is: without it, none would be found anywhere."""
+    """Returns the control row: a deliberate copy that the search must find."""
     row = Row("copies in the profile", "Where the sum is read on the host, its copy is found.")
     if kind == "cpu":
         row.left_out = "needs a GPU"

@@ -1,4 +1,4 @@
-"""The devices that a report is of, and starting jobs on them."""
+"""Devices covered by a report, and functions that start jobs on them."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 from tfdml.horovod_build.loaded import Loaded, load
 from tools.bench import harness
 
-# Logical CPUs that play the devices where the report is of processors.
+# Logical CPUs that stand in for devices in a report on CPUs.
 LOGICAL_CPUS = 2
 # Seconds until a job is ended.
 LIMIT = 600.0
@@ -15,11 +15,11 @@ LIMIT = 600.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Machine:
-    """The devices that the report is of.
+    """Devices covered by the report.
 
     Attributes:
         kind: "cpu" or "gpu".
-        look: What `tools.gpu_checks.jobs.look` has reported.
+        look: Report of `tools.gpu_checks.jobs.look`.
     """
 
     kind: str
@@ -27,12 +27,12 @@ class Machine:
 
     @property
     def cards(self) -> int:
-        """The number of GPUs, or of logical CPUs in their place."""
+        """Number of GPUs, or of logical CPUs instead."""
         return len(self.look["devices"]) if self.kind == "gpu" else LOGICAL_CPUS
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the devices are GPUs, and there are some."""
+        """True if the devices are GPUs and at least one exists."""
         return self.kind == "gpu" and self.cards > 0
 
     def alone(self, module: str, *arguments: str) -> Any:
@@ -54,12 +54,12 @@ class Machine:
 
     @functools.cached_property
     def horovod(self) -> Loaded | str:
-        """What the installed Horovod says of itself, or why it does not load."""
+        """Properties of the installed Horovod, or the reason why it does not load."""
         return load()
 
     @property
     def has_nccl_in_horovod(self) -> bool:
-        """Whether Horovod is built with NCCL."""
+        """True if Horovod is built with NCCL."""
         return isinstance(self.horovod, Loaded) and "nccl" in self.horovod.transports
 
     def _told(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,10 +67,10 @@ class Machine:
 
 
 def look(kind: str) -> Machine:
-    """Returns the machine as it is.
+    """Inspects this machine.
 
     Args:
-        kind: "cpu", "gpu", or "auto" for GPUs where there are any.
+        kind: "cpu", "gpu", or "auto" for GPUs if the machine has any.
     """
     if kind == "auto":
         found = look("gpu")

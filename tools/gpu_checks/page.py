@@ -1,4 +1,4 @@
-"""The report's page."""
+"""Markdown page of the report."""
 
 import shlex
 from collections import Counter
@@ -16,9 +16,9 @@ def page(rows: Sequence[Row], machine: Machine, command: Sequence[str]) -> str:
     """Returns the report as Markdown.
 
     Args:
-        rows: Its lines.
-        machine: What it is of.
-        command: What has made it.
+        rows: Rows of the report.
+        machine: Devices covered by the report.
+        command: Command that produced it.
     """
     lines = [
         f"# {heading(machine)}",
@@ -42,7 +42,7 @@ def page(rows: Sequence[Row], machine: Machine, command: Sequence[str]) -> str:
 
 
 def heading(machine: Machine) -> str:
-    """Returns what the page is called."""
+    """Returns the title of the page."""
     if machine.kind == "cpu":
         return ON_PROCESSORS
     kinds = Counter(device["kind"] or "GPU" for device in machine.look["devices"])
@@ -51,7 +51,7 @@ def heading(machine: Machine) -> str:
 
 
 def in_words(rows: Sequence[Row]) -> str:
-    """Returns how many checks have passed, failed, and could not be made."""
+    """Returns the numbers of passed, failed and inapplicable checks as text."""
     counts = Counter(row.result for row in rows)
     return f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['not applicable']} not here"
 

@@ -1,4 +1,4 @@
-"""The row on rows of data that are on their devices before a step asks for them."""
+"""Row on prefetching: data must be on its device before a step asks for it."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from tools.gpu_checks.row import Row
 
 
 def prefetch(machine: Machine) -> Iterator[Row]:
-    """Yields where the batches of two devices are when a step is given them."""
+    """Yields the row on where two devices' batches are when a step receives them."""
     yield row_of(machine.alone("prefetch"), machine.kind)
 
 
 def row_of(told: dict, kind: str) -> Row:
-    """Returns the row of what `tools.gpu_checks.jobs.prefetch` has reported."""
+    """Returns the row for a report of `tools.gpu_checks.jobs.prefetch`."""
     row = Row(
         "prefetch to the devices",
         "Each replica's rows are on its device, and the next batches come before they are asked "

@@ -1,4 +1,4 @@
-"""A line of the report: what must hold, whether it does, and the figures."""
+"""Row of the report: rule, result and figures."""
 
 import dataclasses
 import math
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass
 class Row:
-    """A line of the report.
+    """Row of the report.
 
     Attributes:
-        name: What is checked.
-        rule: What must hold, as a sentence.
-        figures: What was measured, by name, in words.
-        problems: What does not hold; a row without problems has passed.
-        left_out: Why it could not be checked here; empty if it was.
+        name: Subject of the check.
+        rule: Requirement, as a sentence.
+        figures: Measurements as text, by name.
+        problems: Violations; a row without problems has passed.
+        left_out: Reason why it could not be checked here; empty if it was.
     """
 
     name: str
@@ -25,26 +25,26 @@ class Row:
 
     @property
     def result(self) -> str:
-        """One of "pass", "FAIL" and "not applicable"."""
+        """Result: "pass", "FAIL" or "not applicable"."""
         if self.left_out:
             return "not applicable"
         return "FAIL" if self.problems else "pass"
 
     def require(self, holds: bool, problem: str) -> None:
-        """Notes a problem where something does not hold."""
+        """Records a problem unless `holds`."""
         if not holds:
             self.problems.append(problem)
 
     def require_close(
         self, found: Sequence[float], expected: Sequence[float], tolerance: float, of: str
     ) -> None:
-        """Notes a problem unless all numbers are finite and within an absolute tolerance.
+        """Records a problem unless all values are finite and within an absolute tolerance.
 
         Args:
-            found: Numbers.
-            expected: What they must be.
-            tolerance: How far each may be from that.
-            of: Whose numbers `expected` are.
+            found: Values to check.
+            expected: Expected values.
+            tolerance: Largest allowed absolute difference of a value.
+            of: Origin of `expected`, for the message.
         """
         largest = largest_difference(found, expected)
         self.figures[f"largest difference from {of}"] = f"{largest:.1e}"
@@ -54,14 +54,14 @@ class Row:
         )
 
     def require_moved(self, before: Sequence[float], after: Sequence[float], least: float) -> None:
-        """Notes a problem unless training has moved a weight: else equal weights show nothing."""
+        """Records a problem unless training has changed a weight: otherwise equality is vacuous."""
         moved = largest_difference(before, after)
         self.figures["moved by"] = f"{moved:.2f}"
         self.require(moved > least, f"weights must move, not by {moved:.3g} only")
 
 
 def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Returns the largest difference of two lists' numbers; infinity if they cannot be compared."""
+    """Returns the largest difference of two lists; infinity if they cannot be compared."""
     if len(found) != len(expected) or not all(map(math.isfinite, (*found, *expected))):
         return math.inf
     return max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=math.inf)

@@ -1,4 +1,4 @@
-"""Rows on memory and speed: ours beside the stock strategies, the numbers of both compared."""
+"""Rows on memory and speed: ours against the stock strategies, with both weights compared."""
 
 import functools
 import math
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tools.gpu_checks.machine import Machine
 from tools.gpu_checks.row import Row
 
-# By how much ours may take more memory than stock.
+# Fraction by which our memory may exceed that of stock.
 MORE_MEMORY = 0.25
-# How far weights may be apart after 40 steps of float32 numbers.
+# Largest allowed difference of weights after 40 steps in float32.
 TOLERANCE = 1e-4
 NO_SHARING = "Horovod is built with NCCL, which refuses two ranks on one card"
 PEERS = {
@@ -21,13 +21,13 @@ PEERS = {
 
 @functools.cache
 def run(machine: Machine, strategy: str, side: str, size: int) -> dict:
-    """Returns what a training reports.
+    """Runs a training and returns its report.
 
     Args:
-        machine: Where it runs.
+        machine: Devices to run on.
         strategy: "mirrored", "multi_worker" or "horovod".
         side: "ours" or "stock".
-        size: The number of devices: of one process, or of one a rank.
+        size: Number of devices: all of one process, or one per rank.
     """
     if strategy == "mirrored":
         return machine.alone("speed", strategy, "--side", side, "--devices", str(size))
@@ -39,9 +39,9 @@ def run(machine: Machine, strategy: str, side: str, size: int) -> dict:
 
 
 def memory(machine: Machine) -> Iterator[Row]:
-    """Yields each strategy's peak memory beside its peer's."""
+    """Yields rows of each strategy's peak memory and its peer's."""
     for strategy, (name, peer) in PEERS.items():
-        # One device, where there is no other: ranks share it.
+        # A single device if the machine has no other: ranks share it.
         size = machine.cards if strategy == "mirrored" and machine.cards < 2 else 2
         shared = machine.has_gpu and machine.cards < 2
         if strategy == "horovod" and shared and machine.has_nccl_in_horovod:
@@ -74,7 +74,7 @@ def memory_row(name: str, peer: str, ours: dict, stock: dict, kind: str) -> Row:
 
 
 def scaling(machine: Machine) -> Iterator[Row]:
-    """Yields images a second on one and on all devices, ours and stock."""
+    """Yields rows of images per second on one and on all devices, ours and stock."""
     for strategy, (name, peer) in PEERS.items():
         title = f"scaling: {name}, 1 to {machine.cards} devices"
         if machine.cards < 2:
@@ -92,11 +92,11 @@ def scaling_row(name: str, peer: str, one: dict, ours: dict, stock: dict) -> Row
     """Returns the row of trainings on one and on several devices.
 
     Args:
-        name: Its name.
-        peer: What `stock` is.
-        one: What ours reports of one device.
-        ours: What it reports of all devices.
-        stock: What the peer reports of all devices.
+        name: Name of the row.
+        peer: Name of the peer.
+        one: Our report on one device.
+        ours: Our report on all devices.
+        stock: The peer's report on all devices.
     """
     row = Row(
         name,

@@ -1,24 +1,24 @@
-"""What a trace of TensorFlow's profiler says of copies between a GPU and the host."""
+"""Finds copies between a GPU and the host in a trace of TensorFlow's profiler."""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# The names of a GPU's planes begin with this; that of the host is "/host:CPU".
+# Prefix of the names of a GPU's planes; the host's is "/host:CPU".
 GPU_PLANE = "/device:GPU"
-# How CUPTI's events of copies are named, and what between; others stay on a GPU.
+# Names of CUPTI's copy events and their directions; other copies stay on a GPU.
 _DIRECTIONS = {"MemcpyH2D": "host to device", "MemcpyD2H": "device to host"}
 _SIZE = re.compile(r"\bsize:(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """A copy between a GPU and the host.
+    """Copy between a GPU and the host.
 
     Attributes:
         direction: "host to device" or "device to host".
-        size: Its bytes.
+        size: Size in bytes.
     """
 
     direction: str
@@ -68,7 +68,7 @@ def host_copies(space) -> list[Copy]:
     """Returns the copies between GPUs and the host.
 
     Raises:
-        ValueError: If there is no GPU in the profile, or a copy does not tell its size.
+        ValueError: If the profile has no GPU, or a copy has no size.
     """
     if not any(plane.name.startswith(GPU_PLANE) for plane in space.planes):
         raise ValueError(

@@ -7,7 +7,7 @@ from tools.gpu_checks.machine import Machine
 from tools.gpu_checks.row import Row
 from tools.gpu_checks.speed import NO_SHARING
 
-# How far weights may be from one device's after 8 steps, by variant. With 8 bits of a number's
+# Largest allowed difference of weights from one device's after 8 steps, by variant. With an 8-bit
 # mantissa, a sum in another order differs by much; weights move by 0.08 and more.
 TOLERANCES = {"float32": 1e-4, "XLA": 1e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 5e-2}
 RULE = "Weights and losses are plain Keras's on one device"
@@ -16,18 +16,18 @@ BUILD = "`tfdml build-horovod --nccl`"
 
 @functools.cache
 def reference(machine: Machine) -> dict:
-    """Returns what plain Keras gives on one device."""
+    """Returns the results of plain Keras on one device."""
     return machine.alone("train", "plain")
 
 
 def two_logical(machine: Machine) -> Iterator[Row]:
-    """Yields `MirroredStrategy` on two logical devices of one card."""
+    """Yields rows of `MirroredStrategy` on two logical devices of one card."""
     found = machine.alone("train", "mirrored", "--devices", "2", "--split")
     yield from compared("MirroredStrategy, two logical devices of one card", found, machine)
 
 
 def two_ranks(machine: Machine) -> Iterator[Row]:
-    """Yields `HorovodStrategy` on two ranks that share a card."""
+    """Yields rows of `HorovodStrategy` on two ranks that share a card."""
     name = "HorovodStrategy, two gloo ranks on one card"
     if machine.kind == "gpu" and machine.has_nccl_in_horovod:
         yield Row(name, f"{RULE}.", left_out=NO_SHARING)
@@ -36,13 +36,13 @@ def two_ranks(machine: Machine) -> Iterator[Row]:
 
 
 def two_workers(machine: Machine) -> Iterator[Row]:
-    """Yields `MultiWorkerMirroredStrategy` on two workers that share a card."""
+    """Yields rows of `MultiWorkerMirroredStrategy` on two workers that share a card."""
     found = machine.workers("train", "multi_worker", "--exchange", "ring")
     yield from compared("MultiWorkerMirroredStrategy, two workers on one card", found, machine)
 
 
 def nccl(machine: Machine) -> Iterator[Row]:
-    """Yields each strategy where NCCL sums between the cards."""
+    """Yields rows of each strategy with NCCL all-reduce between the cards."""
     names = [f"{s}Strategy, NCCL" for s in ("Mirrored", "MultiWorkerMirrored", "Horovod")]
     if not machine.has_gpu or machine.cards < 2:
         for name in names:
@@ -65,7 +65,7 @@ def nccl(machine: Machine) -> Iterator[Row]:
 
 
 def compared(name: str, found: dict, machine: Machine) -> Iterator[Row]:
-    """Yields a row a variant, of what a job has reported."""
+    """Yields a row for each variant of a job's report."""
     for variant, result in found.items():
         yield row_of(f"{name}: {variant}", variant, result, reference(machine))
 
@@ -74,11 +74,11 @@ def row_of(name: str, variant: str, result: dict, references: dict) -> Row:
     """Returns the row of one training.
 
     Args:
-        name: Its name.
-        variant: The numeric variant.
-        result: What the job has reported of it.
-        references: By variant, what plain Keras gives. A step that XLA compiles is held against
-            one that it does not.
+        name: Name of the row.
+        variant: Numeric variant.
+        result: The job's report on it.
+        references: Results of plain Keras by variant. A step compiled by XLA is compared with an
+            uncompiled one.
     """
     of = "float32" if variant == "XLA" else variant
     expected = references[of]

@@ -1,1 +1,1 @@
-"""Keras's own tests, run in the scope of a strategy: `tools/keras_suite`."""
+"""Runner of Keras's own tests in the scope of a strategy: `tools/keras_suite`."""

@@ -1,4 +1,4 @@
-"""The command line of `tools/keras_suite`."""
+"""Command line of `tools/keras_suite`."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ FOLDERS = (
     "export",
 )
 TRAINING = ("trainers", "callbacks")
-# Two minutes on two slow cores: what is nearest to a step.
+# Tests closest to a training step: two minutes on two slow cores.
 SELECTION = (
     "losses",
     "metrics/iou_metrics_test.py",
@@ -141,7 +141,7 @@ def _run(
 
 
 def _side_by_side(job: Job, tests: tuple[str, ...]) -> dict[str, Outcome]:
-    """Runs tests in as many jobs as there are processors for."""
+    """Runs tests in as many parallel jobs as the cores allow."""
     jobs = max(1, len(os.sched_getaffinity(0)) // job.processes)
     parts = [tests[i::jobs] for i in range(jobs) if tests[i::jobs]]
     outcomes: dict[str, Outcome] = {}

@@ -1,4 +1,4 @@
-"""The environment that Keras's tests run in: tfdml's own, and what they need besides it."""
+"""Python environment of Keras's tests: tfdml's own plus their additional packages."""
 
 import hashlib
 import subprocess
@@ -13,12 +13,12 @@ ALL_REQUIREMENTS = Path(__file__).with_name("requirements_all.txt")
 
 
 def python(everything: bool = False) -> Path:
-    """Returns the environment's Python; makes the environment if it is not there, or not of now.
+    """Returns the environment's Python; creates the environment if it is missing or outdated.
 
-    It sees what is installed beside the Python that calls; what it installs goes before that.
+    It sees the calling Python's packages; its own packages take precedence.
 
     Args:
-        everything: Whether what only some of all tests need is installed, too: gigabytes.
+        everything: Whether to install packages that only some tests need: gigabytes.
     """
     own = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "made_of"
@@ -36,14 +36,14 @@ def python(everything: bool = False) -> Path:
     packages = sysconfig.get_path("purelib")
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site_packages = ENVIRONMENT / "lib" / version / "site-packages"
-    # Not the folder alone: its own .pth files say where tfdml is.
+    # `addsitedir`, because the folder's own .pth files say where tfdml is.
     entry = f"import site; site.addsitedir({packages!r})\n"
     (site_packages / "tfdml_environment.pth").write_text(entry)
     install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, "-r", REQUIREMENTS], check=True)
     if everything:
         subprocess.run([*install, "-r", ALL_REQUIREMENTS], check=True)
-        # Loaded into a process that has TensorFlow it crashes, and torch does without it.
+        # It crashes in a process that has TensorFlow loaded, and torch works without it.
         subprocess.run([own, "-m", "pip", "uninstall", "--yes", "--quiet", "triton"], check=True)
     stamp.write_text(f"{made_of} all" if everything else made_of)
     return own

@@ -1,4 +1,4 @@
-"""Tests of Keras's that fail in a strategy's scope for a reason: read, and held against a run."""
+"""Known failures of Keras's tests in a strategy's scope, read and compared with a run."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ CATEGORIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Exclusion:
-    """A line of the file.
+    """Line of the file.
 
     Attributes:
-        test: The test, as pytest names it from `keras/src`; a `*` at its end stands for more.
-        strategies: Under which it fails: `mirrored`, or `mirrored/3` where it is 3 replicas alone.
+        test: Test as named by pytest from `keras/src`; a final `*` matches any rest.
+        strategies: Strategies under which it fails: `mirrored`, or `mirrored/3` for 3 replicas.
         category: One of `CATEGORIES`.
-        reason: Why it fails.
-        link: The page that tells users of it.
+        reason: Reason of the failure.
+        link: Page that documents it for users.
     """
 
     test: str
@@ -44,7 +44,7 @@ def read(file: Path = FILE) -> list[Exclusion]:
     """Returns the file's exclusions.
 
     Raises:
-        ValueError: If a line is not five fields between bars, or its category is not known.
+        ValueError: If a line does not have five fields between bars, or its category is unknown.
     """
     found = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
@@ -68,14 +68,14 @@ def problems(
     strategy: str,
     replicas: int,
 ) -> Iterator[str]:
-    """Yields in what a run is not as the exclusions say.
+    """Yields the differences between a run and the exclusions.
 
     Args:
-        outcomes: The tests' outcomes in the strategy's scope.
-        plain: The outcomes without a strategy of those that failed.
-        exclusions: The file's.
-        strategy: The strategy.
-        replicas: The number of replicas.
+        outcomes: Outcomes of the tests in the strategy's scope.
+        plain: Outcomes of the failed tests without a strategy.
+        exclusions: Exclusions of the file.
+        strategy: Name of the strategy.
+        replicas: Number of replicas.
     """
     for test, end in sorted(outcomes.items()):
         listed = [e for e in exclusions if e.covers(test, strategy, replicas)]

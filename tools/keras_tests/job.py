@@ -1,4 +1,4 @@
-"""A run of Keras's tests on the processes of a job, started again where a test has ended it."""
+"""Run of Keras's tests on the processes of a job, restarted when a test ends the job."""
 
 import dataclasses
 import json
@@ -13,21 +13,21 @@ from pathlib import Path
 from tfdml.runtime.processes import end_processes, tree_of
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
-# Seconds for the ranks to end a test that one of them has ended otherwise.
+# Seconds that the other ranks get to end a test with the same outcome.
 LAG = 20.0
 # Seconds until the first test begins.
 START_SECONDS = 300.0
-# Between SIGTERM and SIGKILL.
+# Seconds between SIGTERM and SIGKILL.
 TERM_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a test has ended.
+    """Outcome of a test.
 
     Attributes:
         outcome: "passed", "failed" or "skipped".
-        message: The traceback's end, or why the job was ended.
+        message: End of the traceback, or the reason why the job was ended.
     """
 
     outcome: str
@@ -39,10 +39,10 @@ class Job:
     """Processes that run the same tests.
 
     Attributes:
-        python: The Python that runs them.
+        python: Python that runs them.
         strategy: "plain", "mirrored", "horovod" or "multi_worker".
-        replicas: The number of replicas.
-        silence: Seconds in which nothing begins or ends, after which the job is taken to hang.
+        replicas: Number of replicas.
+        silence: Seconds without the start or end of a test after which the job counts as hung.
     """
 
     python: Path
@@ -52,16 +52,16 @@ class Job:
 
     @property
     def processes(self) -> int:
-        """The number of processes."""
+        """Number of processes."""
         return self.replicas if self.strategy in ("horovod", "multi_worker") else 1
 
     @property
     def command(self) -> list[str]:
-        """What starts them."""
+        """Command that starts the processes."""
         program = [str(self.python), str(RANK_PROGRAM)]
         size = str(self.replicas)
         if self.strategy == "horovod":
-            # Beside the Python that runs this: the tests' environment has none of its own.
+            # From the calling Python's directory: the tests' environment has no `horovodrun`.
             horovodrun = Path(sys.executable).with_name("horovodrun")
             return [str(horovodrun), "-np", size, *program]
         if self.strategy == "multi_worker":
@@ -93,10 +93,10 @@ class _Attempt:
     """One start of a job.
 
     Args:
-        job: The job.
-        directory: Where its ranks write.
-        tests: What they run.
-        done: Tests that they leave out.
+        job: Job to start.
+        directory: Directory that its ranks write to.
+        tests: Tests to run.
+        done: Tests to skip.
     """
 
     def __init__(self, job: Job, directory: Path, tests: Sequence[str], done: Sequence[str]):
@@ -121,9 +121,9 @@ class _Attempt:
         }
 
     def watch(self) -> tuple[dict[str, Outcome], tuple[str | None, str] | None]:
-        """Runs the job; returns the outcomes that all ranks agree on, and what ended it early.
+        """Runs the job; returns the outcomes that all ranks agree on, and the cause of an early end.
 
-        That is a test, None if it was none, and a message.
+        The cause is a test, or None if it was not a test, and a message.
         """
         output = self._directory / "output"
         with output.open("wb") as stream:
@@ -166,7 +166,7 @@ class _Attempt:
             time.sleep(0.2)
 
     def _cause_of_end(self, exit_code: int) -> tuple[str | None, str] | None:
-        """Returns what has ended a job that is not to its end."""
+        """Returns the cause of a job's early end."""
         parted = self._parted(waits=True)
         if parted is not None:
             return parted, self._how_they_parted(parted)
@@ -175,7 +175,7 @@ class _Attempt:
         return None
 
     def _how_they_parted(self, test: str) -> str:
-        """Returns how each rank has ended a test."""
+        """Returns each rank's outcome of a test as text."""
         lines = ["The ranks parted."]
         for rank in range(self._job.processes):
             end = self._ends[test].get(rank)
@@ -185,14 +185,14 @@ class _Attempt:
 
     @property
     def _under_way(self) -> str | None:
-        """A test that a rank has begun and not ended, None without one."""
+        """Returns a test that a rank has begun and not ended, None if none."""
         return next((test for test in self._begun.values() if test is not None), None)
 
     def _parted(self, waits: bool) -> str | None:
-        """Returns a test that has not ended alike on all ranks, None without one.
+        """Returns a test whose outcome differs between ranks, None if none.
 
         Args:
-            waits: Whether the ranks that have not ended it count, too.
+            waits: Whether ranks that have not ended it count as different.
         """
         for test, ends in self._ends.items():
             unlike = len({end.outcome for end in ends.values()}) > 1
@@ -201,7 +201,7 @@ class _Attempt:
         return None
 
     def _read(self) -> bool:
-        """Reads what the ranks have written; returns whether it is anything new."""
+        """Reads the ranks' files; returns whether they have anything new."""
         news = False
         for rank in range(self._job.processes):
             file = self._directory / f"rank_{rank}.jsonl"

@@ -1,8 +1,8 @@
-"""One process of a run of Keras's tests: pytest, with every test in the scope of the strategy.
+"""Process of a run of Keras's tests: runs pytest with every test in the scope of the strategy.
 
-What it is to do stands in the JSON file that KERAS_SUITE names; what it has done, it writes line by
-line into a file of its own beside that one: a test begins, a test ends. So who watches it knows
-where it is, whatever happens to it.
+Its input is the JSON file named by KERAS_SUITE. It writes a line to its own file in the same
+directory whenever a test begins or ends, so the watching process knows its position even if it
+dies.
 """
 
 import json
@@ -19,11 +19,11 @@ import pytest
 
 
 class Scope:
-    """The strategy's scope, entered for all of Keras's tests.
+    """Scope of the strategy, entered for all of Keras's tests.
 
     Args:
         kind: "mirrored", "horovod" or "multi_worker".
-        replicas: The number of replicas of the job.
+        replicas: Number of replicas of the job.
     """
 
     def __init__(self, kind: str, replicas: int):
@@ -56,19 +56,19 @@ class Scope:
         if not tf.distribute.has_strategy():
             scope = self.strategy.scope()
             scope.__enter__()
-            # Python would leave a scope that nobody has any more.
+            # Keeps a reference: Python would leave a scope that is garbage collected.
             self._entered.append(scope)
 
 
 class Recorder:
-    """A pytest plugin that notes when a test begins and how it ends, and enters the scope.
+    """Pytest plugin that records the start and outcome of each test, and enters the scope.
 
     Args:
-        directory: Where it is noted.
-        rank: This rank; each has a file of its own.
-        ranks: The number of ranks.
-        scope: What is entered before each test, or None.
-        done: Tests that are left out.
+        directory: Directory of the ranks' files.
+        rank: This rank, which has its own file.
+        ranks: Number of ranks.
+        scope: Scope to enter before each test, or None.
+        done: Tests to skip.
     """
 
     def __init__(self, directory: Path, rank: int, ranks: int, scope: Scope | None, done: set[str]):
@@ -83,30 +83,30 @@ class Recorder:
         self._lines.write(json.dumps(fields) + "\n")
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Declares the marks that Keras's tests bear."""
+        """Registers the marks of Keras's tests."""
         for mark in ("requires_trainable_backend", "multi_device"):
             config.addinivalue_line("markers", f"{mark}: Keras's")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list) -> None:
-        """Leaves out what is done."""
+        """Removes the tests that are done."""
         del config
         items[:] = [item for item in items if item.nodeid not in self._done]
         self._note(collected=len(items))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Notes files that cannot be imported."""
+        """Records files that cannot be imported."""
         if report.failed:
             self._note(test=report.nodeid, begins=True)
             self._note(test=report.nodeid, outcome="failed", message=str(report.longrepr)[-4000:])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Notes that a test begins."""
+        """Records the start of a test."""
         self._outcome, self._message = "passed", ""
         self._note(test=nodeid, begins=True)
         self._meet()
 
     def _meet(self) -> None:
-        """Waits for all ranks, so that what one does alone in a test does not meet the next one."""
+        """Waits for all ranks, so that one rank's actions in a test do not affect the next test."""
         self._number += 1
         marks = [self._directory / f"{self._number}_{rank}" for rank in range(self._ranks)]
         marks[self._rank].touch()
@@ -129,14 +129,14 @@ class Recorder:
             self._outcome = "skipped"
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Notes how a test has ended, and whether it ran in the scope to its end."""
+        """Records the outcome of a test, and whether it was in the scope to its end."""
         if self._scope is not None and not self._scope.is_entered():
             self._outcome, self._message = "failed", "The test has left the strategy's scope."
         self._note(test=nodeid, outcome=self._outcome, message=self._message)
 
 
 def provide_conftest() -> None:
-    """Makes the module that some tests import from, which Keras's wheel leaves out."""
+    """Creates the module that some tests import, which Keras's wheel does not contain."""
     import keras
 
     def skip_if_backend(backend: str, reason: str) -> pytest.MarkDecorator:
@@ -148,13 +148,13 @@ def provide_conftest() -> None:
 
 
 def share_files(directory: Path, strategy: Any) -> None:
-    """Gives all ranks one place for files and one set of data, as a job's programs have.
+    """Gives all ranks the same directory and the same data, as the programs of a job have.
 
-    Rank 0 alone writes what callbacks save: the other ranks look for it when it has left `fit`.
+    Only rank 0 writes the callbacks' files: the other ranks look for them when it has left `fit`.
 
     Args:
-        directory: Where all ranks' tests have their folders.
-        strategy: What ranks wait for each other by.
+        directory: Parent directory of the tests' folders, common to all ranks.
+        strategy: Strategy by which the ranks wait for each other.
     """
     import keras
     import tensorflow as tf
@@ -169,7 +169,7 @@ def share_files(directory: Path, strategy: Any) -> None:
         return str(folder)
 
     test_case.TestCase.get_temp_dir = get_temp_dir
-    # Without a seed it draws one.
+    # Without a seed it would draw a random one.
     test_utils.get_test_data.__defaults__ = (0,)
     fit = keras.Model.fit
 
@@ -198,7 +198,7 @@ def main() -> int:
         share_files(run_file.parent, scope.strategy)
     import keras
 
-    # As pytest names tests: a checkout may be reached by a link.
+    # Resolved, as in pytest's names: a checkout may be reached by a link.
     root = Path(keras.__file__).resolve().parent / "src"
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(root), "-c", os.devnull]
     options += ["--continue-on-collection-errors", "--capture=no"]

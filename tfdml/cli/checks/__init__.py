@@ -1,1 +1,1 @@
-"""What `tfdml doctor` looks at: one subject a file, each check a function that returns findings."""
+"""Checks of `tfdml doctor`: functions that return findings, one subject per module."""

@@ -1,4 +1,4 @@
-"""A real all-reduce on two processes of this machine, started by `horovodrun`."""
+"""Check that runs a real all-reduce on two local processes, started by `horovodrun`."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ def check_all_reduce(transports: Sequence[str], seconds: float = SECONDS) -> Fin
     """Runs the all-reduce and checks its result.
 
     Args:
-        transports: What Horovod was built with.
-        seconds: The time both processes have; then they are stopped.
+        transports: Transports that Horovod was built with.
+        seconds: Time limit of both processes.
     """
     horovodrun = shutil.which("horovodrun", path=sysconfig.get_path("scripts"))
     if horovodrun is None:

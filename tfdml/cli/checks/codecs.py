@@ -1,4 +1,4 @@
-"""The compiled operations of compressed training: whether they are there and load."""
+"""Check that the compiled operations of compressed training exist and load."""
 
 from tfdml.cli.checks.finding import Finding, ok, warning
 from tfdml.horovod_build import child
@@ -8,7 +8,7 @@ _SECONDS = 120
 
 
 def check_codecs() -> Finding:
-    """Checks that the compiled codecs load: in a process of its own, which they could end."""
+    """Checks that the compiled codecs load, in a child process because they could crash it."""
     ended = child.ask("tfdml.cli.checks.codecs", _SECONDS)
     loads = ended.lines[-1:] if ended.ok else None
     if loads == ["True"]:

@@ -1,6 +1,6 @@
-"""What there is to compute on, asked from TensorFlow in a process of its own.
+"""Checks of cores, memory and GPUs; TensorFlow is queried in a child process.
 
-Run as `python -m tfdml.cli.checks.devices`, this lists the GPUs that TensorFlow sees, as JSON.
+The child runs `python -m tfdml.cli.checks.devices`, which prints TensorFlow's GPUs as JSON.
 """
 
 import json
@@ -29,7 +29,7 @@ def check_host() -> Finding:
 
 
 def check_devices() -> Finding:
-    """Checks that TensorFlow can be imported, and what it sees."""
+    """Checks that TensorFlow can be imported, and lists its GPUs."""
     ended = child.ask("tfdml.cli.checks.devices", _SECONDS)
     if not ended.ok or not ended.lines:
         return error(

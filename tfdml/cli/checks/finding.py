@@ -1,11 +1,11 @@
-"""What a check found: the only thing that checks return and `doctor` prints."""
+"""Finding of a check, which `tfdml doctor` prints."""
 
 import dataclasses
 import enum
 
 
 class Status(enum.Enum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -14,13 +14,13 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: What was looked at.
-        status: ERROR where training cannot work, WARNING where it may not.
-        what: What was found.
-        fix: What to do; empty when there is nothing to do.
+        name: Subject of the check.
+        status: ERROR if training cannot work, WARNING if it may not.
+        what: Description of what was found.
+        fix: Remedy; empty if none is needed.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Finding:
 
 
 def ok(name: str, what: str) -> Finding:
-    """Returns a finding that needs nothing done."""
+    """Returns a finding that needs no action."""
     return Finding(name, Status.OK, what)
 
 
@@ -40,5 +40,5 @@ def warning(name: str, what: str, fix: str) -> Finding:
 
 
 def error(name: str, what: str, fix: str) -> Finding:
-    """Returns a finding without whose mending training does not work."""
+    """Returns a finding that must be fixed before training can work."""
     return Finding(name, Status.ERROR, what, fix)

@@ -1,4 +1,4 @@
-"""The installed Horovod: whether it loads, what it was built with, and for which TensorFlow."""
+"""Check that the installed Horovod loads and was built for the installed TensorFlow."""
 
 from importlib import metadata
 
@@ -13,12 +13,12 @@ def check_horovod() -> tuple[Finding, Loaded | None]:
     """Checks that Horovod is installed and loads.
 
     Returns:
-        The finding, and what Horovod says of itself if it loads.
+        Finding, and the properties of Horovod or None if it does not load.
     """
     try:
         version = metadata.version("horovod")
     except metadata.PackageNotFoundError:
-        # The other strategies need none.
+        # The other strategies do not need Horovod.
         return warning(_NAME, "not installed: only HorovodStrategy needs it", BUILD), None
     loaded = load()
     if isinstance(loaded, str):

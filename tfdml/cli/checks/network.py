@@ -1,8 +1,8 @@
-"""Whether other hosts can reach what this host's name resolves to.
+"""Check that other hosts can reach the address that this host's name resolves to.
 
-Horovod's gloo contexts bind to the address of the host name, whatever network interface was asked
-for. Where that is a loopback address (the default of many distributions), one machine works, and
-several end in "connection refused" (pytorch/gloo#223).
+Horovod's gloo contexts bind to the address of the host name, whatever network interface was
+requested. If that is a loopback address (the default of many distributions), jobs work on one
+machine but fail on several with "connection refused" (pytorch/gloo#223).
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ def check_host_name(name: str | None = None) -> Finding:
     """Checks that a host name resolves to an address of this host that others can reach.
 
     Args:
-        name: The host name; this machine's by default.
+        name: Host name; this machine's by default.
     """
     name = socket.gethostname() if name is None else name
     try:
@@ -49,7 +49,7 @@ def check_host_name(name: str | None = None) -> Finding:
 
 
 def reachable_addresses() -> list[str]:
-    """Lists this machine's IPv4 addresses that are not loopback."""
+    """Returns this machine's IPv4 addresses except loopback."""
     return [
         entry.address
         for entries in psutil.net_if_addrs().values()

@@ -1,4 +1,4 @@
-"""Settings of Keras that make a Keras 3 training script run as something else."""
+"""Checks of Keras settings: legacy Keras 2, and a backend other than TensorFlow."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def check_legacy_keras() -> Finding:
 
 
 def check_backend() -> Finding:
-    """Checks that Keras runs on TensorFlow, by the environment or by its configuration file."""
+    """Checks that the environment or Keras's configuration file selects TensorFlow."""
     backend, origin = "tensorflow", ""
     configuration = _configuration_file()
     try:

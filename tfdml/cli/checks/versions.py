@@ -1,4 +1,4 @@
-"""Versions against the supported ranges, which come from tfdml's own installed metadata."""
+"""Checks of versions against the supported ranges in tfdml's installed metadata."""
 
 import platform
 from importlib import metadata
@@ -16,8 +16,8 @@ def supported_ranges() -> dict[str, SpecifierSet]:
     """Reads the supported versions of Python, TensorFlow and Keras.
 
     Returns:
-        The ranges by the names `python`, `tensorflow` and `keras`; empty if tfdml is not
-        installed but used straight from its source.
+        Ranges by the names `python`, `tensorflow` and `keras`; empty if tfdml is used from its
+        source without being installed.
     """
     try:
         described = metadata.metadata("tfdml")
@@ -34,7 +34,7 @@ def supported_ranges() -> dict[str, SpecifierSet]:
 
 
 def check_tfdml() -> Finding:
-    """Checks that tfdml is installed and not only importable."""
+    """Checks that tfdml is installed, not only importable."""
     try:
         return ok("tfdml", metadata.version("tfdml"))
     except metadata.PackageNotFoundError:
@@ -51,7 +51,7 @@ def check_python() -> Finding:
 
 
 def check_tensorflow() -> Finding:
-    """Checks the version of TensorFlow, as installed, and that it is installed once."""
+    """Checks the installed version of TensorFlow, and that only one distribution is installed."""
     try:
         found = installed_tensorflow()
     except BuildError as missing:
@@ -72,7 +72,7 @@ def check_tensorflow() -> Finding:
 
 
 def check_keras() -> Finding:
-    """Checks the version of Keras, as installed."""
+    """Checks the installed version of Keras."""
     try:
         version = metadata.version("keras")
     except metadata.PackageNotFoundError:
@@ -84,10 +84,10 @@ def check_keras() -> Finding:
 
 
 def known_problems() -> list[tuple[str, str, str]]:
-    """Lists upstream problems of the installed versions, which tfdml or its user steps around.
+    """Returns upstream problems of the installed versions that have a workaround.
 
     Returns:
-        Problem, upstream thread, and what to use instead, for each that applies.
+        Problem, upstream thread and replacement, for each problem that applies.
     """
     keras_3 = _at_least("keras", "3")
     problems = [

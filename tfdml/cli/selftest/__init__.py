@@ -1,1 +1,1 @@
-"""`tfdml test`: the runs it compares, the program of their ranks, the verdict, and its report."""
+"""Implementation of `tfdml test`: jobs, the ranks' program, verdict and report."""

@@ -1,7 +1,7 @@
-"""What a rank of `tfdml test` tells the command, as marked lines of its standard output.
+"""Events that ranks of `tfdml test` send to the command as marked lines of standard output.
 
-Standard output is the one way that a rank has on any machine: by ssh, and through `horovodrun`. The
-processes on the way write the lines of several ranks into one pipe, where only short ones stay in
+Standard output reaches the command from every machine, by ssh and through `horovodrun`. The
+processes in between write the lines of several ranks to one pipe, where only short lines stay in
 one piece. So weights are sent in parts.
 """
 
@@ -11,21 +11,21 @@ import re
 import sys
 
 _MARKED = re.compile(r"<tfdml-test (\{[^\n]*?\})>")
-# With the marks, and a rank's prefix, less than PIPE_BUF, which is 4,096.
+# Characters of a part: with the marks and a rank's prefix, less than PIPE_BUF, which is 4,096.
 _PART = 3000
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """That a rank begins a run, or has ended it.
+    """Start or end of a run on a rank.
 
     Attributes:
-        run: The run's name.
-        rank: The rank.
-        losses: Of each epoch; empty for a run that begins.
-        samples_per_second: Of all ranks together, in the epochs after the first.
-        digests: Of the weights, for each replica of this process.
-        weights: All weights as float32, in base64; of rank 0 only.
+        run: Name of the run.
+        rank: Rank that sends the event.
+        losses: Loss of each epoch; empty at the start of a run.
+        samples_per_second: Throughput of all ranks together, in the epochs after the first.
+        digests: Digest of the weights of each replica of this process.
+        weights: All weights as float32, in base64; from rank 0 only.
     """
 
     run: str
@@ -37,24 +37,24 @@ class Event:
 
     @property
     def is_end(self) -> bool:
-        """Whether the run has ended."""
+        """True if the event is the end of a run."""
         return bool(self.losses)
 
     def send(self) -> None:
-        """Prints it, in lines that a pipe keeps in one piece."""
+        """Prints the event, in lines short enough to stay in one piece in a pipe."""
         for begin in range(0, len(self.weights), _PART):
             _print({"part_of": self.run, "text": self.weights[begin : begin + _PART]})
         _print(dataclasses.asdict(self) | {"weights": ""})
 
 
 class Reader:
-    """Reads events from the lines of a job's output."""
+    """Parser of events in the lines of a job's output."""
 
     def __init__(self) -> None:
         self._parts: dict[str, str] = {}
 
     def read(self, line: str) -> tuple[list[Event], str]:
-        """Returns the events that a line completes, and what else is in it."""
+        """Returns the events that a line completes, and the rest of the line."""
         events = []
         for found in map(json.loads, _MARKED.findall(line)):
             if "part_of" in found:

@@ -1,4 +1,4 @@
-"""The jobs of `tfdml test`: what each one trains under, how it is started, and running it."""
+"""Jobs of `tfdml test`: their strategies and commands, and a function that runs one."""
 
 import dataclasses
 import importlib.util
@@ -13,21 +13,21 @@ from tfdml.runtime.launcher import Host
 from tfdml.runtime.supervisor import TERM_SECONDS
 from tfdml.topology import child_environment
 
-# For a job that hangs. It takes seconds; on a machine with much else to do, a minute or two.
+# Time limit for a job that hangs. A job takes seconds, on a busy machine a minute or two.
 JOB_SECONDS = 300.0
 _EXACT, _COMPRESSED = 1e-4, 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training.
+    """One training run.
 
     Attributes:
-        name: Its name, as in `Event.run`.
-        title: What it is called in full.
-        label: What it is called in the table, below its job's first run.
-        tolerance: How far losses and weights may be from one process's; None for a run that only
-            has to train.
+        name: Name, as in `Event.run`.
+        title: Full name in messages.
+        label: Name in the table, below the first run of its job.
+        tolerance: Largest allowed difference of losses and weights from those of one process; None
+            for a run that only has to train.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Trainings of one strategy, one after the other in the same processes.
+    """Training runs of one strategy, one after the other in the same processes.
 
     Attributes:
-        strategy: As the program calls it.
-        runs: The trainings.
+        strategy: Name of the strategy in `tfdml.cli.selftest.program`.
+        runs: Training runs.
         options: Options of `tfdml launch`; None for one process that needs no launcher.
-        on_hosts: Whether `--hosts` applies to it.
+        on_hosts: Whether `--hosts` applies to the job.
     """
 
     strategy: str
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def reports_by_rank(self) -> bool:
-        """Whether each process reports; else one does for all."""
+        """True if each process reports, False if one reports for all."""
         return self.options is not None and "--ps" not in self.options
 
 
@@ -92,13 +92,13 @@ JOBS = (
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a job ended.
+    """Result of a job.
 
     Attributes:
-        code: Its exit code.
-        events: What its ranks told.
-        errors: What was written to standard error, and to standard output beside the events.
-        timed_out: Whether it was ended because its time was over.
+        code: Exit code.
+        events: Events sent by its ranks.
+        errors: Standard error, and standard output without the events.
+        timed_out: Whether it was ended at its time limit.
     """
 
     code: int
@@ -108,18 +108,18 @@ class Ended:
 
 
 def is_installed(job: Job) -> bool:
-    """Returns whether what the job needs is installed."""
+    """Returns whether the packages that the job needs are installed."""
     return job.strategy != "horovod" or importlib.util.find_spec("horovod") is not None
 
 
 def command(job: Job, workers: int, hosts: str, places: list[Host]) -> list[str]:
-    """Returns the command that runs a job, which a person may run as well.
+    """Returns the command that runs a job, which can also be run by hand.
 
     Args:
-        job: The job.
-        workers: Processes, or devices, on this machine.
-        hosts: The value of `--hosts`, or "".
-        places: The same, read.
+        job: Job to run.
+        workers: Number of processes, or devices, on this machine.
+        hosts: Value of `--hosts`, or "".
+        places: Parsed value of `--hosts`.
     """
     program = ["-m", "tfdml.cli.selftest.program", job.strategy]
     if job.options is None:
@@ -132,20 +132,20 @@ def command(job: Job, workers: int, hosts: str, places: list[Host]) -> list[str]
 
 
 def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB_SECONDS) -> Ended:
-    """Runs a job's command to its end; nothing of it outlives this process.
+    """Runs a job's command to its end; none of its processes outlives this one.
 
     Args:
-        told: The command.
-        on_event: Called with each event as it comes.
-        seconds: How long it may take.
+        told: Command to run.
+        on_event: Callable that receives each event as it arrives.
+        seconds: Time limit in seconds.
     """
     events: list[Event] = []
     beside: list[str] = []
     timed_out = threading.Event()
     reader = Reader()
     with tempfile.TemporaryFile() as errors:
-        # The supervisor ends the job and all its processes when its standard input closes: by
-        # this process, or because this process is gone.
+        # The supervisor ends the job and all its processes when its standard input closes, either
+        # by this process or because this process is gone.
         process = subprocess.Popen(
             [sys.executable, "-m", "tfdml.runtime.supervisor", *told],
             stdin=subprocess.PIPE,

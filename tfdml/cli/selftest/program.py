@@ -1,8 +1,8 @@
-"""The program that each rank of `tfdml test` runs: trains a small model, and prints what it gave.
+"""Program of each rank of `tfdml test`: trains a small model and prints the results.
 
     tfdml launch --workers 2 -- -m tfdml.cli.selftest.program multi_worker_mirrored
 
-Data, model and its first weights are the same in every run, so losses and weights must be too.
+Data, model and initial weights are the same in every run, so losses and weights must be too.
 """
 
 import argparse
@@ -26,23 +26,23 @@ CLASSES = 10
 
 
 class EpochTimes(keras.callbacks.Callback):
-    """Callback that notes how many seconds each epoch takes."""
+    """Callback that records the seconds of each epoch."""
 
     def __init__(self):
         super().__init__()
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Looks at the clock."""
+        """Records the start of the epoch."""
         self._began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Notes the epoch's time."""
+        """Records the duration of the epoch."""
         self.seconds.append(time.perf_counter() - self._began)
 
 
 def images() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images, `[ROWS, 28, 28, 1]`, and labels: a pattern for each class, under noise."""
+    """Returns images, `[ROWS, 28, 28, 1]`, and labels: one pattern per class, plus noise."""
     numbers = np.random.default_rng(0)
     patterns = numbers.normal(size=(CLASSES, 28, 28, 1))
     labels = numbers.integers(CLASSES, size=ROWS)
@@ -65,7 +65,7 @@ def compiled_model() -> keras.Model:
             keras.layers.Dense(CLASSES),
         ]
     )
-    # Not Adam: it turns the rounding of a gradient near 0 into a whole step.
+    # Not Adam: it turns the rounding error of a gradient near 0 into a whole step.
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -77,16 +77,16 @@ def train(run: str, strategy: tf.distribute.Strategy | None) -> Event:
     """Trains the model.
 
     Args:
-        run: The run's name.
-        strategy: What it trains under; None for plain Keras.
+        run: Name of the run.
+        strategy: Strategy to train under; None for plain Keras.
 
     Returns:
-        What this rank has to report.
+        Event with this rank's results.
     """
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = compiled_model()
     times = EpochTimes()
-    # Batches of all ranks together. Asynchronous training wants to know how many an epoch has.
+    # Global batches. Asynchronous training needs to know how many steps an epoch has.
     rows = tf.data.Dataset.from_tensor_slices(images()).batch(BATCH).repeat()
     history = model.fit(
         rows,
@@ -121,19 +121,19 @@ def _copies(model: keras.Model) -> list[bytes]:
 
 
 def _share_this_machine(ranks: int, devices: int) -> list[str]:
-    """Gives this process its part of the cores and GPUs, before TensorFlow takes all of them.
+    """Gives this process its share of the cores and GPUs, before TensorFlow takes all of them.
 
     Args:
-        ranks: How many processes train on this machine.
-        devices: CPU devices to make where there are no GPUs for `MirroredStrategy`.
+        ranks: Number of processes that train on this machine.
+        devices: Number of CPU devices to create for `MirroredStrategy` without GPUs.
 
     Returns:
-        The devices that this process trains on.
+        Devices of this process for `MirroredStrategy`; [] if several processes share the machine.
     """
     tf.config.threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // ranks))
     gpus = tf.config.list_physical_devices("GPU")
     if ranks > 1:
-        # `HorovodStrategy` takes its rank's GPU by itself, if it sees all of them.
+        # `HorovodStrategy` selects its rank's GPU itself, if it sees all of them.
         if len(gpus) < ranks:
             tf.config.set_visible_devices([], "GPU")
         return []
@@ -146,13 +146,13 @@ def _share_this_machine(ranks: int, devices: int) -> list[str]:
 
 
 def main() -> None:
-    """Trains under the strategy that the command line names, and prints what came of it."""
+    """Trains under the strategy named on the command line, and prints the events."""
     parser = argparse.ArgumentParser()
     parser.add_argument("strategy")
     parser.add_argument("--ranks-here", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
     given = parser.parse_args()
-    # 32-bit numbers everywhere: TensorFloat-32 has 10 bits of them, which is no tolerance.
+    # Full float32 everywhere: the 10-bit mantissa of TensorFloat-32 would exceed the tolerance.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     devices = _share_this_machine(given.ranks_here, given.devices)
     for run, strategy in _strategies(given.strategy, devices):
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def _strategies(name: str, devices: list[str]) -> list[tuple]:
-    """Returns the runs of a job, each with what makes its strategy."""
+    """Returns the names of a job's runs, each with a function that creates its strategy."""
     jobs = {
         "one_process": [("one_process", lambda: None)],
         "mirrored": [("mirrored", lambda: tfdml.MirroredStrategy(devices))],

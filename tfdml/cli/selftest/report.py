@@ -1,4 +1,4 @@
-"""What `tfdml test` prints: progress, one table, and a verdict."""
+"""Output of `tfdml test`: progress, a table and a verdict."""
 
 import dataclasses
 import json
@@ -24,15 +24,15 @@ _COLOURS = {
     Status.NOT_INSTALLED: "yellow",
     Status.NOT_RUN: "yellow",
 }
-# A difference of speed that is worth a sentence.
+# Relative speed below which a run is reported as slower than one process.
 _SLOWER = 0.95
 
 
 class Report:
-    """Shows runs as they begin and end: a table that grows in a terminal, else lines.
+    """Display of runs as they begin and end: a growing table on a terminal, otherwise lines.
 
     Args:
-        console: Where it is shown.
+        console: Console to print on.
     """
 
     def __init__(self, console: Console):
@@ -51,15 +51,15 @@ class Report:
 
     @property
     def results(self) -> list[Result]:
-        """What came of the runs so far."""
+        """Results of the runs so far."""
         return self._results
 
     def begin(self, run: Run, where: str) -> None:
-        """Says that a run begins, unless it has been said.
+        """Shows that a run begins; repeated calls are ignored.
 
         Args:
-            run: The run.
-            where: On what it runs, in words.
+            run: Run that begins.
+            where: Machines that it runs on, such as "on this machine".
         """
         if run.name in self._begun:
             return
@@ -71,7 +71,7 @@ class Report:
             self._console.print(f"Training: {line}", markup=False)
 
     def end(self, result: Result) -> None:
-        """Takes down what came of a run."""
+        """Records the result of a run."""
         self._results.append(result)
         if self._console.is_terminal:
             self._live.update(table(self._results))
@@ -81,7 +81,7 @@ def table(results: Sequence[Result]) -> Table:
     """Returns the table of the runs that have ended, at most 80 columns wide.
 
     Args:
-        results: What came of them; the first is the reference.
+        results: Results of the runs, the reference first.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("Strategy", "Replicas", "Result", "Off by", "Samples/s", "Speed"):
@@ -105,13 +105,13 @@ def table(results: Sequence[Result]) -> Table:
 def explain(
     console: Console, results: Sequence[Result], commands: dict[str, Sequence[str]], hosts: str
 ) -> None:
-    """Prints the table, what it means, and the verdict.
+    """Prints the table, its explanation and the verdict.
 
     Args:
-        console: Where.
-        results: What came of all runs.
-        commands: The command of each run, by its name.
-        hosts: The value of `--hosts`, or "".
+        console: Console to print on.
+        results: Results of all runs, the reference first.
+        commands: Command of each run, by its name.
+        hosts: Value of `--hosts`, or "".
     """
     console.print(table(results))
     console.print()
@@ -174,12 +174,12 @@ def _explain_failure(console: Console, result: Result, command: Sequence[str]) -
 
 
 def write_json(path: Path, results: Sequence[Result], hosts: str) -> None:
-    """Writes all results, and the versions they were obtained with.
+    """Writes all results, and the versions they were obtained with, as JSON.
 
     Args:
-        path: The file.
-        results: What came of all runs.
-        hosts: The value of `--hosts`, or "".
+        path: File to write.
+        results: Results of all runs.
+        hosts: Value of `--hosts`, or "".
     """
     rows = []
     for result in results:

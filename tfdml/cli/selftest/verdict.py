@@ -1,4 +1,4 @@
-"""Whether a run of `tfdml test` is right: its losses and weights against one process's."""
+"""Verdict on a run of `tfdml test`: compares its losses and weights with those of one process."""
 
 import base64
 import dataclasses
@@ -16,13 +16,13 @@ from tfdml.runtime.startup_noise import is_noise
 _ERROR = re.compile(
     r"[\w.]*(Error|Exception|Interrupt)\b|tfdml: the job ends|tfdml launch: |\S*horovodrun: error"
 )
-# What the launcher or horovodrun begins a rank's line with.
+# Prefix that the launcher or horovodrun adds to a rank's line.
 _PREFIX = re.compile(r"^(\[[a-z ]*\d+\](<\w+>:)? ?)+")
 _ERROR_LINES = 6
 
 
 class Status(enum.Enum):
-    """What came of a run."""
+    """Outcome of a run."""
 
     RIGHT = "right"
     TRAINED = "loss fell"
@@ -34,16 +34,16 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a run, for the report.
+    """Result of a run, for the report.
 
     Attributes:
-        run: The run.
-        status: Whether it is right.
-        replicas: How many trained.
-        off_by: The largest difference of a loss or weight from one process's.
-        samples_per_second: Of all replicas together.
-        reason: Why it is not right, in a sentence.
-        error: The first lines of its error.
+        run: Run that was judged.
+        status: Outcome.
+        replicas: Number of replicas.
+        off_by: Largest difference of a loss or weight from that of one process.
+        samples_per_second: Throughput of all replicas together.
+        reason: Reason of a bad outcome, in a sentence.
+        error: First lines of its error.
     """
 
     run: Run
@@ -56,19 +56,19 @@ class Result:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the command must fail because of it."""
+        """True if the command must fail because of this result."""
         return self.status in (Status.WRONG, Status.FAILED)
 
 
 def judge(run: Run, ended: Ended, replicas: int, ranks: int, reference: Event | None) -> Result:
-    """Compares a run with one process.
+    """Compares a run with training on one process.
 
     Args:
-        run: The run.
-        ended: Its job.
-        replicas: How many train.
-        ranks: How many processes report.
-        reference: What one process gave; None for that process itself.
+        run: Run to judge.
+        ended: Result of its job.
+        replicas: Number of replicas that train.
+        ranks: Number of processes that report.
+        reference: End of the run on one process; None for that run itself.
     """
     ends = sorted(
         (event for event in ended.events if event.run == run.name and event.is_end),
@@ -103,12 +103,12 @@ def judge(run: Run, ended: Ended, replicas: int, ranks: int, reference: Event | 
 
 
 def error_lines(text: str) -> list[str]:
-    """Returns the first lines of the error in a job's output: what was raised, without frames."""
+    """Returns the first lines of the error in a job's output: the exception without frames."""
     lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip() and not is_noise(line)]
     begins = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     chosen = lines[begins[0] :][:_ERROR_LINES] if begins else lines[-_ERROR_LINES:]
-    # What follows is another rank's.
+    # A traceback after the error is another rank's.
     of_one = itertools.takewhile(lambda line: not line.startswith("Traceback"), chosen)
     return [line[:300] for line in of_one]
 
@@ -118,7 +118,7 @@ def _failed(run: Run, ended: Ended, reason: str) -> Result:
 
 
 def _difference(event: Event, reference: Event) -> float:
-    """Returns the largest difference between two runs' losses and weights; NaN if there is one."""
+    """Returns the largest difference between two runs' losses and weights; NaN if any is NaN."""
     losses = np.abs(np.subtract(event.losses, reference.losses)).max()
     weights = np.abs(_weights(event) - _weights(reference)).max()
     return float(np.maximum(losses, weights))

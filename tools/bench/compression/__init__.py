@@ -1,1 +1,1 @@
-"""Compressed training on slow networks, and what compression costs in accuracy."""
+"""Benchmarks of compressed training: speed on slow networks, and loss of accuracy."""

@@ -1,4 +1,4 @@
-"""Measures compressed training on slow networks, beside its peers in the same run.
+"""Measures compressed training on slow networks against its peers, in the same run.
 
     python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
     python -m tools.bench.compression --report                   # of what is kept
@@ -25,7 +25,7 @@ from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, star
 
 RESULTS = BENCHMARKS / "compression.json"
 TORCH = ROOT / ".venv-torch"
-# In the order of preference: without what only GPUs need.
+# In order of preference: the CPU build first, without the GPU libraries.
 TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 OURS = [*BITS, *RANKS]
 HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *OURS, AUTO]
@@ -33,7 +33,7 @@ DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 
 def torch_python() -> Path | None:
-    """Returns the Python of an environment with PyTorch, made if need be; None if it cannot be."""
+    """Returns the Python of an environment with PyTorch, created if necessary; None on failure."""
     python = TORCH / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
@@ -88,7 +88,7 @@ def main(
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
-    """Measures one network, or writes the report of all that have been."""
+    """Measures one network, or writes the report of all measured networks."""
     if report:
         write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
         return
@@ -103,7 +103,7 @@ def main(
             network = f"{rate or 'unshaped'} x {hosts} x {model}{' x XLA' if xla else ''}"
             now = conditions()
             before = kept.get(network, {})
-            # What was measured of it on the same day, with the same versions, stays.
+            # Results of the same network, day and versions are kept.
             same = before["results"] if before.get("conditions") == now else {}
             merged = {
                 n: same.get(n, {}) | r if isinstance(r, dict) else r for n, r in results.items()

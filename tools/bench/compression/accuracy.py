@@ -1,4 +1,4 @@
-"""Measures what compression costs in accuracy, by `recipes/large_batch.py`'s network: all codecs.
+"""Measures the accuracy lost to each codec, with the network of `recipes/large_batch.py`.
 
     python -m tools.bench.compression.accuracy
 
@@ -22,7 +22,7 @@ from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
 
 LearningRate = Callable[[float], keras.optimizers.schedules.LearningRateSchedule]
 
-# The names that `compression` takes, and how many points each may lose.
+# Names accepted by `compression`, and the points of accuracy that each may lose.
 CODECS = {
     "none": 0.0,
     "fp16": 0.5,
@@ -37,7 +37,7 @@ CODECS = {
     "onebit": 1.0,
     "dgc": 1.0,
 }
-# Rates with which training without compression ends well: plain SGD diverges with 0.5.
+# Learning rates that work without compression: plain SGD diverges at 0.5.
 OPTIMIZERS: dict[str, Callable[[LearningRate], keras.Optimizer]] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate(0.3)),
     "SGD, momentum 0.9": lambda rate: keras.optimizers.SGD(rate(0.05), momentum=0.9),
@@ -53,13 +53,13 @@ NOTED = BENCHMARKS / "compression_accuracy.json"
 def trained(
     optimizer: str, codec: str, seed: int, callbacks: list[keras.callbacks.Callback] | None = None
 ) -> dict[str, list[float]]:
-    """Trains once in this rank; returns what `fit` noted, an entry an epoch.
+    """Trains once in this rank; returns the history of `fit`, one entry per epoch.
 
     Args:
-        optimizer: One of `OPTIMIZERS`: its rate falls to 0.
+        optimizer: One of `OPTIMIZERS`; its learning rate falls to 0.
         codec: One of `CODECS`.
-        seed: Of the initial weights and the order of the images.
-        callbacks: What `fit` is given.
+        seed: Seed of the initial weights and the order of the images.
+        callbacks: Callbacks of `fit`.
     """
     import images
     import large_batch
@@ -83,12 +83,12 @@ def trained(
 
 
 def fits(optimizer: str, codec: str) -> bool:
-    """Returns whether a codec, as its name makes it, is defined for an optimizer: DGC for one."""
+    """Returns whether a codec with its defaults supports an optimizer: DGC supports only one."""
     return codec != "dgc" or optimizer == MOMENTUM
 
 
 def in_rank(only: list[str]) -> None:
-    """Trains in this rank; rank 0 notes the final accuracies."""
+    """Trains in this rank; rank 0 records the final accuracies."""
     import images
 
     rows = noted(NOTED)
@@ -107,7 +107,7 @@ def in_rank(only: list[str]) -> None:
 
 
 def table(rows: list[list]) -> str:
-    """Returns a Markdown table: what each codec is better or worse by."""
+    """Returns a Markdown table of each codec's gain or loss of accuracy."""
     found: dict[tuple[str, str], list[float]] = {}
     for optimizer, codec, _, accuracy in rows:
         found.setdefault((optimizer, codec), []).append(accuracy)
@@ -133,7 +133,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Optimizers or codecs, by name.")] = None,
     rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
 ) -> None:
-    """Prints the table of all that has been measured, and now is."""
+    """Measures what is missing, and prints the table of all results."""
     if rank:
         return in_rank(only or [])
     names = [*OPTIMIZERS, *CODECS]

@@ -1,4 +1,4 @@
-"""What the exchange of a network's gradients takes, and its parts: the codec, and the wire."""
+"""Times the exchange of a network's gradients, and its parts: the codec and the wire."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ from tools.bench.compression.networks import NETWORKS
 
 
 class _Recorded(EchoCollective):
-    """Notes what is exchanged."""
+    """Collective that records the exchanged tensors."""
 
     def __init__(self, size: int):
         super().__init__(size)
@@ -40,12 +40,12 @@ class _Recorded(EchoCollective):
 
 
 def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[str, float]:
-    """Times the exchange of the gradients alone, and its parts, which overlap in it.
+    """Times the gradient exchange alone, and separately its parts, which overlap in it.
 
     Returns:
-        Seconds, medians: "together" of all; "encode" of what comes before the first exchange, where
-        that is one stage; "codec" of all without the exchanges; "wire" of the exchanges without
-        the codec.
+        Median seconds: "together" for all; "encode" for the work before the first exchange, if it
+        is one stage; "codec" for all without the exchanges; "wire" for the exchanges without the
+        codec.
     """
     collective = HorovodCollective()
     gradients = [
@@ -122,5 +122,5 @@ def _replayed(collective: Collective, recorded: _Recorded) -> tf.Tensor:
 
 
 def _used(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Uses all, so that nothing is left out; a sum over all numbers would cost a pass."""
+    """Uses all tensors so that none is pruned; summing all values would cost a pass over them."""
     return tf.add_n([tf.cast(tf.reshape(t, [-1])[0], tf.float32) for t in tensors])

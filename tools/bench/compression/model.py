@@ -1,18 +1,18 @@
-"""What `tools.bench.compression` trains, and what should then be on the wire."""
+"""Model sizes, candidates and expected traffic of `tools.bench.compression`."""
 
 import statistics
 import time
 from collections.abc import Callable
 
-# 25 million parameters: 6 layers of 2,048 x 2,048 numbers, and the classes.
+# 25 million parameters: 6 layers of 2,048 x 2,048 weights, and the classes.
 WIDTH, LAYERS, CLASSES = 2048, 6, 10
 GLOBAL_BATCH = 32
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * CLASSES + CLASSES
-# The networks' bits per second, by name; "" for a network without a limit.
+# Bandwidths in bits per second, by name; "" for a network without a limit.
 RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
-# Seconds that a candidate's steps may take together, and the fewest and most of them.
+# Time budget of a candidate's steps in seconds, and the fewest and most steps.
 BUDGET, FEWEST, MOST = 20.0, 3, 20
-# Steps before those.
+# Untimed steps before those.
 WARM_UP = 2
 # Bits of a matrix's number on the wire, scales included, by the name of what compresses it. What
 # is smaller than 1,024 numbers or one-dimensional goes as it is.
@@ -34,9 +34,9 @@ BITS = {
 }
 # Numbers of columns that are sent of both matrices; in turns, of one.
 RANKS = {"powersgd 2": 2, "powersgd 4": 4, "powersgd 4 in turns": 2}
-# Sends what it chooses.
+# Its codec is chosen at run time.
 AUTO = "auto"
-# The peers' names, and what each sends.
+# Names of the peers, and the codec of what each sends.
 PEERS = {
     "raw Horovod": "none",
     "raw Horovod fp16": "fp16",
@@ -51,8 +51,8 @@ def formula(name: str, hosts: int) -> float:
     """Returns the bytes that a rank should send in a step: 2(N-1)/N of the payload.
 
     Args:
-        name: One of ours or of the peers.
-        hosts: The number of ranks, N.
+        name: Name of one of our candidates or of the peers.
+        hosts: Number of ranks, N.
     """
     name = PEERS.get(name, name)
     shapes = [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]
@@ -65,12 +65,12 @@ def formula(name: str, hosts: int) -> float:
 
 
 def steps_of(name: str, hosts: int, rate: float) -> int:
-    """Returns how many steps are timed: fewer where they must be slow.
+    """Returns the number of timed steps: fewer if they are expected to be slow.
 
     Args:
-        name: One of ours or of the peers.
-        hosts: The number of ranks.
-        rate: Of the network, in bits per second; infinite for none.
+        name: Name of one of our candidates or of the peers.
+        hosts: Number of ranks.
+        rate: Bandwidth in bits per second; infinite for no limit.
     """
     if name == AUTO:
         return MOST
@@ -78,7 +78,7 @@ def steps_of(name: str, hosts: int, rate: float) -> int:
 
 
 def sent_bytes() -> int:
-    """Returns the bytes that have left this host's interface; 0 outside of the network lab."""
+    """Returns the bytes sent by this host's interface; 0 outside of the network lab."""
     try:
         with open("/sys/class/net/eth0/statistics/tx_bytes") as counter:
             return int(counter.read())
@@ -87,7 +87,7 @@ def sent_bytes() -> int:
 
 
 class Clock:
-    """Collects what every step takes: seconds, seconds of processors, bytes that were sent."""
+    """Recorder of every step's wall seconds, CPU seconds and sent bytes."""
 
     def __init__(self) -> None:
         self._last = self._now()
@@ -120,7 +120,7 @@ class Clock:
 
 
 def timed(step: Callable[[], object], steps: int, warm_up: int) -> dict[str, float]:
-    """Returns the summary of some calls, after others that are not counted."""
+    """Returns the summary of `steps` calls, after `warm_up` uncounted ones."""
     for _ in range(warm_up):
         step()
     clock = Clock()

@@ -1,4 +1,4 @@
-"""The networks that `tools.bench.compression` trains, and data for them."""
+"""Networks trained by `tools.bench.compression`, and their data."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,13 @@ CHARACTERS, LENGTH = 8192, 64
 
 
 def mlp() -> keras.Model:
-    """Returns 25 million parameters of dense layers: bound by communication."""
+    """Returns dense layers of 25 million parameters: bound by communication."""
     layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
     return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(CLASSES)])
 
 
 def resnet20() -> keras.Model:
-    """Returns the residual network of 20 layers for images of 32 x 32: bound by computing.
+    """Returns the 20-layer residual network for images of 32 x 32: bound by computation.
 
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2.
@@ -40,7 +40,7 @@ def resnet20() -> keras.Model:
 
 
 def transformer() -> keras.Model:
-    """Returns the recipe's decoder, with an embedding of many rows."""
+    """Returns the recipe's decoder with a large embedding table."""
     from transformer import build_model
 
     return build_model(CHARACTERS, width=128)

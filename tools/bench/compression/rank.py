@@ -1,4 +1,4 @@
-"""A rank of `tools.bench.compression` with TensorFlow, on a host of the lab."""
+"""Rank of `tools.bench.compression` with TensorFlow, on a host of the network lab."""
 
 import contextlib
 import sys
@@ -70,13 +70,13 @@ def ours(
     )
     model.fit(*data(network, warm_up), batch_size=GLOBAL_BATCH, verbose=0)
     model.fit(*data(network, steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
-    # The first step of a call comes after its checks.
+    # The first step of a call includes its checks.
     clock.rows = clock.rows[1:] or clock.rows
     return clock.summary()
 
 
 def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[str, float]:
-    """Times steps of a hand-written loop over Horovod; of no exchange at all for None."""
+    """Times steps of a hand-written loop over Horovod; without any exchange if `fp16` is None."""
     import horovod.tensorflow as hvd
 
     hvd.init()
@@ -100,7 +100,7 @@ def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[
             dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
             small = [method.compress(gradients[i]) for i in dense]
             sums = hvd.grouped_allreduce([g for g, _ in small], op=hvd.Average)
-            # Sparse ones, which Horovod gathers.
+            # Sparse gradients, which Horovod gathers.
             gradients = [
                 hvd.allreduce(g, op=hvd.Average) if isinstance(g, tf.IndexedSlices) else g
                 for g in gradients
@@ -113,7 +113,7 @@ def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[
 
 
 def idle(seconds: float = 3.0) -> dict[str, float]:
-    """Returns what Horovod sends in a second in which nothing is exchanged."""
+    """Returns the bytes that an idle Horovod sends in a second."""
     import horovod.tensorflow as hvd
 
     hvd.init()
@@ -125,7 +125,7 @@ def idle(seconds: float = 3.0) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _cleared() -> Iterator[None]:
-    """Forgets a candidate's model and graphs."""
+    """Context manager: clears a candidate's model and graphs."""
     try:
         yield
     finally:
@@ -142,7 +142,7 @@ def main(
     network: str = "mlp",
     xla: bool = False,
 ) -> None:
-    """Times candidates, separated by semicolons; rank 0 prints what came out."""
+    """Times candidates, separated by semicolons; rank 0 reports the results."""
     results = {}
     for name in names.split(";"):
         with _cleared():
@@ -153,13 +153,13 @@ def main(
                 results[name] = _peer_multi_worker(steps)
             elif name in OURS:
                 strategy = tfdml.HorovodStrategy(compression=OURS[name]())
-                # What chooses must have chosen.
+                # "auto" must have chosen its codec before it is timed.
                 warm_up = 35 if name == AUTO else WARM_UP
                 if steps_too:
                     results[name] = ours(network, strategy, steps + 1, warm_up, xla)
                 if exchanges and name != AUTO:
                     parts = exchange(network, OURS[name](), steps)
-                    # Beside steps, it is of one run with its peers.
+                    # Next to step times, it is from one run with its peers.
                     own = {"exchange": parts["together"]} if steps_too else {}
                     results[name] = results.get(name, {}) | own | parts
             else:

@@ -1,11 +1,11 @@
-"""What `tools.bench.compression` has measured, as tables and as a plot."""
+"""Report of `tools.bench.compression`: tables and a plot of its results."""
 
 from pathlib import Path
 
 from tools.bench.compression.model import GLOBAL_BATCH, PARAMETERS, PEERS, formula
 from tools.bench.harness import BENCHMARKS
 
-# Where the text of the report is kept apart from its numbers.
+# Text of the report, kept separately from its numbers.
 _NOTES = BENCHMARKS / "compression_notes.md"
 MODELS = {
     "mlp": f"dense layers of {PARAMETERS:,} parameters",
@@ -56,7 +56,7 @@ def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
 
 
 def _parts(result: dict) -> str:
-    """Returns what the parts of an exchange take for themselves."""
+    """Returns the separate times of the parts of an exchange, as text."""
     if "codec" not in result:
         return ""
     codec, wire, together = (1e3 * result[part] for part in ("codec", "wire", "together"))
@@ -71,7 +71,7 @@ def table(lines: list[list[str]]) -> str:
 
 
 def plot(kept: dict, path: Path) -> None:
-    """Draws each network's steps against raw Horovod's: of the dense layers, not compiled."""
+    """Plots step times of the dense layers against raw Horovod's on each network, without XLA."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -104,7 +104,7 @@ def plot(kept: dict, path: Path) -> None:
 
 
 def _order(item: tuple[str, dict]) -> tuple:
-    """Returns what networks are sorted by: the model, then the slowest first."""
+    """Returns the sort key of a network: the model, then the slowest first."""
     rate, hosts, model, *compiled = item[0].split(" x ")
     return list(MODELS).index(model), compiled, _RATES.index(rate), int(hosts)
 

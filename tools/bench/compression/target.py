@@ -1,4 +1,4 @@
-"""Measures what it takes to train to a validation accuracy on a network: bytes, time, by codec.
+"""Measures the bytes and time to reach a validation accuracy on a network, for each codec.
 
     python -m tools.bench.compression.target --rate 1gbit
 
@@ -20,13 +20,13 @@ TARGET = 0.85
 
 
 class UntilTarget(keras.callbacks.Callback):
-    """Adds up what training takes, and ends it when the accuracy is reached.
+    """Callback that adds up time and bytes, and stops training at the target accuracy.
 
     Attributes:
-        seconds: Of training, without its first step, in which functions are traced.
-        sent: Bytes that have left this host meanwhile.
-        epochs: Those that are done.
-        reached: Whether the accuracy has been.
+        seconds: Seconds of training, without its first step, which traces.
+        sent: Bytes sent by this host in that time.
+        epochs: Number of epochs done.
+        reached: Whether the target accuracy has been reached.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class UntilTarget(keras.callbacks.Callback):
         self._since: tuple[float, int] | None = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Starts the clock, unless the first step is to come."""
+        """Starts the clock, except before the first step."""
         self._since = (time.perf_counter(), sent_bytes()) if epoch else None
 
     def on_train_batch_end(self, batch, logs=None):
@@ -49,13 +49,13 @@ class UntilTarget(keras.callbacks.Callback):
             self.sent += sent_bytes() - self._since[1]
 
     def on_epoch_end(self, epoch, logs=None):
-        """Looks at the accuracy."""
+        """Checks the accuracy."""
         self.epochs, self.reached = epoch + 1, logs["val_accuracy"] >= TARGET
         self.model.stop_training = self.reached
 
 
 def in_rank(host: int) -> None:
-    """Trains in this rank, with one codec after the other; rank 0 reports what it took."""
+    """Trains in this rank, with one codec after the other; rank 0 reports time and bytes."""
     rows = []
     for codec in CODECS:
         watch = UntilTarget()

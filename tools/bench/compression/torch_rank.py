@@ -1,6 +1,6 @@
-"""A rank of `tools.bench.compression` with PyTorch, in an environment of its own.
+"""Rank of `tools.bench.compression` with PyTorch, in a separate environment.
 
-That environment has neither TensorFlow nor typer; and this module's `--help` needs no PyTorch.
+That environment has neither TensorFlow nor typer, and this module's `--help` works without PyTorch.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from tools.bench.compression.model import CLASSES, GLOBAL_BATCH, LAYERS, WIDTH, 
 from tools.bench.harness import report, threads_each
 
 WARM_UP = 2
-# PowerSGD sends all in its first steps, which must be two or more.
+# PowerSGD sends its first steps uncompressed; it requires at least two.
 FIRST_COMPRESSED = 2
 
 
 def build() -> Any:
-    """Returns the model of the other ranks."""
+    """Returns the same model as the TensorFlow ranks."""
     from torch import nn
 
     layers: list[nn.Module] = []
@@ -27,7 +27,7 @@ def build() -> Any:
 
 
 def measure(name: str, hosts: int, rate: float) -> dict[str, float]:
-    """Times steps of DDP with a hook, or without; of no exchange at all for "local"."""
+    """Times steps of DDP with or without a hook; without any exchange for "local"."""
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -37,7 +37,7 @@ def measure(name: str, hosts: int, rate: float) -> dict[str, float]:
     model = build()
     trained, warm_up = model, WARM_UP
     if name != "PyTorch local":
-        # Of several buckets, the PowerSGD hook exchanges parts in an order that differs between
+        # With several buckets, the PowerSGD hook exchanges parts in an order that differs between
         # ranks, and gloo fails.
         whole = 1024 if name.endswith("PowerSGD hook") else None
         trained = DistributedDataParallel(model, bucket_cap_mb=whole)
@@ -66,7 +66,7 @@ def measure(name: str, hosts: int, rate: float) -> dict[str, float]:
 
 
 def main(names: str, rate: float) -> None:
-    """Times candidates, separated by semicolons; rank 0 reports what came out."""
+    """Times candidates, separated by semicolons; rank 0 reports the results."""
     import torch
     import torch.distributed as dist
 

@@ -1,1 +1,1 @@
-"""Pipelines and conversions beside those of other libraries."""
+"""Benchmarks of input pipelines and conversions against other libraries."""

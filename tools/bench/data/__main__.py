@@ -1,4 +1,4 @@
-"""Times pipelines and conversions beside their peers, in turn in one run.
+"""Times pipelines and conversions against their peers, alternating in one run.
 
     python -m tools.bench.data --what reading --count 20000
     python -m tools.bench.data --what writing --count 4000
@@ -9,7 +9,7 @@ hand-tuned `tf.data` pipeline (parallel interleave, shuffle, batch, then `parse_
 TensorFlow Datasets on the same files, and webdataset, array_record and grain on the same samples,
 where they are installed. Writing: a CSV of 6 columns, against a loop over `TFRecordWriter` and a
 builder of TensorFlow Datasets. Images: a folder of JPEGs, against the decoder alone. Peers run in
-turn, several times; the machine's load hits all alike.
+turn, several times, so that the machine's load affects all equally.
 """
 
 import gc
@@ -32,7 +32,7 @@ PACKAGES += ("array_record", "grain")
 
 
 def in_turn(peers: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Runs all in turn; returns their rates in samples a second, without a first round."""
+    """Runs all peers in turn; returns rates in samples per second, without the first round."""
     rates: dict[str, list[float]] = {name: [] for name in peers}
     for number in range(rounds + 1):
         turn = list(peers.items())
@@ -44,18 +44,18 @@ def in_turn(peers: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[
 
 
 def rows_of(title: str, rates: dict[str, list[float]]) -> list[str]:
-    """Returns a table: median rates, and what the first one's is of each."""
+    """Returns a table of median rates, and the ratio of the first one's rate to each."""
     ours = next(iter(rates.values()))
     lines = ["", f"| {title} | samples/s | ours by this |", "| --- | --- | --- |"]
     for name, found in rates.items():
-        # Within a round all had about the same load.
+        # All peers of a round had about the same load.
         ratio = statistics.median(a / b for a, b in zip(ours, found, strict=True))
         lines.append(f"| {name} | {statistics.median(found):,.0f} | {ratio:.2f} |")
     return lines
 
 
 def first_batch(directory: str, rounds: int) -> str:
-    """Returns what is to be said of the first batch: cold, and resumed in mid-epoch."""
+    """Returns a sentence on the time to the first batch: cold, and resumed in mid-epoch."""
     import tfdml
 
     def pipeline(state=None):
@@ -67,7 +67,7 @@ def first_batch(directory: str, rounds: int) -> str:
     seconds: dict[str, list[float]] = {name: [] for name in states}
     for _ in range(rounds + 1):
         for name, state in states.items():
-            # As `timeit` does: a collection of all of TensorFlow's objects takes 0.4 s, whenever.
+            # As in `timeit`: a collection of all of TensorFlow's objects takes 0.4 s at any time.
             gc.collect()
             gc.disable()
             begin = time.perf_counter()
@@ -82,7 +82,7 @@ def first_batch(directory: str, rounds: int) -> str:
 
 
 def time_reading(directory: str, count: int, rounds: int) -> list[str]:
-    """Returns the lines that say how fast samples are read."""
+    """Returns the lines of the report on reading speed."""
     from tfdml.data import tfds_metadata, write_tfrecords
 
     x, y = reading.samples(count)
@@ -94,8 +94,9 @@ def time_reading(directory: str, count: int, rounds: int) -> list[str]:
 
 
 def time_writing(directory: str, count: int, rounds: int) -> list[str]:
-    """Returns the lines that say how fast rows are converted."""
-    # The others take minutes for as many rows as make our processes' start small.
+    """Returns the lines of the report on converting rows."""
+    # More rows for us, so that starting our processes does not dominate; the others would take
+    # minutes for as many.
     path = writing.table(os.path.join(directory, "a.csv"), 5 * count)
     short = writing.table(os.path.join(directory, "short.csv"), count // 4)
     out = os.path.join(directory, "out")
@@ -112,7 +113,7 @@ def time_writing(directory: str, count: int, rounds: int) -> list[str]:
 
 
 def time_images(directory: str, count: int, rounds: int) -> list[str]:
-    """Returns the lines that say how fast images are converted."""
+    """Returns the lines of the report on converting images."""
     folder = writing.pictures(os.path.join(directory, "in"), count)
     out = os.path.join(directory, "out")
     resized = {"resize": (224, 224), "format": "jpeg"}

@@ -1,6 +1,6 @@
-"""The same samples read by several libraries: what `tools.bench.data` times.
+"""Readers of the same samples in several libraries, timed by `tools.bench.data`.
 
-Each function returns what reads an epoch, and the number of samples of it. All shuffle; those of
+Each function returns a callable that reads an epoch and returns its number of samples. All shuffle; those of
 `tf.data` and tfdml yield batches of parsed tensors, the others batches of NumPy arrays.
 """
 
@@ -15,13 +15,13 @@ Epoch = Callable[[], int]
 
 
 def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers and labels that all store."""
+    """Returns the values and labels that all libraries store."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(count, WIDTH)).astype(np.float32), rng.integers(0, 10, count)
 
 
 def ours(directory: str, **options) -> Epoch:
-    """By `read_tfrecords`, shuffled as it is by default, resumable at any batch."""
+    """Reads by `read_tfrecords` with its default shuffling, resumable at any batch."""
     import tfdml
 
     pipeline = tfdml.data.read_tfrecords(directory, BATCH, label="y", seed=1, **options)
@@ -29,7 +29,7 @@ def ours(directory: str, **options) -> Epoch:
 
 
 def hand_tuned(directory: str) -> Epoch:
-    """By the fastest pipeline of `tf.data` that we know; it cannot be resumed cheaply."""
+    """Reads by the fastest `tf.data` pipeline that we know, which cannot be resumed cheaply."""
     import tensorflow as tf
 
     paths = sorted(str(p) for p in Path(directory).glob("*.tfrecord"))
@@ -56,7 +56,7 @@ def hand_tuned(directory: str) -> Epoch:
 
 
 def by_tfds(directory: str) -> Epoch:
-    """By TensorFlow Datasets, of the same files."""
+    """Reads the same files by TensorFlow Datasets."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -66,7 +66,7 @@ def by_tfds(directory: str) -> Epoch:
 
 
 def by_webdataset(directory: str, x: np.ndarray, y: np.ndarray) -> Epoch:
-    """By webdataset, of raw arrays in tar files."""
+    """Reads raw arrays in tar files by webdataset."""
     import webdataset as wds
 
     pattern = os.path.join(directory, "wds-%02d.tar")
@@ -102,7 +102,7 @@ def _array_record(directory: str, x: np.ndarray, y: np.ndarray) -> str:
 
 
 def by_array_record(directory: str, x: np.ndarray, y: np.ndarray) -> Epoch:
-    """By array_record, of raw arrays, a batch of random places at a time."""
+    """Reads raw arrays by array_record, a batch of random positions at a time."""
     from array_record.python import array_record_module
 
     reader = array_record_module.ArrayRecordReader(_array_record(directory, x, y))
@@ -121,7 +121,7 @@ def by_array_record(directory: str, x: np.ndarray, y: np.ndarray) -> Epoch:
 
 
 def by_grain(directory: str, x: np.ndarray, y: np.ndarray) -> Epoch:
-    """By grain over array_record: shuffled, resumable."""
+    """Reads by grain over array_record: shuffled and resumable."""
     import grain.python as grain
 
     source = grain.ArrayRecordDataSource(_array_record(directory, x, y))
@@ -138,13 +138,13 @@ def by_grain(directory: str, x: np.ndarray, y: np.ndarray) -> Epoch:
 
 
 def peers(directory: str, data: str, x: np.ndarray, y: np.ndarray) -> dict[str, Epoch]:
-    """Returns all that are installed, ours first.
+    """Returns the readers of all installed libraries, ours first.
 
     Args:
-        directory: Where the others' files go.
-        data: The data set in TFRecords.
-        x: The numbers: float32, `[samples, WIDTH]`.
-        y: The labels: int64, `[samples]`.
+        directory: Directory for the other libraries' files.
+        data: Data set in TFRecords.
+        x: Values, float32 of shape `[samples, WIDTH]`.
+        y: Labels, int64 of shape `[samples]`.
     """
     found = {"read_tfrecords": ours(data), "hand-tuned tf.data": hand_tuned(data)}
     for name, make in {

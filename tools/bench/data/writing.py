@@ -1,7 +1,7 @@
-"""The same rows and images converted by several ways: what `tools.bench.data` times.
+"""Converters of the same rows and images, timed by `tools.bench.data`.
 
-Each function returns what converts, and the number of rows that it has converted. Processes are
-started within the time.
+Each function returns a callable that converts and returns the number of rows. The time includes
+starting processes.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ Conversion = Callable[[], int]
 
 
 def ours(path: str, output: str, processes: int, **images) -> Conversion:
-    """By `tfdml records convert`."""
+    """Converts by `tfdml records convert`."""
     from tfdml.data.convert import convert
     from tfdml.data.plan import Options
     from tfdml.data.sources.opening import open_source
@@ -38,7 +38,7 @@ def ours(path: str, output: str, processes: int, **images) -> Conversion:
 
 
 def by_loop(path: str, output: str) -> Conversion:
-    """By the loop over `TFRecordWriter` that tutorials show; TensorFlow is loaded before."""
+    """Converts by the `TFRecordWriter` loop of tutorials; TensorFlow is imported beforehand."""
     import tensorflow as tf
 
     def feature(name: str, cell: str) -> tf.train.Feature:
@@ -63,7 +63,7 @@ def by_loop(path: str, output: str) -> Conversion:
 
 
 def by_tfds(path: str, output: str) -> Conversion:
-    """By a builder of TensorFlow Datasets, which also shuffles by the keys' hashes."""
+    """Converts by a builder of TensorFlow Datasets, which also shuffles by the keys' hashes."""
     import tensorflow_datasets as tfds
 
     tfds.disable_progress_bar()
@@ -137,13 +137,13 @@ def _decoded(job: tuple[list[str], str]) -> int:
 
 
 def by_decoder(directory: str, processes: int, how: str) -> Conversion:
-    """What the decoder allows: images are read and decoded, and nothing is written.
+    """Reads and decodes images without writing them: the limit set by the decoder.
 
     Args:
-        directory: The images.
-        processes: How many work.
-        how: "whole", or "eighth", in which size a conversion looks at what it keeps; or "resized",
-            and encoded anew.
+        directory: Directory of the images.
+        processes: Number of processes.
+        how: "whole"; "eighth", the size at which a conversion checks images that it keeps; or
+            "resized", and encoded again.
     """
     paths = sorted(str(p) for p in Path(directory).rglob("*.jpg"))
     parts = [(paths[i : i + 64], how) for i in range(0, len(paths), 64)]

@@ -1,1 +1,1 @@
-"""`ParameterServerStrategy` beside a hand-written loop and Keras 2."""
+"""Benchmark of `ParameterServerStrategy` against a hand-written loop and Keras 2."""

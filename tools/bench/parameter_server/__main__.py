@@ -28,7 +28,7 @@ LIMIT_SECONDS = 240.0
 
 
 def run(kind: str, workers: int, rate: str, epochs: int, width: int, **options: Any) -> dict:
-    """Runs a kind in a cluster of its own, with one server; returns what its chief reports."""
+    """Runs one measurement in its own cluster, with one server; returns the chief's report."""
     arguments = ["measure", kind, str(epochs), str(width), json.dumps(options)]
     variables = {"TF_USE_LEGACY_KERAS": "1"} if kind == "fit_of_tf_keras" else {}
     if rate:

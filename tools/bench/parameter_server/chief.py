@@ -1,4 +1,4 @@
-"""The chief in a cluster of `tools.bench.parameter_server`: seconds of epochs, or rates."""
+"""Chief of a cluster of `tools.bench.parameter_server`; measures seconds of epochs, or rates."""
 
 import contextlib
 import itertools
@@ -79,14 +79,14 @@ def hand_written(strategy: Any, width: int) -> Any:
         for _ in range(STEPS):
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
-        # What `fit` shows at the end of an epoch.
+        # Reads the metrics, as `fit` does at the end of an epoch.
         _ = loss_sum.numpy() / count.numpy(), hits.numpy() / count.numpy()
 
     return epoch
 
 
 def timed_epochs(keras: Any, between: Any = None) -> tuple[Any, list[float]]:
-    """Returns a callback that notes the seconds of each epoch, and does something after it."""
+    """Returns a callback that records each epoch's seconds and then calls `between`, and those."""
     seconds: list[float] = []
     begun = []
 
@@ -102,7 +102,7 @@ def timed_epochs(keras: Any, between: Any = None) -> tuple[Any, list[float]]:
 
 
 def fit_and_loop(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
-    """Epochs of `fit` and of a loop, in turn, on one cluster; the first of each is left out."""
+    """Times epochs of `fit` and of a loop, in turn, on one cluster, without the first of each."""
     import keras
 
     import tfdml
@@ -125,7 +125,7 @@ def fit_and_loop(epochs: int, width: int, options: dict) -> dict[str, list[float
 
 
 def fit_of_tf_keras(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
-    """The `fit` of Keras 2 under TensorFlow's own strategy."""
+    """Times the `fit` of Keras 2 under TensorFlow's own strategy."""
     import tensorflow as tf
     import tf_keras
 
@@ -156,7 +156,7 @@ def resolver() -> Any:
 
 
 def beside_a_slow_worker(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
-    """Rows a second that `fit` puts into updates, without and with a slow worker 1."""
+    """Measures the rows per second that `fit` applies, without and with a slow worker 1."""
     import keras
 
     import tfdml
@@ -180,7 +180,7 @@ def beside_a_slow_worker(epochs: int, width: int, options: dict) -> dict[str, li
 
 
 def pushes(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
-    """Seconds of epochs of `fit`, and the bytes a step that all tasks send over the loopback."""
+    """Measures the seconds of `fit`'s epochs, and the loopback bytes per step of all tasks."""
     import keras
 
     import tfdml
@@ -217,12 +217,12 @@ def task_process(role: str, index: int) -> psutil.Process:
 
 @contextlib.contextmanager
 def slowed(process: psutil.Process) -> Iterator[None]:
-    """While this is entered, a process runs a part of the time.
+    """Context manager: a process runs only part of the time.
 
-    Another process stops it and lets it go on: this one may wait for it with Python's lock held.
+    A separate process stops and resumes it: this one may wait for it while holding the GIL.
 
     Args:
-        process: The process.
+        process: Process to slow down.
     """
     other = subprocess.Popen(module_command(__spec__.name, "slow", str(process.pid)))
     try:
@@ -251,7 +251,7 @@ def measure(
     width: Annotated[int, typer.Argument(help="Units of a layer.")],
     options: Annotated[str, typer.Argument(help="Of the strategy, as JSON.")],
 ) -> None:
-    """Trains as the chief, and reports what it has measured."""
+    """Trains as the chief, and reports the measurements."""
     report(KINDS[kind](epochs, width, json.loads(options)))
 
 

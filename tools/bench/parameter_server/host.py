@@ -1,4 +1,4 @@
-"""A host of the lab in `tools.bench.parameter_server`: the chief, the server or a worker."""
+"""Host of the network lab in `tools.bench.parameter_server`: chief, server or worker."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tools.bench.harness import module_command, start
 
 
 def main(arguments: Annotated[list[str], typer.Argument(help="What the chief is given.")]) -> None:
-    """Becomes this host's task: the first is the chief, the second the server."""
+    """Runs this host's task: the first host is the chief, the second the server."""
     number = int(os.environ["NETLAB_HOST"])
     addresses = [f"{a}:12000" for a in os.environ["NETLAB_ADDRESSES"].split(",")]
     cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}

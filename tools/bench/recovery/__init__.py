@@ -1,1 +1,1 @@
-"""The loss of a rank, until the others train on."""
+"""Benchmark of the time from the loss of a rank until the others resume training."""

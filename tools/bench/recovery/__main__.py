@@ -4,7 +4,7 @@
 
 Two ranks of this machine train the same small network; one kills itself, three times each:
 
-- `tfdml.elastic`, in memory: `fit` goes on in the process of the other rank;
+- `tfdml.elastic`, in memory: `fit` continues in the process of the other rank;
 - Horovod Elastic's own loop, without Keras: `hvd.elastic.run` around a loop with a gradient tape;
 - by restart: `tfdml launch --max-restarts` starts both again, `FaultTolerantCheckpoint` resumes.
 """
@@ -30,11 +30,11 @@ WAYS = {
 
 
 def command(way: str, scratch: Path) -> list[str]:
-    """Returns what runs a job of two ranks."""
+    """Returns the command that runs a job of two ranks."""
     if way == "restart":
         launch = module_command("tfdml.cli.main", "launch", "--workers", "2", "--max-restarts", "1")
         return [*launch, "--", "-m", RANK, way, str(scratch)]
-    # Two names of this machine: with a rank Horovod takes its whole host for lost.
+    # Two names of this machine: when a rank is lost, Horovod counts its whole host as lost.
     script = scratch / "hosts.sh"
     script.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
     script.chmod(0o755)

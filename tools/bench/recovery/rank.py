@@ -1,7 +1,7 @@
-"""A rank of `tools.bench.recovery`, which trains and may lose itself.
+"""Rank of `tools.bench.recovery`, which trains and may kill itself.
 
-Rank 1 kills itself at step 55 and notes when; rank 0 notes when each step has been trained. The
-states are kept each 10 steps.
+Rank 1 kills itself at step 55 and records the time; rank 0 records the end of each step. The state
+is saved every 10 steps.
 """
 
 import json
@@ -20,7 +20,7 @@ WIDTH, ROWS, STEPS, FATAL, EVERY = 256, 64, 100, 55, 10
 
 
 class Clock:
-    """Notes the moments of steps, and ends rank 1."""
+    """Recorder of the times of steps, which also kills rank 1."""
 
     def __init__(self, directory: str):
         self._death = Path(directory, "death")
@@ -28,7 +28,7 @@ class Clock:
         self._moments: list[float] = []
 
     def step(self, rank: int, number: int) -> None:
-        """Step `number`, from 1, has been trained."""
+        """Records the end of step `number`, from 1."""
         if rank == 1 and number == FATAL and not self._death.exists():
             time.sleep(0.5)  # The other one is in the next step by then.
             self._death.write_text(json.dumps(time.time()))
@@ -74,7 +74,7 @@ def fit(strategy, clock: Clock, callback=None) -> None:
 
 
 def loop(clock: Clock) -> None:
-    """Trains by a loop of one's own, as in Horovod's documentation."""
+    """Trains by a custom loop, as in Horovod's documentation."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -94,7 +94,7 @@ def loop(clock: Clock) -> None:
                 loss = tf.reduce_mean(loss)
             gradients = tape.gradient(loss, weights)
             for weight, gradient in zip(weights, gradients, strict=True):
-                # Not grouped: those errors Horovod's loop takes for the end of the training.
+                # Not grouped: Horovod's loop takes the errors of grouped operations as fatal.
                 weight.assign_sub(0.01 * hvd.allreduce(gradient))
             return loss
 

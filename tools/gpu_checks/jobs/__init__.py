@@ -1,1 +1,1 @@
-"""What the report's processes run: each reports numbers, which the report compares."""
+"""Programs of the report's processes: each reports numbers, which the report compares."""

@@ -2,8 +2,8 @@
 
     python -m tools.gpu_checks.jobs.codecs --kind cpu
 
-A gradient is encoded, goes nowhere, and is decoded, both phases of it. The error is what the codec
-leaves out of it: on the device, and for comparison on a processor.
+A gradient is encoded and decoded in both phases, without an exchange. The error is the part that
+the codec loses: on the device, and for comparison on a CPU.
 """
 
 import statistics
@@ -19,14 +19,14 @@ from tools.bench.harness import report, start
 from tools.gpu_checks import trace
 from tools.gpu_checks.jobs import placement
 
-# Of the gradient that is timed, and of the one that is compared with a processor's, float32.
+# Shapes of the float32 gradients.
 SHAPES = {"cpu": (512, 512), "gpu": (4096, 4096)}
 COMPARED = (512, 512)
 TIMED, PROFILED = 10, 3
 
 
 def summing(codec, device: str, shape: tuple[int, int]) -> Callable:
-    """Returns what sums a gradient on a device, and gives the sum and the gradient."""
+    """Returns a callable that sums a gradient on a device and returns the sum and the gradient."""
     import tensorflow as tf
 
     from tfdml.collectives.echo import EchoCollective
@@ -60,7 +60,7 @@ def summing(codec, device: str, shape: tuple[int, int]) -> Callable:
 
 
 def error(run: Callable) -> float:
-    """Returns the norm of what is left out by that of the gradient."""
+    """Returns the norm of the error relative to that of the gradient."""
     import numpy as np
 
     found, gradient = (t.numpy() for t in run())
@@ -68,7 +68,7 @@ def error(run: Callable) -> float:
 
 
 def seconds(run: Callable) -> float:
-    """Returns the median time of a call, until the device has done it."""
+    """Returns the median seconds of a call, until the device has finished it."""
     import tensorflow as tf
 
     times = []
@@ -103,7 +103,7 @@ def sizes(space) -> list[int]:
 def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None:
     """Reports each codec's errors, seconds, and the bytes of its copies to or from the host."""
     placement.prepare(kind)
-    # On processors one is the device and the other what it is compared with.
+    # On CPUs one logical device is tested and the other is the reference.
     device = placement.devices(kind, 1 if kind == "gpu" else 2)[-1]
     from tools.bench.codecs import CODECS
 
@@ -122,7 +122,7 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
         one["events"] = sum(1 for _ in trace.events(space))
         one["copies"] = sizes(space) if kind == "gpu" else None
         found.append(one)
-    # What the parser must see: the sum is read, as `Tensor.numpy` does.
+    # A copy that the parser must find: `Tensor.numpy` reads the sum.
     control = sizes(profiled(lambda: run()[0].numpy())) if kind == "gpu" else None
     report({"codecs": found, "bytes": 4 * shape[0] * shape[1], "control": control})
 

@@ -1,4 +1,4 @@
-"""Reports what `tools.gpu_checks` runs on: TensorFlow's devices, and what they compute.
+"""Reports TensorFlow's devices to `tools.gpu_checks`, and the error of their products.
 
 For example:
 

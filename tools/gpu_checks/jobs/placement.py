@@ -1,20 +1,20 @@
-"""Which devices a job's process uses: GPUs, or logical devices in their place."""
+"""Devices of a job's process: GPUs, or logical devices instead."""
 
 import json
 import os
 
-# Of each logical GPU, where one card is to be several devices.
+# Memory of each logical GPU, if one card is split into several devices.
 LOGICAL_MEGABYTES = 4096
 
 
 def local_rank() -> int:
-    """Returns this process's place among those of its job."""
+    """Returns the local rank of this process."""
     told = json.loads(os.environ.get("TF_CONFIG") or "{}")
     return int(told.get("task", {}).get("index", os.environ.get("HOROVOD_LOCAL_RANK", 0)))
 
 
 def prepare(kind: str) -> None:
-    """Hides the GPUs where the report is of processors; must come before TensorFlow.
+    """Hides the GPUs for a report on CPUs; must be called before TensorFlow is imported.
 
     Args:
         kind: "cpu" or "gpu".
@@ -25,11 +25,11 @@ def prepare(kind: str) -> None:
 
 
 def one_card(kind: str, cards: int) -> None:
-    """Shows this process one card alone, that of its rank; must come before TensorFlow.
+    """Shows this process only its rank's card; must be called before TensorFlow is imported.
 
     Args:
         kind: "cpu" or "gpu".
-        cards: The number of cards that the ranks use; with one, all of them share it.
+        cards: Number of cards that the ranks use; with one, all ranks share it.
     """
     prepare(kind)
     if kind == "gpu":
@@ -39,12 +39,12 @@ def one_card(kind: str, cards: int) -> None:
 
 
 def devices(kind: str, count: int, split: bool = False) -> list[str]:
-    """Makes this process's devices; returns their names.
+    """Sets up this process's devices; returns their names.
 
     Args:
         kind: "cpu" or "gpu".
-        count: How many.
-        split: Whether they are to be logical devices of one card; also where there are too few.
+        count: Number of devices.
+        split: Whether to use logical devices of one card, as is done if there are too few cards.
     """
     import tensorflow as tf
 
@@ -59,7 +59,7 @@ def devices(kind: str, count: int, split: bool = False) -> list[str]:
 
 
 def exact_products() -> None:
-    """Makes GPUs multiply float32 numbers as such: by default they round them to 10 bits."""
+    """Disables TF32, with which GPUs by default round float32 mantissas to 10 bits."""
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)

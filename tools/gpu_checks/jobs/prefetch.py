@@ -1,4 +1,4 @@
-"""Tells `tools.gpu_checks` where a batch's rows are when a step is given them, and since when.
+"""Reports to `tools.gpu_checks` on which device a step receives its rows, and since when.
 
 For example:
 
@@ -36,7 +36,7 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
     dataset = tf.data.Dataset.from_generator(
         batches, output_signature=tf.TensorSpec([ROWS, 4], tf.float32)
     )
-    # Without it nothing is read ahead but by what is checked here.
+    # With these options only the mechanism under test reads ahead.
     options = tf.data.Options()
     options.autotune.enabled = False
     portions = OnDevices(dataset.with_options(options).map(extended.split_element), names)

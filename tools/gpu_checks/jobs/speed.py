@@ -17,7 +17,7 @@ import typer
 from tools.bench.harness import report, start
 from tools.gpu_checks.jobs import placement, stock
 
-# By kind: numbers of a hidden layer, and rows of a global batch.
+# By kind: units of a hidden layer, and rows of a global batch.
 SIZES = {"cpu": (512, 128), "gpu": (4096, 4096)}
 STEPS, INPUTS, CLASSES, RATE = 20, 784, 10, 0.05
 # How many of an array's weights are compared.
@@ -34,7 +34,7 @@ def data(rows: int):
 
 
 def initial(hidden: int) -> list:
-    """Returns the weights that all begin with: kernels and biases, layer by layer."""
+    """Returns the common initial weights: kernels and biases, layer by layer."""
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -101,12 +101,12 @@ def trained(strategy: str, side: str, kind: str, devices: int, cards: int):
 
 
 def sample(weights: list) -> list[float]:
-    """Returns some of each array's numbers."""
+    """Returns a sample of each array's values."""
     return [float(w) for array in weights for w in array.ravel()[:: array.size // SAMPLE + 1]]
 
 
 def peak(kind: str) -> int:
-    """Returns the most bytes that this process has had: of its GPU, or resident."""
+    """Returns this process's peak memory in bytes: of its GPU, or resident."""
     if kind == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     import tensorflow as tf

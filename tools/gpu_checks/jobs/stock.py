@@ -1,4 +1,4 @@
-"""What the strategies are compared with where Keras's `fit` does not run: loops written by hand."""
+"""Hand-written loops as peers of the strategies for which Keras's own `fit` does not run."""
 
 import dataclasses
 import time
@@ -10,13 +10,13 @@ from tools.gpu_checks.jobs import placement
 
 @dataclasses.dataclass
 class Peer:
-    """A training loop's parts.
+    """Parts of a training loop.
 
     Attributes:
-        rank: This process among all.
-        size: The number of processes.
-        variables: The weights: kernels and biases, layer by layer.
-        step: Trains on this process's rows of a batch.
+        rank: Rank of this process.
+        size: Number of processes.
+        variables: Weights: kernels and biases, layer by layer.
+        step: Callable that trains on this process's rows of a batch.
     """
 
     rank: int
@@ -26,7 +26,7 @@ class Peer:
 
 
 def implementation(kind: str, cards: int):
-    """Returns how workers communicate: NCCL refuses two ranks on one card."""
+    """Returns the workers' communication method: NCCL rejects two ranks on one card."""
     import tensorflow as tf
 
     names = tf.distribute.experimental.CommunicationImplementation
@@ -88,7 +88,7 @@ def by_hand(peer: Peer, x, y, rows: int) -> tuple[list, float]:
     """Trains two epochs; returns the weights and the seconds of the second one."""
     import tensorflow as tf
 
-    # Of each global batch every `size`-th row: their mean gradients' mean is that of all rows.
+    # Every `size`-th row of each global batch: the mean of the ranks' means is that of all rows.
     x, y = (a.reshape(-1, rows, *a.shape[1:])[:, peer.rank :: peer.size] for a in (x, y))
     batches = tf.data.Dataset.from_tensor_slices((x, y)).prefetch(tf.data.AUTOTUNE)
     for _ in range(2):

@@ -22,15 +22,15 @@ VARIANTS = {
     "mixed_bfloat16": ("mixed_bfloat16", False),
     "XLA": ("float32", True),
 }
-# No batch divides by two: shares are uneven, and in the last batch one is empty.
+# No batch divides by two: local batches are uneven, and one of the last batch is empty.
 ROWS, BATCH, EPOCHS, CLASSES = 46, 15, 2, 3
-# Loss scales. Where a gradient is near the largest float16, whether it overflows depends on how
-# many rows a replica sums.
+# Loss scales far from the limit: near the largest float16, an overflow depends on the number of
+# rows that a replica sums.
 TOO_LARGE, SMALL = 2.0**40, 2.0**4
 
 
 def strategy_of(name: str, kind: str, devices: int, split: bool, cards: int, exchange: str):
-    """Returns a strategy, None for plain Keras; must come before TensorFlow is used."""
+    """Returns a strategy, None for plain Keras; must be called before TensorFlow is used."""
     if name in ("plain", "mirrored"):
         placement.prepare(kind)
         own = placement.devices(kind, devices, split)
@@ -86,7 +86,7 @@ def trained(strategy, variant: str) -> dict:
         model.compile(optimizer, loss, jit_compile=by_xla)
     before, scales = flat(model.get_weights()), []
     if policy == "mixed_float16":
-        # A step that overflows, however a batch is split, and then a scale that grows.
+        # First a step that overflows however the batch is split, then a growing loss scale.
         model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0)
         scales.append(float(model.optimizer.dynamic_scale))
         model.optimizer.dynamic_scale.assign(SMALL)
@@ -102,7 +102,7 @@ def trained(strategy, variant: str) -> dict:
 
 
 def flat(arrays) -> list[float]:
-    """Returns all numbers of some arrays."""
+    """Returns all values of the arrays in one list."""
     import numpy as np
 
     return np.concatenate([a.ravel() for a in arrays]).astype(float).tolist()
