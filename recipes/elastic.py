@@ -3,12 +3,12 @@
     horovodrun -np 1 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh
         --network-interface lo --gloo-timeout-seconds 120 python recipes/elastic.py
 
-`hosts.sh` is a script of yours that prints the machines there are, `name:slots` a line, and
-`horovodrun` asks it every second. To try it here: let it print a file with the line `localhost:1`,
+`hosts.sh` is your script that prints the available machines, one `name:slots` per line;
+`horovodrun` runs it every second. To try it here: let it print a file with the line `localhost:1`,
 and add a line `127.0.0.1:1` while this trains: a second process joins. Kill that one, and the first
-goes on. On several machines leave out `--network-interface lo`. The timeout is how long the others
-wait for a new process to start and import TensorFlow. What all ranks have lost is on the disk: the
-same command goes on from there.
+continues. On several machines leave out `--network-interface lo`. The timeout is how long the
+others wait for a new process to start and import TensorFlow. If all ranks are lost, the same
+command resumes from the checkpoint on disk.
 """
 
 import keras

@@ -20,8 +20,8 @@ BASE_BATCH = 128
 # Fraction of the updates in which the learning rate rises.
 WARMUP = 0.15
 
-# The rate of SGD is for a batch of 128 and scaled by the rule. The others' are for the batch itself:
-# below 8192, and from there up.
+# The rate of SGD is for a batch of 128 and scaled by the rule. The others' are for the batch
+# itself: below 8192, and from there up.
 RATES = {
     "sgd": (0.05, 0.05),
     "sgd-linear": (0.05, 0.05),

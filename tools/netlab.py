@@ -3,19 +3,19 @@
     tools/netlab --hosts 2 --rate 100mbit -- python train.py
     tools/netlab --hosts 4 --rate 1gbit --job horovod -- python train.py
 
-A host is a network namespace with an address, a name and one interface, `eth0`, at a common bridge;
-what leaves it is shaped by `tc`. On host I of N the command finds
+A host is a network namespace with an address, a name and one interface, `eth0`, on a common bridge;
+`tc` shapes its outgoing traffic. On host I of N the command finds
 
     NETLAB_HOST=I   NETLAB_HOSTS=N   NETLAB_ADDRESSES=10.77.0.1,10.77.0.2,...
 
 and its name, `hostI`, resolves to its address. With `--job horovod` each host runs one rank of a
-Horovod job; with `--job multi-worker`, one worker of a TensorFlow cluster, told by TF_CONFIG. The
+Horovod job; with `--job multi-worker`, one worker of a TensorFlow cluster, set by TF_CONFIG. The
 first host that fails ends the others, and its exit code is the tool's.
 
 Nothing is left behind, whatever ends the tool: the bridge, the namespaces, the names and all
-processes live in namespaces of the tool's own, which the kernel removes with its last process; and
-the tool's process is the one whose death kills the others. It needs root, for namespaces and
-shaping; the machine's own network is not touched. Only Linux, only this machine.
+processes live in the tool's own namespaces, which the kernel removes with their last process, and
+the death of the tool's process kills the others. It needs root, for namespaces and shaping; the
+machine's own network is not touched. Only Linux, only this machine.
 """
 
 import ctypes

@@ -76,8 +76,8 @@ def launch(
     code is its own. Nothing is left running, whatever ends this command.
 
     TensorFlow's servers and Horovod's rendezvous are **not authenticated**: whoever reaches their
-    ports can run code. On this machine alone the ports are told to the ranks by the loopback's
-    address; across machines use a private network.
+    ports can run code. On one machine the ranks reach each other at the loopback address; across
+    machines use a private network.
     """
     try:
         if ps:

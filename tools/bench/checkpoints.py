@@ -113,7 +113,7 @@ def one(name: str, steps: int, every: int) -> None:
 
 
 def stall() -> None:
-    """For how long training stands still for a save."""
+    """Measure how long a save blocks training."""
     print(f"Measured with {conditions()}.\n")
     print("| a save of 307 MB | training stands still, ms: median | most | step without, ms |")
     print("|---|---|---|---|")
@@ -133,7 +133,7 @@ def overhead(
     saves: Annotated[int, typer.Option(help="How many, after one that is not counted.")] = 20,
     names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, ORBAX, BACKUP),
 ) -> None:
-    """How much longer training takes with a save every 100 steps.
+    """Measure how much longer training takes with a save every 100 steps.
 
     A save falls into the first of two consecutive windows of 12 steps: the difference of their
     times is the cost of the save. Windows without a save show the machine's own variation.
@@ -215,7 +215,7 @@ def kills(
     number: Annotated[int, typer.Option("--number")] = 40,
     names: Annotated[list[str], typer.Option("--name")] = (BACKGROUND, BACKUP),
 ) -> None:
-    """How many restarts fail after a kill."""
+    """Count the restarts that fail after a kill."""
     print(f"Measured with {conditions()}.\n")
     print("| killed within two seconds of a step | restarts that failed |\n|---|---|")
     for name in names:

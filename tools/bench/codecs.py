@@ -2,10 +2,10 @@
 
     python -m tools.bench.codecs
 
-"encode" is what happens before the exchange: feedback added, encoded, and what is left out kept;
-"by XLA" the same where `tfdml build-codecs` has not been run. "exchange" is all around it: the
-owner's decoding, adding and encoding, and the last decoding too. As on one of 2 ranks, in buckets
-of 4 million numbers. "choice" finds the largest numbers and their places.
+"encode" is the work before the exchange: adding the residual, encoding, and storing the new
+residual; "by XLA" is the same without `tfdml build-codecs`. "exchange" is all the work around it,
+including the owner's decoding, adding and encoding, and the last decoding. Sizes are those of one
+of 2 ranks, in buckets of 4 million values. "choice" finds the largest values and their indices.
 """
 
 import statistics
@@ -64,7 +64,10 @@ def seconds(call: Callable[[], object], least: float = 1.0) -> float:
 
 
 def measure(codec: compression.Compressor) -> tuple[float | None, float | None, float]:
-    """Returns the seconds of encoding, by XLA (None if it has no such step) and of the exchange."""
+    """Returns the seconds of encoding, of encoding by XLA, and of the exchange.
+
+    The first is None for a codec that works in rounds, the second also for one that is not native.
+    """
     alone = EchoCollective(SIZE)
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)

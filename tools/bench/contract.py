@@ -1,18 +1,17 @@
-"""Times what the contract adds to a step: comparing batches, agreeing on them, one order for all.
+"""Times the cost of the data contract in a step: comparing batches, agreeing on them, one order.
 
     python -m tools.bench.contract --epochs 24
 
 Two processes train the CNN of `tools.bench.strategies` on the same images. Each way of reading is
-timed in turn with the same reading without the contract: batches are not compared, nobody asks
-whether the other has one too, and for arrays each process reads its own half as Keras does.
+timed in turn with the same reading without the contract: batches are not compared, processes do not
+agree on whether all have one, and for arrays each process reads its own half as Keras does.
 
-Steps are timed from the end of an epoch's first to the end of its last; what an epoch takes besides
-its steps, to open and to close the data, is told on its own. Each way without the contract is timed
-a second time, by a model of its own: how far these two are from each other is what the clock cannot
-tell. It is more than the contract may cost, so that is counted as well: the processors' time that
-rank 0 needs to read a batch, with the contract less without it, and to compare digests within a
-step. What the process uses while it does nothing, as Horovod's thread asks for work 200 times a
-second, is left out: it depends on how long one waits.
+Steps are timed from the end of an epoch's first to the end of its last; the time to open and close
+the data is reported separately. Each way without the contract is timed twice, with a model of its
+own: the difference of the two is the measurement noise. The noise exceeds the allowed cost of the
+contract, so CPU time is measured as well: that of rank 0 to read a batch, with the contract minus
+without it, and to compare digests in a step. The idle load, from Horovod's thread that polls 200
+times a second, is subtracted: it depends on the waiting time.
 """
 
 import contextlib

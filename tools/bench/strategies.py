@@ -70,7 +70,7 @@ def images(steps: int) -> tuple:
 
 
 def fitting(model, x, y) -> Callable[[], tuple[float, float]]:
-    """Returns a callable that trains an epoch by `fit`; it returns the epoch's and call's seconds."""
+    """Returns a callable that trains an epoch by `fit` and returns seconds of epoch and call."""
     import keras
 
     times = {}

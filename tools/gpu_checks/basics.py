@@ -40,7 +40,7 @@ def versions(machine: Machine) -> Iterator[Row]:
 
 
 def devices(machine: Machine) -> Iterator[Row]:
-    """Yields the row on the devices, and whether each multiplies as NumPy does."""
+    """Yields a row for each device, which must multiply as NumPy does."""
     found = machine.look["devices"]
     if not found:
         row = Row("devices", "TensorFlow sees a GPU.")

@@ -121,9 +121,9 @@ class _Attempt:
         }
 
     def watch(self) -> tuple[dict[str, Outcome], tuple[str | None, str] | None]:
-        """Runs the job; returns the outcomes that all ranks agree on, and the cause of an early end.
+        """Runs the job; returns the outcomes on which all ranks agree, and why it ended early.
 
-        The cause is a test, or None if it was not a test, and a message.
+        The latter is a test, or None if it was not a test, and a message.
         """
         output = self._directory / "output"
         with output.open("wb") as stream:

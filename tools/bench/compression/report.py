@@ -71,7 +71,7 @@ def table(lines: list[list[str]]) -> str:
 
 
 def plot(kept: dict, path: Path) -> None:
-    """Plots step times of the dense layers against raw Horovod's on each network, without XLA."""
+    """Plots speeds relative to raw Horovod on each network, for the dense layers without XLA."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """Readers of the same samples in several libraries, timed by `tools.bench.data`.
 
-Each function returns a callable that reads an epoch and returns its number of samples. All shuffle; those of
-`tf.data` and tfdml yield batches of parsed tensors, the others batches of NumPy arrays.
+Each function returns a callable that reads an epoch and returns its number of samples. All shuffle;
+those of `tf.data` and tfdml yield batches of parsed tensors, the others batches of NumPy arrays.
 """
 
 import os

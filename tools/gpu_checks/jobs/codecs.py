@@ -19,7 +19,7 @@ from tools.bench.harness import report, start
 from tools.gpu_checks import trace
 from tools.gpu_checks.jobs import placement
 
-# Shapes of the float32 gradients.
+# Shapes of the float32 gradient that is timed, and of the one that is compared with a CPU.
 SHAPES = {"cpu": (512, 512), "gpu": (4096, 4096)}
 COMPARED = (512, 512)
 TIMED, PROFILED = 10, 3
