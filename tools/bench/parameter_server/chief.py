@@ -86,7 +86,7 @@ def hand_written(strategy: Any, width: int) -> Any:
 
 
 def timed_epochs(keras: Any, between: Any = None) -> tuple[Any, list[float]]:
-    """Returns a callback that times epochs and calls `between` after each, and its list of times."""
+    """Returns a callback that times epochs and then calls `between`, and its list of times."""
     seconds: list[float] = []
     begun = []
 
