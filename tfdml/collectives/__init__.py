@@ -1,1 +1,1 @@
-"""How bytes move between the processes of a job."""
+"""Collective operations that move tensors between the processes of a job."""

@@ -1,4 +1,4 @@
-"""Sums the gradients of all processes: in buckets if they are dense, by rows if they are sparse."""
+"""Sums of gradients over all processes: dense ones in buckets, sparse ones by rows."""
 
 import abc
 import contextlib
@@ -17,11 +17,11 @@ Gradient = tf.Tensor | tf.IndexedSlices
 
 
 class Rates(NamedTuple):
-    """The numbers of a step that its gradients are to be seen with.
+    """Loss scale and learning rate of a step.
 
     Attributes:
         loss_scale: The factor that the gradients contain, None for 1.
-        learning_rate: The rate of this step, None where it is not known.
+        learning_rate: The step's learning rate, None if unknown.
     """
 
     loss_scale: tf.Tensor | None = None
@@ -33,14 +33,14 @@ class StepGradients:
     """An optimizer's gradients of one step.
 
     Attributes:
-        values: The gradients, in the order of the layers; the same for every caller in number,
-            kind, dtype and (dense) shape.
-        names: Their variables' paths.
-        label: The name of their exchanges.
-        rates: Returns the loss scale and the learning rate. Only what uses them calls it, because
-            not every optimizer has a rate.
-        devices: This process's device that exchanges each gradient, and is to hold its sum; none
-            for the present device.
+        values: The gradients, in the order of the layers; every caller has the same number, kinds,
+            dtypes and (dense) shapes.
+        names: The paths of the gradients' variables.
+        label: Name of the exchanges.
+        rates: Function that returns the loss scale and the learning rate. It is called only where
+            they are used, because not every optimizer has a learning rate.
+        devices: This process's device that exchanges each gradient and receives its sum; empty for
+            the current device.
     """
 
     values: Sequence[Gradient]
@@ -50,10 +50,10 @@ class StepGradients:
     devices: Sequence[str] = ()
 
     def at(self, places: Sequence[int]) -> "StepGradients":
-        """Returns some of the gradients.
+        """Returns the gradients of the given indices.
 
         Args:
-            places: Their numbers, from 0.
+            places: Indices of gradients, from 0.
         """
         return dataclasses.replace(
             self,
@@ -64,61 +64,61 @@ class StepGradients:
 
 
 class GradientAggregator(abc.ABC):
-    """Sums an optimizer's gradients, and keeps what its way of summing leaves over.
+    """Base class of objects that sum an optimizer's gradients, and keep state between steps.
 
-    Each optimizer has one of its own: what is kept belongs to the variables that it trains.
+    Each optimizer has its own aggregator, because the state belongs to the variables it trains.
     """
 
-    # Whether each replica calls `aggregate` with its own gradients, in replica context; else the
+    # Whether each replica calls `aggregate` with its own gradients, in replica context. If not, the
     # process calls it once, with the sums of its replicas.
     per_replica = False
 
     @abc.abstractmethod
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
-        """Sums gradients over all that exchange them.
+        """Sums gradients over all callers.
 
         Args:
-            gradients: The caller's.
+            gradients: The caller's gradients.
 
         Returns:
-            The sums, in the order of the gradients: the same bits for every caller.
+            The sums, in the order of the gradients, bitwise identical for every caller.
         """
 
     def buckets(self, gradients: StepGradients) -> list[Bucket]:
-        """Returns which dense gradients are exchanged together, so that one device has them.
+        """Returns the dense gradients that are exchanged together, and so belong on one device.
 
         Args:
-            gradients: A step's, of which only dtypes and shapes count.
+            gradients: A step's gradients; only their dtypes and shapes are used.
         """
         del gradients
         return []
 
     @property
     def state(self) -> dict[str, tf.Variable]:
-        """The variables that are kept between steps, by name: this process's own."""
+        """This process's own variables that are kept between steps, by name."""
         return {}
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues with what the ranks of an earlier job have kept.
+        """Restores the state of an earlier job's ranks.
 
         Args:
-            before: Each process's `state` as arrays, in their order, however many they were.
-                Names that are not of this aggregator are left alone.
+            before: Each process's `state` as arrays, in rank order, for any number of processes. Names
+                that do not belong to this aggregator are ignored.
 
         Raises:
-            ValueError: If something has another shape than what is kept here: then, or when it is
+            ValueError: If a shape differs from this aggregator's; raised here, or when the variable is
                 first used.
         """
         del before
 
 
 class PlainAggregator(GradientAggregator):
-    """Sums gradients as they are, and keeps nothing.
+    """Aggregator that sums gradients uncompressed, and has no state.
 
     Args:
-        collective: What moves them.
+        collective: Collective that moves tensors between processes.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        prefix: The beginning of the exchanges' names.
+        prefix: Prefix of the exchanges' names.
     """
 
     def __init__(
@@ -151,17 +151,17 @@ def sum_in_buckets(
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     devices: Sequence[str] = (),
 ) -> list[Gradient]:
-    """Sums tensors, as a rule gradients, over all processes.
+    """Sums tensors, usually gradients, over all processes.
 
-    Dense gradients go in buckets, each a group of its own that starts as soon as its gradients
-    are there, while the backward pass computes the others. Sparse ones (`tf.IndexedSlices`) are
-    gathered, and each row added up.
+    Dense gradients are grouped into buckets. The exchange of a bucket starts as soon as its
+    gradients are ready, while the backward pass computes the others. Sparse gradients
+    (`tf.IndexedSlices`) are gathered, and equal rows are added up.
 
     Args:
-        collective: What moves them.
-        gradients: This process's gradients, in the order of the layers; the same on every
-            process in number, kind, dtype and (dense) shape.
-        name: What the exchanges are called, before `/bucket_0`, `/sparse_0`, …
+        collective: Collective that moves tensors between processes.
+        gradients: This process's gradients, in the order of the layers; every process has the same
+            number, kinds, dtypes and (dense) shapes.
+        name: Prefix of the exchanges' names, before `/bucket_0`, `/sparse_0`, …
         bucket_bytes: Bytes at which a bucket is closed.
         first_bucket_bytes: Bytes at which the first bucket is closed.
         devices: The device of each gradient, see `StepGradients`.
@@ -190,10 +190,10 @@ def dense_buckets(
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> list[Bucket]:
-    """Returns which of the gradients that are not sparse are exchanged together.
+    """Returns the buckets of the dense gradients.
 
     Args:
-        gradients: In the order of the layers.
+        gradients: The gradients, in the order of the layers.
         bucket_bytes: Bytes at which a bucket is closed.
         first_bucket_bytes: Bytes at which the first bucket is closed.
     """
@@ -209,14 +209,14 @@ def dense_buckets(
 
 @contextlib.contextmanager
 def on_device(devices: Sequence[str], places: Sequence[int]) -> Iterator[str | None]:
-    """While this is entered, operations are on the device of the first of some gradients.
+    """Context manager: operations are placed on the device of the first of the given gradients.
 
     Args:
-        devices: The device of each gradient; none for the present one.
-        places: The gradients' numbers.
+        devices: The device of each gradient; empty for the current device.
+        places: Indices of the gradients.
 
     Yields:
-        The device's name, None for the present one.
+        The device's name, None for the current device.
     """
     if not devices:
         yield None
@@ -236,12 +236,12 @@ def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.In
 
 
 def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """Sums small tensors over all processes: those of a dtype travel as one vector.
+    """Sums small tensors over all processes, packed into one vector per dtype.
 
     Args:
-        collective: What moves them.
+        collective: Collective that moves tensors between processes.
         tensors: Tensors of known shapes.
-        name: What the exchange is called, before `/float32`, …
+        name: Prefix of the exchanges' names, before `/float32`, …
 
     Returns:
         The sums, in the order of `tensors`.
@@ -258,5 +258,5 @@ def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) 
 
 
 def _nbytes(gradient: tf.Tensor) -> int:
-    # A gradient of unknown size counts as nothing: it shares the bucket of its neighbours.
+    # A gradient of unknown size counts as 0 bytes, so it shares the bucket of its neighbours.
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size

@@ -1,4 +1,4 @@
-"""Which gradients travel together, in which order, and by which device of a process."""
+"""Buckets: groups of gradients that are exchanged together, their order and their devices."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,8 +15,8 @@ class Bucket(NamedTuple):
     """Gradients of one dtype that are exchanged as one group.
 
     Attributes:
-        indices: Places in the list of gradients.
-        nbytes: Bytes of all of them.
+        indices: Indices in the list of gradients.
+        nbytes: Bytes of all its gradients.
     """
 
     indices: list[int]
@@ -31,8 +31,8 @@ def plan_buckets(
 ) -> list[Bucket]:
     """Groups gradients into buckets, from the last layer to the first.
 
-    A bucket is closed as soon as it holds its limit of bytes, or when the next gradient is of
-    another dtype. So a layer's small bias travels with a large kernel, not alone.
+    A bucket is closed as soon as it has reached its limit, or when the next gradient has another
+    dtype. So a layer's small bias is sent with a large kernel, not alone.
 
     Args:
         nbytes: Bytes of each gradient, in the order of the layers.
@@ -72,11 +72,11 @@ def plan_buckets(
 
 
 def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> list[str]:
-    """Gives each bucket to a device of the process, which sums and exchanges it for all of them.
+    """Assigns each bucket to a device of the process, which sums and exchanges it for all devices.
 
     With L devices and buckets of equal bytes, each device receives (L-1)/L of the gradients and
-    sends as much, and the same again for the sums: a reduce-scatter and an all-gather. One device
-    that did it for all would receive and send L-1 times the gradients.
+    sends as much, and the same again for the sums: a reduce-scatter and an all-gather. A single
+    device that did it for all would receive and send L-1 times the gradients.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -84,8 +84,8 @@ def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> lis
         devices: The process's devices.
 
     Returns:
-        Each gradient's device: that of its bucket. Those that are in none, because they are sparse,
-        take turns.
+        Each gradient's device: that of its bucket. Gradients without a bucket, which are sparse,
+        are assigned in turns.
     """
     places = [devices[i % len(devices)] for i in range(count)]
     loads = dict.fromkeys(devices, 0)

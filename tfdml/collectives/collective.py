@@ -1,4 +1,4 @@
-"""The interface to what moves tensors between processes: four operations, each with a name."""
+"""Interface of the collective operations between processes: four operations, each call named."""
 
 import abc
 import contextlib
@@ -12,16 +12,16 @@ from tfdml.topology import Topology
 class Collective(abc.ABC):
     """Collective operations among the processes of a job.
 
-    Every process must call the same operations, with the same names, dtypes and (but for the
-    first axis of `all_gather`) shapes. The name is what pairs the calls of the processes, so the
-    order in which tensors become ready may differ between them; one name may be in flight once.
+    Every process must call the same operations, with the same names, dtypes and shapes (except for
+    the first axis of `all_gather`). Calls are paired by name, so the order in which tensors become
+    ready may differ between processes; a name may be in flight only once.
 
-    All operations work in a `tf.function` and eagerly. None is differentiable: what is exchanged
-    is gradients, counts and results, never activations inside a tape.
+    All operations work in a `tf.function` and eagerly. None is differentiable: they exchange
+    gradients, counts and results, never activations inside a tape.
 
     Attributes:
-        topology: This process's place in the job.
-        branches: Whether operations may stand in one branch of a graph (`tf.cond`).
+        topology: This process's rank and the size of the job.
+        branches: Whether operations may be called in one branch of a graph (`tf.cond`).
     """
 
     branches = True
@@ -31,7 +31,7 @@ class Collective(abc.ABC):
 
     @property
     def rank(self) -> int:
-        """This process among all, from 0."""
+        """This process's rank, from 0."""
         return self.topology.rank
 
     @property
@@ -41,24 +41,24 @@ class Collective(abc.ABC):
 
     @property
     def beside_steps(self) -> "Collective":
-        """What a second thread may use while a step runs: it needs no order among the two."""
+        """Collective that a second thread may use while a step runs, in any order with the step's."""
         return self
 
     def on(self, device: str | None) -> "Collective":
         """Returns the collective in which a device of this process takes part.
 
-        Its peers are the devices of the same number of the other processes. Exchanges of different
-        devices wait for nothing of each other.
+        Its peers are the devices with the same index of the other processes. Exchanges of different
+        devices do not wait for each other.
 
         Args:
-            device: One of this process's devices, None for the present one. Where operations run
-                on the device of their tensors, this collective serves them all.
+            device: One of this process's devices, None for the current one. Where operations run on
+                the device of their tensors, this collective serves all devices.
         """
         del device
         return self
 
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
-        """While this is entered, this process waits for the others; a guard may watch."""
+        """Context manager: this process waits for the others in `what`, which a guard may watch."""
         del what
         return contextlib.nullcontext()
 
@@ -67,11 +67,11 @@ class Collective(abc.ABC):
         """Sums each tensor over all processes, as one group.
 
         Args:
-            tensors: Tensors of one numeric dtype, any shapes.
+            tensors: Tensors of one numeric dtype, of any shapes.
             name: The group's name.
 
         Returns:
-            The sums, in the order of `tensors`: the same bits on every process.
+            The sums, in the order of `tensors`, bitwise identical on all processes.
         """
 
     @abc.abstractmethod
@@ -92,21 +92,22 @@ class Collective(abc.ABC):
         """Sends row i of the tensor to process i.
 
         Args:
-            tensor: A tensor of any dtype but string, shape `[size, ...]`, alike on all processes.
+            tensor: A tensor of any dtype but string, shape `[size, ...]`, with the same dtype and shape
+                on every process.
             name: The operation's name.
 
         Returns:
-            A tensor of the same shape, whose row i process i has sent.
+            A tensor of the same shape, whose row i was sent by process i.
         """
 
     @abc.abstractmethod
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Gives every process the tensor of process `root`.
+        """Sends the tensor of process `root` to every process.
 
         Args:
             tensor: A tensor of any dtype but string; the same dtype and shape on every process.
             name: The operation's name.
-            root: The rank whose value counts.
+            root: The rank whose tensor is sent.
 
         Returns:
             The tensor of process `root`.
@@ -114,7 +115,7 @@ class Collective(abc.ABC):
 
 
 class LocalCollective(Collective):
-    """The collective of a job of one process: every operation returns what it was given."""
+    """Collective of a job with one process: every operation returns its input."""
 
     def __init__(self) -> None:
         super().__init__(Topology())
@@ -132,5 +133,5 @@ class LocalCollective(Collective):
         return tensor
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Gives every process the tensor of `root`; see `Collective`."""
+        """Sends the tensor of `root` to every process; see `Collective`."""
         return tensor

@@ -1,4 +1,4 @@
-"""All devices of all processes as one group, each with gradients of its own."""
+"""All-reduce among all devices of all processes, each with gradients of its own."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -8,18 +8,19 @@ import tensorflow as tf
 from tfdml.collectives.tensorflow import Member
 from tfdml.topology import Topology
 
-# Groups are numbered by int32; `tensorflow` has lower numbers.
+# Group keys are int32; the module `tensorflow` uses lower ones.
 _FIRST_GROUP = 1 << 20
 _GROUPS = 2**31 - _FIRST_GROUP
 
 
 class DeviceGroup:
-    """Sums what devices have, by TensorFlow's own ring or NCCL, on every device at once.
+    """Group of all devices of all processes, summed by TensorFlow's ring or NCCL.
 
     Args:
-        topology: This process's place in the job; all have as many devices.
-        devices: This process's devices, with job and task where there are several processes.
-        options: How to communicate: the implementation, and a time limit in seconds.
+        topology: This process's rank and the size of the job; all processes have the same number
+            of devices.
+        devices: This process's devices, with job and task if there are several processes.
+        options: Communication options: the implementation, and a time limit in seconds.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class DeviceGroup:
         options: tf.distribute.experimental.CommunicationOptions,
     ):
         size = topology.size * len(devices)
-        # Other devices are another group, which TensorFlow knows by its number.
+        # Different devices form a different group, which TensorFlow identifies by its key.
         own = ",".join(device.rpartition("/device:")[2] for device in devices)
         key = _FIRST_GROUP + zlib.crc32(own.encode()) % _GROUPS
         self._members = {device: Member(device, key, size, options) for device in devices}
@@ -39,16 +40,16 @@ class DeviceGroup:
         """Sums each tensor over all devices, as one exchange.
 
         Args:
-            parts: For each device of this process its tensors, of one dtype and any shapes, alike
+            parts: For each device of this process its tensors, of one dtype and any shapes, the same
                 on all devices of all processes.
             name: The exchange's name.
 
         Returns:
-            For each device the sums: the same bits everywhere.
+            The sums for each device, bitwise identical everywhere.
         """
         if not tf.executing_eagerly():
             return self._summed(parts, name)
-        # Executed one after the other, the first device would wait for the second forever.
+        # Executed eagerly one after the other, the first device would wait for the second forever.
         if name not in self._graphs:
             self._graphs[name] = tf.function(lambda parts: self._summed(parts, name))
         return self._graphs[name](parts)
@@ -66,16 +67,15 @@ def device_group(
     devices: Sequence[str],
     options: tf.distribute.experimental.CommunicationOptions,
 ) -> DeviceGroup | None:
-    """Returns the group that sums uncompressed gradients, None where none is faster.
+    """Returns the group that sums uncompressed gradients, None if no group is faster.
 
-    Processors share their memory: what one of a process's devices has added up, the others read
-    without a copy, which no ring can beat. There is a group between them only if `options` ask for
-    an implementation.
+    CPU devices share memory: one device's sum is read by the process's others without a copy, which
+    no ring can beat. CPUs get a group only if `options` request an implementation.
 
     Args:
-        topology: This process's place in the job.
+        topology: This process's rank and the size of the job.
         devices: This process's devices.
-        options: How to communicate.
+        options: Communication options.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
     chosen = options.implementation
@@ -85,7 +85,7 @@ def device_group(
         if not all("GPU" in device for device in devices):
             return None
         cards, gpus = tf.config.list_physical_devices("GPU"), tf.config.list_logical_devices("GPU")
-        # NCCL refuses two members on one card.
+        # NCCL refuses two members on one physical GPU.
         chosen = implementations.NCCL if len(gpus) <= len(cards) else implementations.RING
     return DeviceGroup(
         topology,

@@ -1,4 +1,4 @@
-"""A rank that hears its own echo: for measuring what is done around exchanges."""
+"""A collective without communication, for measuring the computation around exchanges."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,9 @@ from tfdml.topology import Topology
 
 
 class EchoCollective(Collective):
-    """As if all ranks sent the same, in no time; sums are this rank's own part.
+    """Collective that behaves as if all ranks sent the same tensors, instantly.
+
+    Its all-reduce returns this rank's tensors without multiplying them by the number of ranks.
 
     Args:
         size: The number of ranks.
@@ -19,17 +21,17 @@ class EchoCollective(Collective):
         super().__init__(Topology(0, size, 0, size))
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Returns what it is given; see `Collective`."""
+        """Returns its input; see `Collective`."""
         return list(tensors)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Repeats what it is given; see `Collective`."""
+        """Repeats its input for each rank; see `Collective`."""
         return tf.repeat(tensor, self.size, 0)
 
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns what it is given; see `Collective`."""
+        """Returns its input; see `Collective`."""
         return tensor
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Returns what it is given; see `Collective`."""
+        """Returns its input; see `Collective`."""
         return tensor

@@ -1,4 +1,4 @@
-"""The collective over Horovod's ring operations (gloo, MPI or NCCL, as Horovod was built)."""
+"""Collective over Horovod's operations (gloo, MPI or NCCL, depending on Horovod's build)."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from tfdml.collectives.collective import Collective
 
 
 class HorovodCollective(Collective):
-    """Moves tensors with Horovod; the processes must have been started by its launcher.
+    """Collective that uses Horovod; its launcher must have started the processes.
 
     Raises:
         ImportError: If Horovod is not installed, or was built for another TensorFlow.
@@ -36,7 +36,7 @@ class HorovodCollective(Collective):
                 launcher=launched.launcher,
             )
         )
-        # Where ranks come and go, what the launcher has said at the start is not so any more.
+        # In elastic jobs the launcher's initial number of ranks may be outdated.
         if self.size != launched.size and not topology.is_elastic():
             raise RuntimeError(
                 f"Horovod must see as many processes as the launcher started. Received: "
@@ -46,7 +46,7 @@ class HorovodCollective(Collective):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
-        # Horovod's wire has no bfloat16: the sum is made in float32 and rounded once.
+        # Horovod does not support bfloat16: the sum is computed in float32 and rounded once.
         dtype = tensors[0].dtype
         wire = [tf.cast(t, tf.float32) for t in tensors] if dtype == tf.bfloat16 else tensors
 
@@ -90,7 +90,7 @@ class HorovodCollective(Collective):
         return tf.ensure_shape(received, tensor.shape)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Gives every process the tensor of `root`; see `Collective`."""
+        """Sends the tensor of `root` to every process; see `Collective`."""
 
         def operation(wire: tf.Tensor) -> tf.Tensor:
             return self._ops.MPI_LIB.horovod_broadcast(
@@ -104,8 +104,8 @@ class HorovodCollective(Collective):
     def _in_graph(self, operation: Callable, key: str, tensors: Sequence[tf.Tensor]):
         """Runs `operation`, in a graph of its own when called eagerly.
 
-        Horovod's operations lose their names when they are executed eagerly. A graph is traced
-        once for a key and dtypes, whatever the shapes.
+        Horovod's operations lose their names when they are executed eagerly. A graph is traced once
+        per key and dtypes, whatever the shapes.
         """
         if not tf.executing_eagerly():
             return operation(*tensors)
@@ -118,18 +118,18 @@ class HorovodCollective(Collective):
 
 
 def _as_operation_name(name: str) -> str:
-    # Horovod takes what is behind the last slash for the name when it ignores name scopes.
+    # With `ignore_name_scope`, Horovod uses only the part of the name after the last slash.
     return name.replace("/", ".")
 
 
-# What Horovod's operations carry as it is; all else but strings travels as its bytes.
+# Dtypes that Horovod's operations support; other dtypes, except strings, are sent as bytes.
 _WIRE_DTYPES = frozenset(
     {tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64}
 )
 
 
 def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns `tensor` in a dtype that Horovod carries, and the function that turns it back."""
+    """Returns `tensor` in a dtype that Horovod supports, and the function that converts it back."""
     dtype = tensor.dtype
     if dtype in _WIRE_DTYPES:
         return tensor, lambda wire: wire

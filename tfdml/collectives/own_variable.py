@@ -1,14 +1,14 @@
-"""Variables that are made where one is, which no strategy mirrors, aggregates or saves."""
+"""Variables on a single device, which no strategy mirrors, aggregates or saves."""
 
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def own_variable(start: tf.Tensor) -> tf.Variable:
-    """Returns a variable on the present device alone, whatever strategy's scope it is made in.
+    """Returns a variable on the current device alone, in whatever strategy's scope it is created.
 
     Args:
-        start: Its first value.
+        start: Initial value.
     """
     with tf.init_scope():
         return ResourceVariable(start, trainable=False)

@@ -1,4 +1,4 @@
-"""Rows of sparse gradients: each once, as in the dense gradient."""
+"""Summation of duplicate rows of sparse gradients."""
 
 import tensorflow as tf
 
@@ -6,15 +6,14 @@ import tensorflow as tf
 def add_up_rows(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """Adds up the parts of each row of a sparse gradient.
 
-    A row that a batch looks up twice comes as two parts. Optimizers that square gradients, norms
-    and codecs would take each part for a gradient of its own: other numbers than the dense
-    gradient's.
+    A row that a batch looks up twice occurs as two parts. Optimizers that square gradients, norms
+    and codecs would treat each part as a gradient of its own, unlike with the dense gradient.
 
     Args:
-        gradient: `tf.IndexedSlices`, its rows in any order; a dense gradient is returned as it is.
+        gradient: `tf.IndexedSlices`, rows in any order; a dense gradient is returned as it is.
 
     Returns:
-        The same gradient, with each row once, in the order of their first parts.
+        The same gradient with each row once, in the order of first occurrence.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

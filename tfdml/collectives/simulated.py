@@ -1,4 +1,4 @@
-"""N ranks in one process, a thread each: for tests of logic that need no real processes."""
+"""Simulated ranks, one thread each in one process, for tests that need no real processes."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Meeting:
-    """Where the ranks leave their parts and read everybody's, one operation at a time."""
+    """Exchange in which each rank deposits its part and reads all parts, one operation at a time."""
 
     def __init__(self, size: int, timeout: float):
         self.barrier = threading.Barrier(size, timeout=timeout)
@@ -26,14 +26,14 @@ class _Meeting:
         self.parts[rank], self.names[rank] = part, name
         self.barrier.wait()
         parts, names = list(self.parts), list(self.names)
-        self.barrier.wait()  # Nobody leaves a new part before everybody has read the old ones.
+        self.barrier.wait()  # No rank deposits a new part before all have read the old ones.
         if len(set(names)) > 1:
             raise RuntimeError(f"All ranks must call one collective. Received: names={names}.")
         return parts
 
 
 class SimulatedCollective(Collective):
-    """One rank of a simulated job; eager only. Made by `run_ranks`."""
+    """Collective of one simulated rank; eager mode only. Created by `run_ranks`."""
 
     def __init__(self, topology: Topology, meeting: _Meeting):
         super().__init__(topology)
@@ -57,7 +57,7 @@ class SimulatedCollective(Collective):
         return tf.stack([part[self.rank] for part in parts])
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Gives every process the tensor of `root`; see `Collective`."""
+        """Sends the tensor of `root` to every process; see `Collective`."""
         return self._meeting.exchange(self.rank, name, tensor)[root]
 
 
@@ -66,15 +66,15 @@ def run_ranks(size: int, fn: Callable[[Collective], T], timeout: float = 30.0) -
 
     Args:
         size: The number of ranks.
-        fn: What each rank runs, given its own collective.
+        fn: Function that each rank runs, with its own collective.
         timeout: Seconds that a rank waits for the others in one operation.
 
     Returns:
-        What the ranks returned, in their order.
+        The ranks' results, in rank order.
 
     Raises:
-        Exception: What the first failing rank raised; `threading.BrokenBarrierError` if a rank
-            waited in vain.
+        Exception: The first failing rank's exception; `threading.BrokenBarrierError` if a rank
+            timed out.
     """
     meeting = _Meeting(size, timeout)
 

@@ -1,4 +1,4 @@
-"""The collective over TensorFlow's own ring or NCCL operations, between a cluster's servers."""
+"""Collective over TensorFlow's own ring or NCCL operations, between a cluster's servers."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.own_variable import own_variable
 from tfdml.topology import Topology
 
-# The devices of a kind and number of all processes are one group, and so are all devices of a kind;
-# TensorFlow's strategies count their groups from 1.
+# Each device type and index has one group over all processes, with a key of its own from here on;
+# TensorFlow's strategies number their groups from 1.
 _GROUP_KEY = 0x7FD31
 
-# Keys of operations are int32: a prime number of them, and how far apart sizes put them.
+# Instance keys are int32: their number, which is prime, and the key's offset per element.
 _KEYS = 2**31 - 1
 _KEY_STRIDE = 1_000_003
 
-# What TensorFlow's gathers and broadcasts carry; all else travels as one of these.
+# Dtypes that TensorFlow's gathers and broadcasts support; others are converted to one of these.
 _WIRE_DTYPES = frozenset({tf.int32, tf.int64, tf.float16, tf.float32, tf.float64})
 
 
 class TensorFlowCollective(Collective):
-    """Moves tensors with TensorFlow's collective operations.
+    """Collective that uses TensorFlow's collective operations.
 
     TensorFlow's server must run in this process (see `tfdml.strategies.cluster`).
 
     Args:
-        topology: This process's place in the cluster.
-        devices: This process's devices, with their job and task; the first takes part in what is
-            not said to be another one's, see `on`.
-        options: How to communicate: the implementation, and a time limit in seconds.
+        topology: This process's rank and the cluster's size.
+        devices: This process's devices, with job and task. The first one takes part in all
+            operations for which no other device is chosen by `on`.
+        options: Communication options: the implementation, and a time limit in seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TensorFlowCollective(Collective):
 
     @property
     def beside_steps(self) -> Collective:
-        """The ring between the hosts' memories, where steps use NCCL."""
+        """Collective for a second thread: a ring between the hosts' memories if steps run on GPUs."""
         return self._beside_steps
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -77,12 +77,12 @@ class TensorFlowCollective(Collective):
             wire, unpack = _as_words(tensor)
             rows = tf.shape(wire)[:1]
             counts = self._gather(rows, f"{name}/rows")
-            # Every process must send the same shape: fill up to the longest, and cut again.
+            # Every process must send the same shape: pad to the longest, and remove the padding after.
             most = tf.reduce_max(counts)
             missing = most - rows[0]
             rank = wire.shape.rank
             padded = tf.pad(wire, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
-            # An empty tensor is not sent; one row more than needed always is.
+            # Empty tensors cannot be sent: if all are empty, send one row of zeros, which is dropped.
             padded = tf.cond(
                 most > 0,
                 lambda: padded,
@@ -106,7 +106,7 @@ class TensorFlowCollective(Collective):
             return tf.ensure_shape(unpack(received), tensor.shape)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-        """Gives every process the tensor of `root`; see `Collective`."""
+        """Sends the tensor of `root` to every process; see `Collective`."""
         with tf.device(self._device):
             wire, unpack = _as_wire(tensor)
             flat = tf.reshape(wire, [-1])
@@ -131,10 +131,10 @@ class Member:
     """A device as a member of a group, for TensorFlow's collective operations.
 
     Args:
-        device: The device.
-        group_key: The group's number.
-        group_size: The number of its members.
-        options: How to communicate.
+        device: The device's name.
+        group_key: The group's key.
+        group_size: The number of members.
+        options: Communication options.
     """
 
     def __init__(
@@ -151,15 +151,15 @@ class Member:
             "communication_hint": options.implementation.value.lower(),
             "timeout_seconds": float(options.timeout_seconds or 0),
         }
-        # A device's operations follow one another in the order in which they are traced: NCCL hangs
-        # when two processes launch kernels in different orders. Without a token of its own, a graph
-        # would put them in one order with all other stateful operations, of all devices.
+        # A device's operations run in the order in which they are traced: NCCL hangs when two
+        # processes launch kernels in different orders. Without a token of its own, a graph would
+        # order them with all other stateful operations, of all devices.
         with tf.init_scope(), tf.device(device):
             self._token = own_variable(tf.constant(0.0))
 
     @property
     def order(self) -> list[tf.Tensor]:
-        """What operations are given so that they follow one another."""
+        """Ordering token that makes the device's operations run one after another."""
         return [self._token.handle]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -181,10 +181,10 @@ class Member:
         ]
 
     def arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
-        """Returns what pairs an operation with the other processes': its key follows its name.
+        """Returns the arguments that pair an operation with the other processes' by its name's key.
 
-        TensorFlow remembers the kind, the dtype and the shape of what a key stands for, so they
-        go into the key: the size of the (flat) tensor when the operation runs, as it may change.
+        TensorFlow remembers the kind, dtype and shape that a key stands for, so they are part of the
+        key: the (flat) tensor's size is added when the operation runs, because it may change.
         """
         name = f"{kind} {tensor.dtype.name} {name}"
         key = zlib.crc32(name.encode()) % _KEYS
@@ -199,7 +199,7 @@ class Member:
 
 
 def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns `tensor` in a dtype that is carried, and the function that turns it back."""
+    """Returns `tensor` in a supported dtype, and the function that converts it back."""
     dtype = tensor.dtype
     if dtype in _WIRE_DTYPES:
         return tensor, lambda wire: wire
@@ -210,7 +210,7 @@ def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Ten
 
 
 def _as_words(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns the rows of `tensor` in a dtype that is carried, with no byte added if possible."""
+    """Returns the rows of `tensor` in a supported dtype, packing bytes into words if possible."""
     columns = tensor.shape[1] if tensor.shape.rank == 2 else None
     if tensor.dtype != tf.uint8 or columns is None or columns % 4:
         return _as_wire(tensor)

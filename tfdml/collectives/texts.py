@@ -1,4 +1,4 @@
-"""Texts of all ranks."""
+"""Gathering of strings from all ranks."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,12 +7,12 @@ from tfdml.collectives.collective import Collective
 
 
 def gather_texts(collective: Collective, text: str, name: str) -> list[str]:
-    """Returns every rank's text, by rank.
+    """Returns the texts of all ranks, in rank order.
 
     Args:
-        collective: What exchanges them.
-        text: This rank's.
-        name: The exchange's.
+        collective: Collective that moves tensors between processes.
+        text: This rank's text.
+        name: Prefix of the exchanges' names.
     """
     own = text.encode()
     lengths = collective.all_gather(tf.constant([len(own)], tf.int64), f"{name}/lengths")

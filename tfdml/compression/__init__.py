@@ -1,4 +1,4 @@
-"""How gradients shrink on the wire: `HorovodStrategy(compression=tfdml.compression.QSGD())`."""
+"""Gradient compression: `HorovodStrategy(compression=tfdml.compression.QSGD())`."""
 
 from collections.abc import Callable
 
@@ -52,13 +52,13 @@ _BY_NAME: dict[str, Callable[[], Compressor]] = {
 
 
 def get(identifier: "Compressor | str | None") -> Compressor | None:
-    """Returns a compressor for what a strategy was given.
+    """Returns the compressor that a strategy's `compression` argument stands for.
 
     Args:
         identifier: A compressor, its name, or None for no compression.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If `identifier` is none of these.
     """
     if identifier is None or isinstance(identifier, Compressor):
         return identifier

@@ -1,4 +1,4 @@
-"""Sums gradients over all processes in fewer bytes: compresses, exchanges, feeds back the error."""
+"""Sums of compressed gradients over all processes, with error feedback."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +27,12 @@ from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
 
 @dataclasses.dataclass
 class _Sums:
-    """A step's sums so far, and what follows from them.
+    """A step's sums so far, and the updates that depend on them.
 
     Attributes:
-        totals: The sums by the gradients' places, None where there is none yet.
-        finite: Whether sums are finite, one vote for each part of them.
-        commits: Variables and their new values, for a step whose sums are all finite.
+        totals: The sums by gradient index; None where not computed yet.
+        finite: Whether sums are finite: a boolean for each group of them.
+        commits: Variables and their new values, assigned only if all of the step's sums are finite.
     """
 
     totals: list[Gradient | None]
@@ -41,20 +41,20 @@ class _Sums:
 
 
 class CompressedAggregator(GradientAggregator):
-    """One process's part in summing compressed gradients.
+    """Aggregator that sums this process's gradients compressed, with error feedback.
 
-    What a biased compressor leaves out of a step is kept, per variable, and added to its next
-    gradient. It is kept in the units of the unscaled loss, so a loss scale that changes does not
-    matter, and follows the learning rate, in whose proportion it would have gone into the weights.
-    A step whose sums are not finite (an overflow) leaves all that is kept as it was; its sums come
-    out as not finite on all processes.
+    A biased compressor's error is kept per variable as a residual and added to the next gradient.
+    Residuals are in the units of the unscaled loss, so changes of the loss scale do not matter.
+    They are rescaled when the learning rate changes, because the weights would have received them
+    at the earlier rate. A step whose sums are not finite (an overflow) leaves all state as it was;
+    its sums are not finite on any process.
 
     Args:
-        collective: What moves the bytes.
-        compressor: What makes them fewer.
-        bucket_bytes: Bytes of gradients that go together.
-        state: Where what is kept goes; aggregators may share it.
-        prefix: What goes before the names of exchanges.
+        collective: Collective that moves tensors between processes.
+        compressor: Compressor of the gradients.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+        state: Dict that receives the state variables; aggregators may share it.
+        prefix: Prefix of the exchanges' names.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class CompressedAggregator(GradientAggregator):
         self._bucket_bytes = bucket_bytes
         self._state: dict[str, tf.Variable] = {} if state is None else state
         self._prefix = prefix
-        # What this rank goes on with; variables are made when they are first used.
+        # This rank's restored state; variables are created when they are first used.
         self._before: Mapping[str, np.ndarray] = {}
 
     @property
     def state(self) -> dict[str, tf.Variable]:
-        """What is kept between steps, by name: this process's own."""
+        """This process's own variables that are kept between steps, by name."""
         return dict(self._state)
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues with what the ranks of an earlier job have kept; see `GradientAggregator`."""
+        """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
         before = of_ranks(before)
         if len(before) != self._collective.size:
             before = redistributed(before, self._collective.size)
@@ -92,7 +92,7 @@ class CompressedAggregator(GradientAggregator):
                 variable.assign(self._start(name, start))
 
     def _is_mine(self, name: str) -> bool:
-        """Whether something that is kept is not of another candidate's exchanges."""
+        """Returns whether a state variable does not belong to another candidate's exchanges."""
         of = name.partition("/")[2]
         return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
 
@@ -105,7 +105,7 @@ class CompressedAggregator(GradientAggregator):
         if compressed or sums.commits:
             sums.finite += _all_finite(totals)
             self._sum_compressed(compressed, gradients, scales, sums)
-            # The sums are the same on all processes, and so is this vote.
+            # The sums are the same on all processes, so all take the same branch.
             _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
         return sums.totals
 
@@ -119,7 +119,7 @@ class CompressedAggregator(GradientAggregator):
         ]
 
     def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
-        """Returns the places of gradients that are compressed, and of those that are not."""
+        """Returns the indices of the gradients that are compressed, and of the others."""
         count = len(gradients.values)
         compressed = [i for i in range(count) if self._takes(gradients.values[i])]
         return compressed, [i for i in range(count) if i not in compressed]
@@ -130,7 +130,7 @@ class CompressedAggregator(GradientAggregator):
         return [Bucket([places[i] for i in b.indices], b.nbytes) for b in buckets]
 
     def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
-        """Returns the step's factors; notes its learning rate for the next step."""
+        """Returns the step's factors, and records its learning rate for the next step."""
         loss_scale, learning_rate = gradients.rates()
         loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
         if learning_rate is None or not self._compressor.biased:
@@ -144,7 +144,7 @@ class CompressedAggregator(GradientAggregator):
     def _sum_plain(
         self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> list[Gradient]:
-        """Sums the gradients that are not compressed; returns their sums as they have come."""
+        """Sums the gradients that are not compressed; returns the sums before the memory's update."""
         values, name = gradients.values, self._name(gradients)
         sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
         dense = [i for i in places if i not in sparse]
@@ -163,7 +163,7 @@ class CompressedAggregator(GradientAggregator):
     def _sum_compressed(
         self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> None:
-        """Sums the gradients that are compressed, bucket by bucket; counts the step."""
+        """Sums the compressed gradients bucket by bucket, and counts the step."""
         step = self._zeros("step", [], tf.int32)
         sums.commits.append((step, step + 1))
         name = self._name(gradients)
@@ -189,7 +189,7 @@ class CompressedAggregator(GradientAggregator):
         return self._compressor.takes(gradient.shape, gradient.dtype)
 
     def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
-        """Returns what the memory makes of a sum that was not compressed, momentum for instance."""
+        """Returns an uncompressed gradient's sum after the memory's update, momentum for instance."""
         variables = self._made(name, self._memory.init_plain, total.shape)
         if not variables:
             return total
@@ -207,7 +207,7 @@ class CompressedAggregator(GradientAggregator):
         step: tf.Tensor,
         name: str,
     ) -> tuple[list, tf.Tensor, list]:
-        """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
+        """Returns a bucket's sums, whether they are finite, and the state's new values."""
         own, names, label = gradients.values, gradients.names, self._name(gradients)
         memories = [
             self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
@@ -231,16 +231,17 @@ class CompressedAggregator(GradientAggregator):
     def _server(
         self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
     ) -> dict[str, tf.Variable]:
-        """Returns what the owner of a chunk keeps of a part of a bucket.
+        """Returns the residual that a chunk's owner keeps for a part of a bucket.
 
-        Its name is that of the part's first variable, so that another part is known by its length.
+        It is named after the part's first variable, so a part that has changed is detected by its
+        length.
         """
         if not codec.biased:
             return {}
         length = sum(g.shape.num_elements() for g in gradients)
         chunk = chunk_length(length, self._collective.size, codec.block)
         with tf.init_scope():
-            # What is cut into chunks anew where the number of processes changes.
+            # Needed to cut the residual into new chunks when the number of processes changes.
             self._kept(f"{PART}{name}", tf.constant([length, codec.block]))
             return {"residual": self._kept(f"{SERVER}{name}", tf.zeros([chunk]))}
 
@@ -252,7 +253,7 @@ class CompressedAggregator(GradientAggregator):
         step: tf.Tensor,
         name: str,
     ) -> tuple[list, tf.Tensor, list]:
-        """Returns a bucket's sums, whether they are finite, and the new values of what is kept."""
+        """Returns a bucket's sums, whether they are finite, and the state's new values."""
         del step
         own, names = gradients.values, gradients.names
         memories = [
@@ -274,7 +275,7 @@ class CompressedAggregator(GradientAggregator):
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 
     def _made(self, name: str, init: Callable[..., State], *arguments) -> dict[str, tf.Variable]:
-        """Returns what is kept of one gradient, made by `init` when it is first asked for."""
+        """Returns one gradient's state variables, created by `init` on first use."""
         with tf.init_scope():
             start = init(*arguments)
             return {key: self._kept(f"{key}/{name}", value) for key, value in start.items()}
@@ -284,9 +285,9 @@ class CompressedAggregator(GradientAggregator):
             return self._kept(name, tf.zeros(shape, dtype))
 
     def _kept(self, name: str, start: tf.Tensor) -> tf.Variable:
-        """Returns what is kept under a name; not the strategy's, but this process's own.
+        """Returns the state variable of a name: this process's own, not the strategy's.
 
-        To be called where variables are made, in an `init_scope`.
+        Must be called in an `init_scope`, because it may create the variable.
         """
         if name not in self._state:
             self._state[name] = own_variable(self._start(name, start))
@@ -306,7 +307,7 @@ class CompressedAggregator(GradientAggregator):
 
 
 def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
-    """Returns for each sum of fractions whether it is finite."""
+    """Returns for each sum of floats whether it is finite."""
     values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in totals]
     return [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
 
@@ -316,7 +317,7 @@ def _values(variables: dict[str, tf.Variable]) -> State:
 
 
 def _told(value: tf.Tensor | np.ndarray) -> str:
-    """Returns a part's numbers and block; of anything else the shape."""
+    """Returns a part's length and block size, or the shape of any other state, as text."""
     value = np.asarray(value)
     return f"{value.tolist()}" if value.dtype.kind == "i" else f"shape {value.shape}"
 
@@ -330,7 +331,7 @@ def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State])
 
 
 def _assign_if(condition: tf.Tensor, pairs: Sequence[tuple[tf.Variable, tf.Tensor]]) -> None:
-    """Assigns values to variables if the condition holds; a branch, so that nothing is copied."""
+    """Assigns values to variables if the condition holds; a branch avoids copies."""
 
     def assign() -> None:
         for variable, value in pairs:

@@ -1,4 +1,4 @@
-"""Choosing a compressor, or none, by measurement."""
+"""`Auto`: chooses a compressor, or none, by measurement."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +13,19 @@ from tfdml.compression.qsgd import QSGD
 
 @keras.saving.register_keras_serializable("tfdml")
 class Auto(Compressor):
-    """Compresses as much as makes steps shorter, or not at all.
+    """Compressor that uses the candidate with the shortest steps, or no compression.
 
     At the start it measures the link and the codecs, and begins with the candidate that a cost
-    model takes for the fastest. Then whole steps are timed: with that, with what is near it, and
-    without compression, where that has a chance. When the time of the steps changes later, all
-    are tried again. The ranks agree on every choice. Rank 0 prints what was predicted, and then
-    what was true.
+    model predicts to be the fastest. Then whole steps are timed: with that candidate, with those
+    predicted to be nearly as fast, and without compression if that has a chance. When the step time
+    changes later, all are tried again. The ranks agree on every choice. Rank 0 prints the
+    predictions and then the measurements.
 
     Args:
-        candidates: What may be chosen, besides no compression.
+        candidates: Compressors to choose from, in addition to no compression.
 
     Raises:
-        ValueError: If a candidate is no compressor, is `Auto`, or replaces the optimizer's
+        ValueError: If a candidate is not a compressor, is `Auto`, or replaces the optimizer's
             momentum.
     """
 
@@ -52,7 +52,7 @@ class Auto(Compressor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Auto":
-        """Makes one from what `get_config` returned."""
+        """Creates an instance from the dict that `get_config` returned."""
         return cls([keras.saving.deserialize_keras_object(c) for c in config["candidates"]])
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Sums gradients by what is the fastest: every candidate is a branch of the step's graph."""
+"""Gradient aggregation by the fastest candidate; each candidate is a branch of the step's graph."""
 
 import dataclasses
 import functools
@@ -24,24 +24,24 @@ from tfdml.compression.compressor import Compressor
 from tfdml.compression.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.measure import Clock, measure_codec, measure_link
 
-# A choice is made after this many steps, by their median: some may be far out.
+# Steps per measurement; their median is used, because some may be outliers.
 WINDOW = 5
-# The link and what each candidate's codec costs, in seconds: measured once for all optimizers.
+# The link, and each codec's seconds per byte: measured once for all optimizers.
 _measured: weakref.WeakKeyDictionary[Collective, tuple[Link, list[float]]]
 _measured = weakref.WeakKeyDictionary()
 
 
 class AutoAggregator(GradientAggregator):
-    """One process's part in summing gradients by the candidate that makes steps shortest.
+    """Aggregator that sums this process's gradients by the candidate with the shortest steps.
 
-    Candidates share what is kept of each gradient, so nothing is lost when another one is chosen;
-    without compression it waits.
+    The candidates share each gradient's residual, so nothing is lost when another one is chosen;
+    while no compression is chosen, the residual waits.
 
     Args:
-        collective: What moves the bytes.
-        auto: The candidates.
-        clock: What times steps, links and codecs.
-        bucket_bytes: Bytes of gradients that go together.
+        collective: Collective that moves tensors between processes.
+        auto: Compressor that holds the candidates.
+        clock: Function that returns the time; it times steps, links and codecs.
+        bucket_bytes: Bytes of gradients that are exchanged together.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class AutoAggregator(GradientAggregator):
             CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/")
             for number, c in enumerate(auto.candidates, start=1)
         ]
-        # By what the exchanges are called: one for each optimizer.
+        # By the exchanges' label: one for each optimizer.
         self.choices: dict[str, Choice] = {}
         self._chosen: dict[str, tf.Variable] = {}
 
     @property
     def state(self) -> dict[str, tf.Variable]:
-        """What is kept between steps, by name: this process's own."""
+        """This process's own variables that are kept between steps, by name."""
         return dict(self._state)
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues with what the ranks of an earlier job have kept; see `GradientAggregator`."""
+        """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
         for part in self._parts:
             part.restore(before)
 
     def buckets(self, gradients: StepGradients) -> list[Bucket]:
-        """Returns those of no compression, which a branch may divide; see `GradientAggregator`."""
+        """Returns the buckets without compression; a branch may divide them; see `GradientAggregator`."""
         return self._parts[0].buckets(gradients)
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
@@ -85,7 +85,7 @@ class AutoAggregator(GradientAggregator):
         if label not in self.choices:
             with tf.init_scope():
                 self._begin(label, gradients.values)
-        # Once, outside of the branches, each of which is a graph of its own.
+        # Called once, outside the branches, because each of them is a graph of its own.
         rates = gradients.rates()
         given = dataclasses.replace(gradients, rates=lambda: rates)
         branches = [functools.partial(part.aggregate, given) for part in self._parts]
@@ -97,7 +97,7 @@ class AutoAggregator(GradientAggregator):
         return sums
 
     def _begin(self, label: str, gradients: Sequence[Gradient]) -> None:
-        """Measures, predicts and makes the first choice."""
+        """Measures the link and the codecs, predicts step times and makes the first choice."""
         if self._collective not in _measured:
             codecs = [
                 0.0 if c is None else measure_codec(self._collective, c, self._clock)
@@ -125,7 +125,7 @@ class AutoAggregator(GradientAggregator):
         )
 
     def _after_step(self, label: str) -> tf.Tensor:
-        """Returns the next step's candidate."""
+        """Records the step's time and returns the next step's candidate."""
         chosen = self._chosen[label]
         last, count = self._own("last", label, 0.0), self._own("count", label, 0)
         times = self._own("times", label, np.zeros(WINDOW))
@@ -172,11 +172,11 @@ class AutoAggregator(GradientAggregator):
 def make_aggregator(
     collective: Collective, compressor: Compressor | None, bucket_bytes: int = BUCKET_BYTES
 ) -> GradientAggregator:
-    """Makes the aggregator of an optimizer whose gradients processes exchange.
+    """Creates the aggregator of an optimizer whose gradients are exchanged between processes.
 
     Args:
-        collective: What moves the bytes.
-        compressor: What makes them fewer; None for gradients as they are.
+        collective: Collective that moves tensors between processes.
+        compressor: Compressor of the gradients; None for no compression.
         bucket_bytes: Bytes of gradients that are exchanged together.
     """
     if compressor is None:

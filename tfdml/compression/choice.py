@@ -1,29 +1,29 @@
-"""Which of some candidates is the fastest: predicted first, and then tried."""
+"""Selection of the fastest of several candidates: first by prediction, then by trial."""
 
 from collections.abc import Sequence
 
-# A candidate that is predicted to take this many times as long as the best is not tried.
+# A candidate whose predicted time exceeds the best one's by this factor is not tried.
 _DOUBT = 2.0
-# What compresses must be faster than what does not by this part, to be preferred.
+# Compression must be faster than no compression by this fraction to be preferred.
 _MARGIN = 0.02
-# A change of the steps' time by this part, so many times in a row, begins the trials anew. If they
-# come out as before, it takes twice as many the next time: where steps differ by themselves, trials
-# must not eat up what they gain.
+# The trials start over when the step time has changed by this fraction in this many consecutive
+# measurements. If they choose the same candidate again, twice as many are required the next time:
+# where step times vary by themselves, trials must not cost more than they gain.
 _CHANGE, _PATIENCE = 0.25, 2
 
 
 class Choice:
     """Chooses among candidates by the time of whole steps.
 
-    It begins with the candidate that is predicted to be the fastest. Then it tries others: those
-    near in the prediction, and not compressing at all, as long as what they send leaves a chance.
-    When the steps' time changes later, all are tried again. What it does follows from what it is
-    told alone, so that all ranks that are told the same do the same.
+    It begins with the candidate that is predicted to be the fastest. Then it tries the candidates
+    predicted to be nearly as fast, and no compression, unless the bytes alone take longer than the
+    best measured step. When the step time changes later, all are tried again. The choice depends on
+    nothing but the arguments and the reported times, so ranks with the same inputs choose the same.
 
     Args:
-        names: The candidates' names; the first one does not compress.
-        predicted: Seconds of each one's exchange.
-        least: Seconds that each one's bytes need on the wire: no step can be shorter.
+        names: The candidates' names; the first one is no compression.
+        predicted: Predicted seconds of each candidate's exchange.
+        least: Seconds that each candidate's bytes need on the wire: no step can be shorter.
     """
 
     def __init__(self, names: Sequence[str], predicted: Sequence[float], least: Sequence[float]):
@@ -38,17 +38,17 @@ class Choice:
 
     @property
     def settled(self) -> bool:
-        """Whether no trial is under way."""
+        """Whether no trial is in progress."""
         return self._settled is not None
 
     def after(self, seconds: float) -> bool:
-        """Takes the time of a step with `current`, and chooses what is next.
+        """Records the time of a step with `current` and chooses the next candidate.
 
         Args:
-            seconds: The median of some steps, the same on all ranks.
+            seconds: The median of several steps, the same on all ranks.
 
         Returns:
-            Whether trials have just come to an end.
+            Whether the trials have just ended.
         """
         if self._settled is not None:
             self._watch(seconds)
@@ -82,7 +82,7 @@ class Choice:
         self._odd = self._odd + 1 if changed else 0
         if self._odd < self._patience:
             return
-        # The link or the load is another one: what was predicted of it is void.
+        # The link or the load has changed, so the predictions no longer hold.
         self._settled, self._odd, self._before = None, 0, self.current
         self._least = [0.0] * len(self.names)
         self.predicted = [0.0] * len(self.names)

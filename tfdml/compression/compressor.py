@@ -1,8 +1,8 @@
-"""What a compressor is: explicit state and pure functions; it never communicates.
+"""Base classes of compressors: explicit state and pure functions, no communication.
 
-There are two kinds. A `ChunkCompressor` turns numbers into bytes that cannot be summed on the wire,
-so gradients go in two phases: chunks to their owners, their encoded sums to all. A
-`SummableCompressor` makes smaller tensors of numbers that are summed on the wire as they are.
+There are two kinds. A `ChunkCompressor` encodes values as bytes that cannot be summed on the wire,
+so gradients are exchanged in two phases: each chunk is sent to its owner, which sends the encoded
+sum to all. A `SummableCompressor` produces smaller tensors that an all-reduce sums as they are.
 """
 
 import abc
@@ -14,18 +14,18 @@ import tensorflow as tf
 
 from tfdml.compression.error_feedback import ErrorFeedback, Memory, NoMemory, State
 
-# A step of a `SummableCompressor`.
+# A stage of a `SummableCompressor`; see `SummableCompressor.steps`.
 Step = Callable[..., tuple[list, ...]]
 
 
 class Compressor:
-    """A way to send gradients in fewer bytes.
+    """Base class of methods that send gradients in fewer bytes.
 
     Attributes:
-        biased: Whether what is left out does not average to 0. Then what a step leaves out is kept
+        biased: Whether the compression error does not average to 0. If so, a step's error is kept
             and added to the next step's gradient (error feedback).
-        replaces_momentum: Whether the optimizer's momentum is left out, because the compressor's
-            memory does it.
+        replaces_momentum: Whether the compressor's memory computes the momentum, so that the
+            optimizer's own is left out.
     """
 
     biased = True
@@ -37,11 +37,11 @@ class Compressor:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Compressor":
-        """Makes a compressor from what `get_config` returned."""
+        """Creates a compressor from the dict that `get_config` returned."""
         return cls(**config)
 
     def memory(self, size: int) -> Memory:
-        """Returns how what a step leaves out enters later ones.
+        """Returns the rule by which a step's compression error enters later steps.
 
         Args:
             size: The number of processes.
@@ -50,10 +50,10 @@ class Compressor:
         return ErrorFeedback() if self.biased else NoMemory()
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:
-        """Refuses optimizers that this is not defined for.
+        """Rejects optimizers that this compressor does not support.
 
         Raises:
-            ValueError: If it is not.
+            ValueError: If `optimizer` is not supported.
         """
 
     def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
@@ -66,16 +66,17 @@ class Compressor:
 
 
 class ChunkCompressor(Compressor, abc.ABC):
-    """A compressor that turns rows of numbers into rows of bytes.
+    """Base class of compressors that encode rows of values as rows of bytes.
 
-    Numbers that are not finite must come out as numbers that are not finite: an overflow is found
-    in what is decoded.
+    Values that are not finite must decode to values that are not finite: overflow is detected in
+    the decoded values.
 
     Attributes:
-        block: Rows are encoded in blocks of this many numbers.
-        static: Whether a row's bytes follow from its length alone, so that XLA can compile it.
-        native: What `tfdml.native` calls this encoding, as its operations' arguments; None if it
-            does not have it. A class that is derived has to say so again.
+        block: Values per encoding block; rows are encoded block by block.
+        static: Whether a row's encoded size follows from its length alone, so that XLA can compile
+            it.
+        native: Arguments that select this encoding in the operations of `tfdml.native`; None if
+            they do not implement it. A subclass has to set it again.
     """
 
     block: int = 1
@@ -83,9 +84,10 @@ class ChunkCompressor(Compressor, abc.ABC):
     native: dict[str, Any] | None = None
 
     def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple["ChunkCompressor", list[int]]]:
-        """Returns how gradients that go together are encoded: codecs, and the gradients of each.
+        """Returns the codecs of a bucket, each with the indices of the gradients that it encodes.
 
-        All in one row of numbers, unless a codec depends on their shapes.
+        By default one codec encodes all gradients as one row of values. Codecs that depend on a
+        gradient's shape override this.
 
         Args:
             shapes: The gradients' shapes.
@@ -94,16 +96,15 @@ class ChunkCompressor(Compressor, abc.ABC):
 
     @abc.abstractmethod
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes that a row of `length` numbers becomes."""
+        """Returns the encoded size in bytes of a row of `length` values."""
 
     @abc.abstractmethod
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers.
+        """Encodes rows of values as bytes.
 
         Args:
             values: float32, shape `[rows, n]`, with `n` a multiple of `block`.
-            seed: The step, and another number; what is random follows from both: int32, shape
-                `[2]`.
+            seed: Seed of the random numbers, the step and a salt: int32, shape `[2]`.
 
         Returns:
             uint8, shape `[rows, bytes]`.
@@ -111,57 +112,58 @@ class ChunkCompressor(Compressor, abc.ABC):
 
     @abc.abstractmethod
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for: float32, shape `[rows, length]`.
+        """Returns the decoded values: float32, shape `[rows, length]`.
 
         Args:
-            payload: What `encode` returned.
-            length: The numbers of a row.
+            payload: The bytes that `encode` returned.
+            length: Values per row.
         """
 
     def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the sum of the rows that bytes stand for: float32, shape `[length]`.
+        """Returns the sum of the decoded rows: float32, shape `[length]`.
 
         Args:
-            payload: What `encode` returned.
-            length: The numbers of a row.
+            payload: The bytes that `encode` returned.
+            length: Values per row.
         """
         return tf.reduce_sum(self.decode(payload, length), 0)
 
 
 class SummableCompressor(Compressor, abc.ABC):
-    """A compressor whose payload is summed on the wire, in one round or more.
+    """Base class of compressors whose payload is summed by all-reduces, in one or more rounds.
 
-    Numbers that are not finite must make sums that are not finite: an overflow is found in those.
+    Values that are not finite must lead to sums that are not finite: overflow is detected in the
+    sums.
 
     Attributes:
-        compiles: Whether XLA can compile the steps.
+        compiles: Whether XLA can compile the stages.
     """
 
     compiles = True
 
     @abc.abstractmethod
     def payload_bytes(self, shape: Sequence[int]) -> int:
-        """Returns the bytes that a gradient of this shape becomes, in all rounds together."""
+        """Returns the bytes that are sent for a gradient of this shape, in all rounds together."""
 
     @abc.abstractmethod
     def init(self, name: str, shape: Sequence[int]) -> State:
-        """Returns the state for one gradient at the start: the same on all processes.
+        """Returns the initial state of one gradient, the same on all processes.
 
         Args:
             name: The variable's path.
-            shape: Its shape.
+            shape: The variable's shape.
         """
 
     @property
     @abc.abstractmethod
     def steps(self) -> Sequence[Step]:
-        """What is computed before, between and after the rounds: one function more than rounds.
+        """The stages before, between and after the rounds: one more function than rounds.
 
-        Each is called with the gradients (float32), their states, and, but for the first, with what
-        the function before has kept and the sums of what it has sent. The last one returns what
-        approximates the sums of the gradients, the new states, and tensors that are finite exactly
-        where the sums are. The others return what is to be summed over all processes, and what they
-        keep: lists of as many as gradients.
+        Each is called with the gradients (float32) and their states. All but the first also receive
+        what the previous stage kept and the sums of what it sent. The last one returns the
+        approximate sums of the gradients, the new states, and tensors that are finite exactly where
+        the sums are. The others return the tensors to sum over all processes and what to keep, each
+        a list with one item per gradient.
         """
 
 

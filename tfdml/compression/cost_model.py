@@ -1,4 +1,4 @@
-"""What an exchange should take: from the link's latency and bandwidth, and a codec's speed."""
+"""Cost model of gradient exchanges: link latency and bandwidth, and the codec's speed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ _FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What connects the processes.
+    """Link between the processes.
 
     Attributes:
-        latency: Seconds of an exchange of next to nothing, all ranks included.
+        latency: Seconds of an exchange of a tiny tensor, between all ranks.
         bandwidth: Bytes per second that a rank sends in an exchange.
     """
 
@@ -25,12 +25,12 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a rank sends and computes in one step.
+    """Traffic and codec work of a rank in one step.
 
     Attributes:
-        sent: Bytes that it sends.
-        exchanges: How many collective operations there are.
-        encoded: Bytes of gradients that go through the codec.
+        sent: Bytes that the rank sends.
+        exchanges: The number of collective operations.
+        encoded: Bytes of gradients that the codec processes.
     """
 
     sent: float
@@ -45,16 +45,16 @@ def traffic(
     size: int,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Traffic:
-    """Returns what a rank sends in one step: 2(N-1)/N of what the gradients become.
+    """Returns a rank's traffic in one step: it sends 2(N-1)/N of the encoded gradients.
 
-    That is so for a ring's all-reduce as for the two phases.
+    That holds for a ring all-reduce and for the two phases.
 
     Args:
-        compressor: What makes gradients smaller; None for nothing.
+        compressor: Compressor of the gradients; None for no compression.
         shapes: The gradients' shapes.
-        dtypes: Their dtypes.
+        dtypes: The gradients' dtypes.
         size: The number of ranks, N.
-        bucket_bytes: Bytes of gradients that go together.
+        bucket_bytes: Bytes of gradients that are exchanged together.
     """
     taken = [
         compressor is not None and compressor.takes(s, d)
@@ -78,15 +78,15 @@ def traffic(
 
 
 def exchange_seconds(traffic: Traffic, link: Link, codec: float) -> float:
-    """Returns the seconds of a step's exchange, encoding and decoding included.
+    """Returns the predicted seconds of a step's exchange, including encoding and decoding.
 
-    Buckets overlap: while one is on the wire, another is encoded. So the longer of both counts in
-    full, and the shorter for one bucket.
+    Buckets overlap: one is encoded while another is on the wire. So the longer of both times counts
+    in full, and the shorter one for a single bucket.
 
     Args:
-        traffic: What is sent and computed.
-        link: What connects the ranks.
-        codec: Seconds per byte of gradients.
+        traffic: Traffic and codec work of the step.
+        link: Link between the ranks.
+        codec: The codec's seconds per byte of gradients.
     """
     wire = traffic.sent / link.bandwidth + traffic.exchanges * link.latency
     compute = traffic.encoded * codec

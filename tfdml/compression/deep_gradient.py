@@ -1,4 +1,4 @@
-"""Deep gradient compression: the largest numbers of what momentum has gathered."""
+"""Deep gradient compression: sends the largest values after local momentum accumulation."""
 
 import math
 from collections.abc import Sequence
@@ -12,32 +12,31 @@ from tfdml.compression.error_feedback import Memory, State
 from tfdml.compression.selection import decoded_rows, decoded_sum, encoded_largest
 from tfdml.compression.top_k import check_ratio
 
-# The part that is sent at the start of the warm-up: the paper's.
+# The fraction that is sent at the start of the warm-up, as in the paper.
 _FIRST_RATIO = 0.25
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class DeepGradientCompression(ChunkCompressor):
-    """Sends a thousandth of all numbers: the largest of what each process has gathered.
+    """Compressor that sends the largest thousandth of each process's accumulated values.
 
-    It does the optimizer's momentum before the exchange, where it is right for numbers that are
-    sent late (momentum correction), and forgets the momentum of what has been sent (masking). So
-    it is for `keras.optimizers.SGD` with momentum, whose own is then left out; gradients that go
-    uncompressed get theirs after the exchange. On one process the optimizer does its own.
+    It applies the momentum before the exchange, which is correct for values that are sent late
+    (momentum correction), and clears the momentum of values that were sent (masking). So it is for
+    `keras.optimizers.SGD` with momentum, whose own momentum is then left out; uncompressed
+    gradients get theirs after the exchange. On one process the optimizer applies its own.
 
-    The largest numbers are found by a threshold from a sample, as in the paper, and are exactly the
-    largest. In the first epochs more is sent: 25 % at first, and less from step to step, by the
-    same factor.
+    The largest values are found by a threshold from a sample, as in the paper, but exactly. During
+    the warm-up more is sent: 25 % at first, then less by the same factor at each step.
 
     Args:
-        ratio: The part of all numbers that is sent after the warm-up.
-        momentum: The optimizer's.
-        nesterov: The optimizer's.
+        ratio: Fraction of all values that is sent after the warm-up.
+        momentum: The optimizer's momentum.
+        nesterov: The optimizer's `nesterov`.
         warmup_epochs: Epochs until `ratio` is reached; the paper's is 4.
-        steps_per_epoch: Updates of an epoch; needed for a warm-up.
-        clip_norm: Largest norm of a variable's gradient, None for any. Each of N processes clips
-            its part to `clip_norm / sqrt(N)` before it is gathered.
-        masking: Whether the momentum of what has been sent is forgotten.
+        steps_per_epoch: Optimizer updates per epoch; required for a warm-up.
+        clip_norm: Largest norm of a variable's gradient, None for no clipping. Each of N processes
+            clips its part to `clip_norm / sqrt(N)` before accumulating it.
+        masking: Whether the momentum of values that were sent is cleared.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -102,15 +101,15 @@ class DeepGradientCompression(ChunkCompressor):
         }
 
     def memory(self, size: int) -> Memory:
-        """Returns the momentum correction."""
+        """Returns the momentum correction; see `Compressor`."""
         clip = None if self.clip_norm is None else self.clip_norm / math.sqrt(size)
         return MomentumCorrection(self.momentum, self.nesterov, clip, self.masking)
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:
-        """Refuses an optimizer whose momentum is not this one's.
+        """Rejects an optimizer other than SGD with the same momentum.
 
         Raises:
-            ValueError: If it is not `keras.optimizers.SGD` with the same momentum.
+            ValueError: If `optimizer` is not `keras.optimizers.SGD` with the same momentum.
         """
         if type(optimizer) is not keras.optimizers.SGD:
             raise ValueError(
@@ -128,7 +127,7 @@ class DeepGradientCompression(ChunkCompressor):
             )
 
     def ratio_at(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the part that is sent in a step: float64, shape `[]`."""
+        """Returns the fraction that is sent in a step: float64, shape `[]`."""
         if not self._warms_up:
             return tf.constant(self.ratio, tf.float64)
         steps = self.warmup_epochs * self.steps_per_epoch
@@ -136,11 +135,11 @@ class DeepGradientCompression(ChunkCompressor):
         return _FIRST_RATIO * tf.exp(math.log(self.ratio / _FIRST_RATIO) * progress)
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of a row after the warm-up; see `ChunkCompressor`."""
+        """Returns the encoded size of a row in bytes after the warm-up; see `ChunkCompressor`."""
         return 8 * self._count(self.ratio, length)
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        """Encodes rows of values as bytes; see `ChunkCompressor`."""
         length = values.shape[1]
         if not self._warms_up:
             count = self._count(self.ratio, length)
@@ -150,11 +149,11 @@ class DeepGradientCompression(ChunkCompressor):
         return encoded_largest(values, tf.clip_by_value(count, 1, most), most)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        """Decodes rows of values; see `ChunkCompressor`."""
         return decoded_rows(payload, length)
 
     def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the sum of rows; see `ChunkCompressor`."""
+        """Decodes the rows and sums them; see `ChunkCompressor`."""
         return decoded_sum(payload, length)
 
     @property
@@ -167,13 +166,13 @@ class DeepGradientCompression(ChunkCompressor):
 
 
 class MomentumCorrection(Memory):
-    """Gathers gradients after their momentum, and sends what it has gathered.
+    """Memory that accumulates momentum-corrected gradients until they are sent.
 
     Args:
-        momentum: The factor.
-        nesterov: Whether momentum looks ahead.
-        clip_norm: Largest norm of a gradient, None for any.
-        masking: Whether the momentum of what has been sent is forgotten.
+        momentum: The momentum factor.
+        nesterov: Whether to use Nesterov momentum.
+        clip_norm: Largest norm of a gradient, None for no clipping.
+        masking: Whether the momentum of values that were sent is cleared.
     """
 
     def __init__(self, momentum: float, nesterov: bool, clip_norm: float | None, masking: bool):
@@ -181,25 +180,25 @@ class MomentumCorrection(Memory):
         self.clip_norm, self.masking = clip_norm, masking
 
     def init(self, shape: Sequence[int]) -> State:
-        """Returns zeros; see `Memory`."""
+        """Returns a velocity and a residual of zeros; see `Memory`."""
         return {"velocity": tf.zeros(shape), "residual": tf.zeros(shape)}
 
     def compensate(self, gradient: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns all that is not yet sent; see `Memory`."""
+        """Returns the accumulated values that have not been sent; see `Memory`."""
         if self.clip_norm is not None:
             gradient = tf.clip_by_norm(gradient, self.clip_norm)
         speed, step = self._move(gradient, state["velocity"])
         return state["residual"] + step, {"velocity": speed}
 
     def update(self, value: tf.Tensor, sent: tf.Tensor, state: State) -> State:
-        """Returns what is left; see `Memory`."""
+        """Returns the new residual and the masked velocity; see `Memory`."""
         speed = state["velocity"]
         if self.masking:
             speed = tf.where(sent != 0, tf.zeros_like(speed), speed)
         return {"velocity": speed, "residual": value - sent}
 
     def init_plain(self, shape: Sequence[int]) -> State:
-        """Returns a speed of zero; see `Memory`."""
+        """Returns a velocity of zeros; see `Memory`."""
         return {"sum_velocity": tf.zeros(shape)}
 
     def after_sum(self, total: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
@@ -208,6 +207,6 @@ class MomentumCorrection(Memory):
         return step, {"sum_velocity": speed}
 
     def _move(self, gradient: tf.Tensor, speed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the new speed, and what it and the gradient move the weights by."""
+        """Returns the new velocity and the resulting update."""
         speed = self.momentum * speed + gradient
         return speed, self.momentum * speed + gradient if self.nesterov else speed

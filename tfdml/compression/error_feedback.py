@@ -1,4 +1,4 @@
-"""What a process keeps of its gradients between steps, because a step has left it out."""
+"""Error feedback: each process's memory of what its compressed gradients have left out."""
 
 import abc
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ State = dict[str, tf.Tensor]
 
 
 class Scales(NamedTuple):
-    """The factors of a step: float32, shape `[]`.
+    """Factors of a step: float32, shape `[]`.
 
     Attributes:
-        loss: The loss scale, which gradients contain.
-        memory: The factor of all that is kept, for a learning rate that has changed.
+        loss: The loss scale, which the gradients contain.
+        memory: Factor of all kept state, which corrects for a change of the learning rate.
     """
 
     loss: tf.Tensor
@@ -22,22 +22,22 @@ class Scales(NamedTuple):
 
 
 class Memory(abc.ABC):
-    """How what has been left out enters later steps: pure functions, for one gradient each.
+    """Rule by which compression errors enter later steps: pure functions of one gradient.
 
-    All that is kept is in the units of the unscaled loss, and in proportion to gradients.
+    All state is in the units of the unscaled loss and proportional to gradients.
     """
 
     @abc.abstractmethod
     def init(self, shape: Sequence[int]) -> State:
-        """Returns the state at the start: float32 tensors by name."""
+        """Returns the initial state: float32 tensors by name."""
 
     @abc.abstractmethod
     def compensate(self, gradient: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns what is to be sent in this step, and the state in the middle of it.
+        """Returns the value to send in this step, and the intermediate state.
 
         Args:
             gradient: This process's gradient: float32.
-            state: What the last step has left.
+            state: The state after the last step.
         """
 
     @abc.abstractmethod
@@ -45,22 +45,22 @@ class Memory(abc.ABC):
         """Returns the state after the step.
 
         Args:
-            value: What was to be sent.
-            sent: What was sent of it.
-            state: The state in the middle of the step.
+            value: The value to send, from `compensate`.
+            sent: The decoded value that was sent.
+            state: The intermediate state, from `compensate`.
         """
 
     def init_plain(self, shape: Sequence[int]) -> State:
-        """Returns the state for a gradient that goes uncompressed: mostly none."""
+        """Returns the initial state of a gradient that is sent uncompressed: empty by default."""
         del shape
         return {}
 
     def after_sum(self, total: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns what takes the place of the sum of an uncompressed gradient, and the new state.
+        """Returns the replacement of the sum of an uncompressed gradient, and the new state.
 
         Args:
             total: The sum: float32.
-            state: What the last step has left; never empty.
+            state: The state after the last step; never empty.
         """
         return total, state
 
@@ -72,14 +72,14 @@ def compensated(
     loss_scale: tf.Tensor,
     memory_scale: tf.Tensor,
 ) -> tuple[list[tf.Tensor], list[State]]:
-    """Returns what is to be sent of gradients in this step, and the states in the middle of it.
+    """Returns the values to send in this step, and the intermediate states.
 
     Args:
-        memory: How what has been left out enters.
+        memory: Rule by which compression errors enter.
         gradients: This process's gradients, of any floating dtype.
-        states: What the last step has left of each.
-        loss_scale: The loss scale, which gradients contain.
-        memory_scale: The factor of all that is kept.
+        states: Each gradient's state after the last step.
+        loss_scale: The loss scale, which the gradients contain.
+        memory_scale: Factor of all kept state.
     """
     values, middles = [], []
     for gradient, state in zip(gradients, states, strict=True):
@@ -91,7 +91,7 @@ def compensated(
 
 
 class ErrorFeedback(Memory):
-    """Adds what has been left out to the next gradient.
+    """Memory that adds a step's compression error to the next gradient.
 
     Reference:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
@@ -99,29 +99,29 @@ class ErrorFeedback(Memory):
     """
 
     def init(self, shape: Sequence[int]) -> State:
-        """Returns zeros; see `Memory`."""
+        """Returns a residual of zeros; see `Memory`."""
         return {"residual": tf.zeros(shape)}
 
     def compensate(self, gradient: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns the sum of both; see `Memory`."""
+        """Returns the gradient plus the residual; see `Memory`."""
         return gradient + state["residual"], {}
 
     def update(self, value: tf.Tensor, sent: tf.Tensor, state: State) -> State:
-        """Returns the difference; see `Memory`."""
+        """Returns the new residual; see `Memory`."""
         return {"residual": value - sent}
 
 
 class NoMemory(Memory):
-    """Keeps nothing: for what is right on average."""
+    """Memory that keeps nothing, for unbiased compressors."""
 
     def init(self, shape: Sequence[int]) -> State:
-        """Returns nothing; see `Memory`."""
+        """Returns an empty state; see `Memory`."""
         return {}
 
     def compensate(self, gradient: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns the gradient; see `Memory`."""
+        """Returns the gradient as it is; see `Memory`."""
         return gradient, {}
 
     def update(self, value: tf.Tensor, sent: tf.Tensor, state: State) -> State:
-        """Returns nothing; see `Memory`."""
+        """Returns an empty state; see `Memory`."""
         return {}

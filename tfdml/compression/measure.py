@@ -1,4 +1,4 @@
-"""Measures what connects the processes and what a codec costs, in about a second."""
+"""Measurements of the link between the processes and of the codecs, in about a second."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ _REPEATS = 5
 # Returns the time in seconds: float64, shape [].
 Clock = Callable[[], tf.Tensor]
 
-# A message is made larger until it takes this long, so that its latency does not count: a slow
-# network's queues swallow the first hundred kilobytes.
+# A message grows until it takes this long, so that its latency does not count: the queues of a
+# slow network swallow the first hundred kilobytes.
 _LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
-# The codec's trial: a matrix of 1 MB.
+# Codecs are timed on a matrix of 1 MB.
 _SHAPE = (512, 512)
 
 
 def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
-    """Measures the link; a collective call. The result is the same on all ranks."""
+    """Returns the measured latency and bandwidth, the same on all ranks; a collective call."""
     small = tf.zeros([2])
     _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)
     latency = _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
@@ -50,7 +50,7 @@ def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
 def measure_codec(
     collective: Collective, compressor: Compressor, clock: Clock = tf.timestamp
 ) -> float:
-    """Measures encoding and decoding, feedback included; a collective call.
+    """Measures encoding and decoding, including error feedback; a collective call.
 
     Returns:
         Seconds per byte of gradients, the same on all ranks.
@@ -82,7 +82,7 @@ def agreed(collective: Collective, values: Sequence[float]) -> list[float]:
 
 
 def _seconds(clock: Clock, call: Callable[[], object], repeats: int) -> float:
-    """Returns the median of some calls."""
+    """Returns the median duration of `repeats` calls."""
     times = []
     for _ in range(repeats):
         begin = clock()

@@ -1,4 +1,4 @@
-"""The stages of `PowerSGD` in one pass over memory each, where `tfdml.native` has them."""
+"""The stages of `PowerSGD` in the C++ operations of `tfdml.native`, each one pass over memory."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -12,21 +12,22 @@ from tfdml.compression.power_sgd import PowerSGD, orthogonal
 
 
 def operations(compressor: SummableCompressor) -> ModuleType | None:
-    """Returns the compiled operations, None where they do not do."""
-    # A derived class may make other steps; in turns, steps differ.
+    """Returns the compiled operations; None if they cannot be used."""
+    # A subclass may have other stages, and alternating ones differ from step to step.
     if type(compressor) is not PowerSGD or compressor.alternate:
         return None
     return native.usable()
 
 
 class NativeRounds:
-    """What is done before, between and after the rounds; see `rounds`.
+    """The stages before, between and after the rounds; see `rounds`.
 
-    What is small XLA compiles, so that what processes agree on is the same bits with and without.
+    XLA compiles the small computations, so that the values that processes must agree on are bitwise
+    identical with and without the operations.
 
     Args:
         library: The compiled operations.
-        compressor: What makes the matrices.
+        compressor: Compressor that defines the matrices.
         size: The number of processes.
     """
 
@@ -37,7 +38,7 @@ class NativeRounds:
 
     @property
     def between(self) -> Sequence[Callable]:
-        """What is done between the rounds."""
+        """The stages between the rounds."""
         return [self._right]
 
     def begin(
@@ -48,7 +49,7 @@ class NativeRounds:
         scale: tf.Tensor,
         kept: tf.Tensor,
     ) -> tuple[list[tf.Tensor], list[State], list[tf.Tensor], list]:
-        """Returns what is to be sent, no state of the middle, and the left-hand matrices."""
+        """Returns the compensated gradients, empty states, and the left-hand matrices to send."""
         values, lefts = self._library.tfdml_left(
             gradients=[tf.cast(g, tf.float32) for g in gradients],
             residuals=[m["residual"] for m in memories],
@@ -59,7 +60,7 @@ class NativeRounds:
         return values, [{} for _ in values], lefts, []
 
     def _right(self, values, states, kept, totals) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the right-hand matrices, and the left-hand ones as they are used."""
+        """Returns the right-hand matrices to send, and the orthonormal left-hand ones to keep."""
         del states, kept
         lefts = self._orthogonal(totals)
         return self._library.tfdml_right(values=values, lefts=lefts), lefts
@@ -89,7 +90,7 @@ class NativeRounds:
 
 
 def all_finite(bounds: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
-    """Returns whether all numbers times the loss scale are finite: bool, shape `[]`."""
+    """Returns whether all values times the loss scale are finite: bool, shape `[]`."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds])
 
 

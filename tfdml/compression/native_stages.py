@@ -1,4 +1,4 @@
-"""The stages of a sum in two phases in one pass over memory each, where `tfdml.native` has them."""
+"""The stages of two-phase sums in the C++ operations of `tfdml.native`, each one pass over memory."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tfdml.compression.error_feedback import ErrorFeedback, NoMemory, State
 
 
 def operations(compressor: ChunkCompressor, size: int) -> ModuleType | None:
-    """Returns the compiled operations, None where they do not do.
+    """Returns the compiled operations; None if they cannot be used.
 
     Args:
         compressor: The encoding.
         size: The number of processes.
     """
-    # A derived class may encode in another way.
+    # A subclass may encode differently, so it has to set `native` itself.
     has_it = vars(type(compressor)).get("native") is not None
     if not has_it or type(compressor.memory(size)) not in (ErrorFeedback, NoMemory):
         return None
@@ -27,13 +27,13 @@ def operations(compressor: ChunkCompressor, size: int) -> ModuleType | None:
 
 
 class NativeStages:
-    """What is done before, between and after the exchanges; see `two_phase`.
+    """The stages before, between and after the exchanges; see `two_phase`.
 
     Args:
         library: The compiled operations.
         compressor: The encoding.
         size: The number of processes.
-        word: Rows of bytes are a multiple of this.
+        word: Bytes of a word; encoded rows are padded to a multiple of it.
     """
 
     def __init__(self, library: ModuleType, compressor: ChunkCompressor, size: int, word: int):
@@ -48,7 +48,7 @@ class NativeStages:
         kept: tf.Tensor,
         seed: tf.Tensor,
     ) -> tuple[tf.Tensor, list[State]]:
-        """Returns all chunks' bytes, and what they leave out."""
+        """Returns the bytes of all chunks, and the new residuals."""
         payload, left = self._library.tfdml_encode(
             gradients=[tf.cast(g, tf.float32) for g in gradients],
             residuals=[s["residual"] for s in states if s],
@@ -63,7 +63,7 @@ class NativeStages:
     def add(
         self, arrived: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
-        """Returns the bytes of the sum of a chunk, and what they leave out."""
+        """Returns the encoded sum of a chunk, and the owner's new residual."""
         encoded, left = self._library.tfdml_add(
             arrived=arrived,
             residuals=list(server.values()),
@@ -104,5 +104,5 @@ class NativeStages:
 
 
 def chunk_length(length: int, size: int, block: int) -> int:
-    """Returns how many numbers of a bucket each process sums: a multiple of the block."""
+    """Returns the values of a bucket that each process sums: a multiple of `block`."""
     return -(-length // (size * block)) * block

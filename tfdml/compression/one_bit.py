@@ -1,4 +1,4 @@
-"""One bit for each number: its sign; its size is that of its row times that of its column."""
+"""1-bit compression: sends each value's sign, with one scale per row and per column of a tile."""
 
 import math
 from collections.abc import Sequence
@@ -17,32 +17,31 @@ from tfdml.compression.packing import (
     whole_one,
 )
 
-# Of what is smaller, nothing is sent.
+# Rows with a smaller largest magnitude are sent as zeros.
 _SMALLEST = 2.0**-100
 # A tile has at least as many columns, and at most as many rows.
 _COLUMNS, _ROWS = 512, 64
-# Columns' sizes are whole numbers up to this; what stands for 1 of a row's numbers: both of them
-# multiplied are whole numbers that int32 holds.
+# The largest column scale, an integer; and the integer that stands for a row's largest magnitude.
+# Their product fits into int32.
 _MOST, _ONE = 255, 2.0**22
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class OneBit(ChunkCompressor):
-    """Sends signs, and in tiles of a matrix a size for each row and for each column.
+    """Compressor that sends signs, and for each tile of a matrix a scale per row and per column.
 
-    A gradient of a dense layer or a convolution is a sum of outer products, so its numbers' sizes
-    are much like the product of a row's and a column's, which differ by orders of magnitude. One
-    size for a block of numbers, or for a column as in the paper, makes momentum lose accuracy.
+    A gradient of a dense layer or a convolution is a sum of outer products, so its magnitudes are
+    close to the product of a row's and a column's scale, which differ by orders of magnitude. With
+    one scale per block of values, or per column as in the paper, momentum loses accuracy.
 
-    What is left out is fed back on the worker and on the chunk's owner: without that it does not
-    converge. Columns' sizes are the sums of their numbers' sizes, in 8 bits; those of rows follow
-    from them, so that the least is left out.
+    The error is fed back on the worker and on the chunk's owner: without that it does not converge.
+    A column's scale is the sum of its magnitudes, in 8 bits; the rows' scales are those with the
+    least squared error.
 
     Reference:
         Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
-        Distributed Training of Speech DNNs", Interspeech 2014; sizes in factors as those of
-        Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
-        arXiv:1804.04235.
+        Distributed Training of Speech DNNs", Interspeech 2014; factored scales as in Shazeer and
+        Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv:1804.04235.
     """
 
     def __init__(self) -> None:
@@ -51,23 +50,23 @@ class OneBit(ChunkCompressor):
 
     @property
     def block(self) -> int:
-        """The numbers of a tile; see `ChunkCompressor`."""
+        """Values per tile; see `ChunkCompressor`."""
         return self._rows * self._columns
 
     @property
     def native(self) -> dict[str, int | str]:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        """Arguments that select this encoding in `tfdml.native`; see `ChunkCompressor`."""
         return {"codec": "onebit", "columns": self._columns}
 
     def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple[ChunkCompressor, list[int]]]:
-        """Returns a codec for each gradient, whose tiles are of its shape."""
+        """Returns a codec for each gradient, with tiles of the gradient's shape; see `ChunkCompressor`."""
         return [(self._of(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
 
     def _of(self, shape: tuple[int, ...]) -> "OneBit":
-        # Whole rows of the matrix one after the other, where they are short.
+        # If the matrix has short rows, a row of the tile holds several of them.
         columns = shape[-1] * -(-_COLUMNS // shape[-1])
         rows = -(-math.prod(shape) // columns)
-        # Few rows are cut into few tiles, so that processes' chunks are not mostly empty.
+        # Matrices with few rows get lower tiles, so that the chunks are not mostly padding.
         tile = min(_ROWS, max(8, rows // 8 // 8 * 8)), columns
         if tile not in self._tiled:
             self._tiled[tile] = OneBit()
@@ -75,18 +74,18 @@ class OneBit(ChunkCompressor):
         return self._tiled[tile]
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of a row; see `ChunkCompressor`."""
+        """Returns the encoded size of a row in bytes; see `ChunkCompressor`."""
         return length // self.block * (4 * self._rows + self._columns) + length // 8
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        """Encodes rows of values as bytes; see `ChunkCompressor`."""
         rows = values.shape[0]
         tiles = tf.reshape(values, [rows, -1, self._rows, self._columns])
         sizes = tf.abs(tiles)
         largest = largest_or_nan(tf.reshape(values, [rows, -1, self._columns]))
         largest = tf.reshape(largest, [rows, -1, self._rows])
         columns = self._sizes_of_columns(sizes, tf.reduce_max(largest, 2))
-        # The rows' sizes for which the sum of the squares of what is left out is the least.
+        # Row scales with the least squared error.
         whole = to_whole(sizes * _inverse(largest, _ONE)[..., None])
         products = tf.reduce_sum(tf.cast(whole * columns[:, :, None], tf.int64), 3)
         squares = tf.reduce_sum(tf.cast(columns * columns, tf.int64), 2, keepdims=True)
@@ -103,11 +102,11 @@ class OneBit(ChunkCompressor):
         )
 
     def _sizes_of_columns(self, sizes: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-        """Returns whole numbers from 1 to 255, in proportion to what the columns add up to.
+        """Returns the column scales: integers from 1 to 255, proportional to the columns' sums.
 
         Args:
-            sizes: Of the numbers, shape `[rows, tiles, rows of a tile, columns]`.
-            largest: Of each tile's, shape `[rows, tiles]`.
+            sizes: Magnitudes, shape `[rows, tiles, rows of a tile, columns]`.
+            largest: Each tile's largest magnitude, shape `[rows, tiles]`.
         """
         whole = to_whole(sizes * _inverse(largest, whole_one(self._rows))[..., None, None])
         sums = tf.cast(tf.reduce_sum(whole, 2), tf.float32)
@@ -115,7 +114,7 @@ class OneBit(ChunkCompressor):
         return tf.maximum(to_whole(sums * scale), 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        """Decodes rows of values; see `ChunkCompressor`."""
         rows, tiles = payload.shape[0], length // self.block
         ends = [4 * tiles * self._rows, tiles * self._columns, length // 8]
         factors, columns, codes = tf.split(payload, ends, 1)
@@ -127,5 +126,5 @@ class OneBit(ChunkCompressor):
 
 
 def _inverse(largest: tf.Tensor, one: float) -> tf.Tensor:
-    """Returns what brings the largest numbers to `one`; 0 for what is too small, or not finite."""
+    """Returns the factor from `largest` to `one`; 0 if `largest` is too small or not finite."""
     return tf.where(largest > _SMALLEST, one / largest, 0.0)

@@ -1,4 +1,4 @@
-"""PowerSGD: a gradient as the product of two thin matrices, by one step of power iteration."""
+"""PowerSGD: low-rank approximation of gradients by one step of power iteration."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,29 +10,29 @@ import tensorflow as tf
 from tfdml.compression.compressor import Step, SummableCompressor
 from tfdml.compression.error_feedback import State
 
-# Which part of a column must be new for it to count.
+# A column counts only if its component orthogonal to the others exceeds this fraction of it.
 _REDUNDANT = 1e-4
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class PowerSGD(SummableCompressor):
-    """Sends a gradient of `n × m` as two matrices, `n × rank` and `m × rank`.
+    """Compressor that sends an `n × m` gradient as two matrices, `n × rank` and `m × rank`.
 
-    A convolution's kernel of shape `[height, width, in, out]` is one of `height·width·in × out`.
-    What a step leaves out is fed back, and the right-hand matrix of a step starts the next one's.
-    Gradients for which that is no smaller, and vectors, go as they are.
+    A convolution kernel of shape `[height, width, in, out]` is a matrix of `height·width·in × out`.
+    The error is fed back, and a step's right-hand matrix is the starting point of the next step.
+    Gradients for which this is not smaller, and vectors, are sent uncompressed.
 
     Args:
-        rank: Columns of the two matrices: more send more and leave out less.
-        alternate: Whether a step computes and sends one of the two only, in turns: half the bytes,
-            half the work, one exchange instead of two, and more that is left out.
+        rank: Columns of the two matrices: a higher rank sends more and has a smaller error.
+        alternate: Whether each step computes and sends only one of the two matrices, in turns: half
+            the bytes and half the work, one exchange instead of two, but a larger error.
 
     Raises:
-        ValueError: If `rank` is no positive integer.
+        ValueError: If `rank` is not a positive integer.
 
     Reference:
         Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-        Optimization", arXiv:1905.13727. In turns: Zhang et al., "Evaluation and Optimization of
+        Optimization", arXiv:1905.13727. Alternating: Zhang et al., "Evaluation and Optimization of
         Gradient Compression for Distributed Deep Learning", arXiv:2306.08881.
     """
 
@@ -43,7 +43,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA can compile the steps: in turns, what is sent differs in its shape."""
+        """Whether XLA can compile the stages: not when alternating, because the shape sent varies."""
         return not self.alternate
 
     def get_config(self) -> dict[str, Any]:
@@ -58,11 +58,11 @@ class PowerSGD(SummableCompressor):
         return self.rank * (rows + columns) < rows * columns
 
     def payload_bytes(self, shape: Sequence[int]) -> int:
-        """Returns the bytes of the matrices; in turns, the mean; see `SummableCompressor`."""
+        """Returns the bytes of the matrices; if alternating, the mean; see `SummableCompressor`."""
         return 4 * self.rank * sum(_as_matrix(shape)) // (2 if self.alternate else 1)
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
-        """Returns the right-hand matrix to start with: random, and the same on all processes."""
+        """Returns the initial right-hand matrix: random, and the same on all processes."""
         rows, columns = _as_matrix(shape)
         seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
         state = {"q": tf.random.stateless_normal([columns, self.rank], [seed, 0])}
@@ -73,7 +73,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Sums the left-hand matrices, then the right-hand ones; see `SummableCompressor`."""
+        """The stages that sum the left-hand, then the right-hand matrices; see `SummableCompressor`."""
         if self.alternate:
             return self._send_one, self._product_of_one
         return self._send_left, self._send_right, self._product
@@ -95,11 +95,11 @@ class PowerSGD(SummableCompressor):
     def after_rounds(
         self, states: Sequence[State], rights: Sequence[tf.Tensor]
     ) -> tuple[list[State], list[tf.Tensor]]:
-        """Returns the next step's states, and what is finite where the products are.
+        """Returns the next step's states, and tensors that are finite where the products are.
 
         Args:
-            states: This step's.
-            rights: The sums of the right-hand matrices: shape `[rank, columns]`.
+            states: This step's states.
+            rights: Sums of the right-hand matrices, each of shape `[rank, columns]`.
         """
         starts = [
             _next_start(tf.transpose(right), state["q"])
@@ -108,7 +108,7 @@ class PowerSGD(SummableCompressor):
         return [{"q": start} for start in starts], self._bounds(rights)
 
     def _send_one(self, gradients, states):
-        """Sends the left-hand matrices for given right-hand ones; in the next step the others."""
+        """Sends the left-hand matrices for given right-hand ones, or in every other step the reverse."""
         right = tf.equal(states[0]["turn"], 1)
         bases = [
             tf.cond(right, lambda s=s: orthogonal(s["p"]), lambda s=s: orthogonal(s["q"]))
@@ -144,7 +144,7 @@ class PowerSGD(SummableCompressor):
         return sums, after, self._bounds(totals)
 
     def _bounds(self, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what no product with orthonormal columns exceeds, number by number."""
+        """Returns upper bounds of the products' magnitudes, valid because the columns are orthonormal."""
         return [self.rank * total for total in totals]
 
 
@@ -153,7 +153,7 @@ def _matrix(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _times(gradient: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-    """Returns the right-hand matrix, transposed: the other way round it takes six times as long."""
+    """Returns the right-hand matrix, transposed: the other order of the product is six times slower."""
     return tf.transpose(left) @ _matrix(gradient)
 
 
@@ -165,9 +165,9 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def product(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Returns the product of a thin matrix and a flat one: one sum after the other.
+    """Returns the product of a tall and a wide matrix, one rank-1 term after the other.
 
-    So that its bits do not depend on its shape, as those of a matrix product do.
+    Unlike those of `tf.matmul`, the result's bits do not depend on the shape.
     """
     total = left[:, :1] * right[:1]
     for k in range(1, left.shape[1]):
@@ -176,11 +176,11 @@ def product(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal columns that span those of `matrix`, with zeros for what is redundant.
+    """Returns orthonormal columns that span those of `matrix`, with zeros for redundant ones.
 
-    By Gram and Schmidt, column by column and twice each: the ranks are small, and it gives the same
-    bits on all processes, whose matrices are the same sums. What is left of a column that the
-    others span already is rounding, not a direction: it is dropped.
+    It is Gram-Schmidt, with each column orthogonalized twice: the ranks are small, and processes
+    with the same sums get the same bits. The rest of a column that the others already span is
+    rounding error, not a direction, so it is dropped.
     """
     columns: list[tf.Tensor] = []
     for column in tf.unstack(matrix, axis=1):
@@ -195,11 +195,11 @@ def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def _unit(column: tf.Tensor) -> tf.Tensor:
-    """Returns a column of length 1, or of zeros; squares of tiny numbers do not vanish."""
+    """Returns columns of norm 1, or zeros; scaling first keeps squares of tiny values from vanishing."""
     scaled = tf.math.divide_no_nan(column, tf.reduce_max(tf.abs(column), 0, keepdims=True))
     return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0, keepdims=True))
 
 
 def _next_start(right: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Returns what the next step starts with: where a column has vanished, the one before."""
+    """Returns the next step's starting matrix: vanished columns are replaced by those of `before`."""
     return tf.where(tf.reduce_any(right != 0, 0, keepdims=True), _unit(right), before)

@@ -1,4 +1,4 @@
-"""QSGD: a few bits for each number, and a scale for each block of them."""
+"""QSGD: quantization to a few bits per value, with one scale per block of values."""
 
 from typing import Any
 
@@ -16,21 +16,21 @@ from tfdml.compression.packing import (
     unpack,
 )
 
-# Of float32; and what has an inverse.
+# The largest float32, and the smallest number whose inverse is finite.
 _LARGEST, _SMALLEST = 3.4e38, 3e-39
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class QSGD(ChunkCompressor):
-    """Sends gradients as signed whole numbers of 8, 4 or 2 bits, scaled block by block.
+    """Compressor that quantizes gradients to integers of 8, 4 or 2 bits, scaled block by block.
 
     Args:
-        bits: Bits of a number: fewer send less and leave out more.
-        bucket_size: Numbers that share a scale: fewer are more exact, at 4 bytes each.
-        norm: What the scale is: "max" uses all codes for a block's own range; "l2" is the paper's,
-            for which the bound on the variance is proved.
-        stochastic: Whether rounding is random, and right on average (the paper), or to the nearest
-            code, which is faster; either way what is left out is fed back.
+        bits: Bits per value: fewer bits send less and have a larger error.
+        bucket_size: Values that share a scale: fewer are more exact, at 4 bytes per scale.
+        norm: The scale of a block: "max" uses all codes for the block's own range; "l2" is the
+            paper's, for which the bound on the variance is proved.
+        stochastic: Whether rounding is random and unbiased (the paper), or to the nearest code,
+            which is faster and is made up for by error feedback.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -58,12 +58,12 @@ class QSGD(ChunkCompressor):
 
     @property
     def biased(self) -> bool:
-        """Whether rounding is not random."""
+        """Whether rounding is deterministic, so that its error is fed back."""
         return not self.stochastic
 
     @property
     def native(self) -> dict[str, Any]:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        """Arguments that select this encoding in `tfdml.native`; see `ChunkCompressor`."""
         return {
             "codec": "qsgd",
             "bits": self.bits,
@@ -81,21 +81,21 @@ class QSGD(ChunkCompressor):
         }
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of a row; see `ChunkCompressor`."""
+        """Returns the encoded size of a row in bytes; see `ChunkCompressor`."""
         return length // self.block * 4 + length * self.bits // 8
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        """Encodes rows of values as bytes; see `ChunkCompressor`."""
         rows = values.shape[0]
         blocks = tf.reshape(values, [rows, -1, self.block])
         largest = largest_or_nan(blocks)
         if self.norm == "l2":
-            # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
+            # The norm is taken of values from -1 to 1, whose squares neither vanish nor overflow.
             units = tf.math.divide_no_nan(blocks, largest[:, :, None])
             norm = tf.sqrt(sums_of_squares(units))
             largest *= tf.minimum(norm, _LARGEST / tf.maximum(largest, 1.0))
         step = largest * (1.0 / self._levels)
-        # Of a step so small that its inverse is not finite, nothing is sent.
+        # If the step is so small that its inverse is not finite, zeros are sent.
         inverse = tf.where(step > _SMALLEST, 1.0 / step, tf.zeros_like(step))
         codes = tf.clip_by_value(blocks * inverse[:, :, None], -self._levels, self._levels)
         codes = tf.floor(codes + noise(codes.shape, seed)) if self.stochastic else tf.round(codes)
@@ -103,7 +103,7 @@ class QSGD(ChunkCompressor):
         return tf.concat([floats_to_bytes(step), pack(codes, self.bits, self.block)], 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        """Decodes rows of values; see `ChunkCompressor`."""
         header = length // self.block * 4
         step = bytes_to_floats(payload[:, :header], tf.float32)
         codes = (

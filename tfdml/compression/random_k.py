@@ -1,4 +1,4 @@
-"""Numbers at random places, the same places on all processes: so they are summed on the wire."""
+"""Random-k sparsification: all processes send the same random indices, so all-reduces sum them."""
 
 import math
 import zlib
@@ -14,13 +14,13 @@ from tfdml.compression.top_k import check_ratio
 
 @keras.saving.register_keras_serializable("tfdml")
 class RandomK(SummableCompressor):
-    """Sends a random part of each gradient, without the places: all processes draw the same.
+    """Compressor that sends a random part of each gradient; all processes draw the same indices.
 
-    A number waits 1 / `ratio` steps on average. With the default, SGD without momentum trains as
-    without compression; momentum and Adam lose accuracy.
+    The indices are not sent. A value waits 1 / `ratio` steps on average. With the default, SGD
+    without momentum trains as without compression; momentum and Adam lose accuracy.
 
     Args:
-        ratio: The part that is sent.
+        ratio: Fraction of the values that is sent.
 
     Raises:
         ValueError: If `ratio` is not above 0 and at most 1.
@@ -29,7 +29,7 @@ class RandomK(SummableCompressor):
         Stich et al., "Sparsified SGD with Memory", arXiv:1809.07599.
     """
 
-    # What shuffles indices is not XLA's.
+    # XLA does not support the shuffle of indices.
     compiles = False
 
     def __init__(self, ratio: float = 0.1):
@@ -40,16 +40,16 @@ class RandomK(SummableCompressor):
         return {"ratio": self.ratio}
 
     def payload_bytes(self, shape: Sequence[int]) -> int:
-        """Returns the bytes of the numbers that are sent; see `SummableCompressor`."""
+        """Returns the bytes of the values that are sent; see `SummableCompressor`."""
         return 4 * _count(math.prod(shape), self.ratio)
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
-        """Returns the seed of the places, and how often they have been drawn."""
+        """Returns the seed of the indices and the number of draws so far."""
         return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0], tf.int32)}
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Sums the numbers at the places; see `SummableCompressor`."""
+        """The stages that sum the values at the drawn indices; see `SummableCompressor`."""
         return self._send, self._spread
 
     def _send(self, gradients, states):
@@ -58,7 +58,7 @@ class RandomK(SummableCompressor):
             for g, state in zip(gradients, states, strict=True)
         ]
         numbers = [
-            # A number that is not finite must be seen by all, also where it is not sent.
+            # A value that is not finite must reach all processes even if its index is not drawn.
             tf.gather(tf.reshape(g, [-1]), p) + tf.reduce_sum(g * 0.0)
             for g, p in zip(gradients, places, strict=True)
         ]
@@ -73,7 +73,7 @@ class RandomK(SummableCompressor):
 
 
 def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
-    """Returns distinct places below `length`: int32, shape `[part of them]`."""
+    """Returns distinct random indices below `length`: int32, shape `[ceil(ratio * length)]`."""
     places = tf.range(_count(length, ratio))
     return tf.random.experimental.index_shuffle(places, seed, length - 1)
 

@@ -1,4 +1,4 @@
-"""What ranks keep of their gradients, for another number of ranks."""
+"""Redistribution of the compression state of the ranks over another number of ranks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,21 @@ import numpy as np
 from tfdml.compression.two_phase import chunk_length
 
 _DEVICE = re.compile(r"device_(\d+)/")
-# What is each rank's own, and enters the sum over the ranks.
+# State of each rank that will enter the sum over the ranks.
 _OWN = ("residual/", "velocity/")
-# What the owners of chunks keep of a part of a bucket, and the part's numbers and block.
+# The chunk owners' residuals of a part of a bucket, and the part's length and block size.
 SERVER, PART = "server_residual/", "part/"
 
 
 def of_ranks(
     states: Sequence[Mapping[str, np.ndarray]],
 ) -> list[dict[str, np.ndarray]]:
-    """Returns each rank's state, where a process has kept those of several devices, each a rank.
+    """Returns one state per rank, splitting the states of processes with several devices.
+
+    A process may hold the states of several devices, each of them a rank.
 
     Args:
-        states: What each process has kept.
+        states: Each process's state.
     """
     ranks = []
     for state in states:
@@ -35,18 +37,19 @@ def of_ranks(
 def redistributed(
     states: Sequence[dict[str, np.ndarray]], size: int
 ) -> list[dict[str, np.ndarray]]:
-    """Returns the states of another number of ranks, by which nothing is lost.
+    """Returns the states for another number of ranks; no residual is lost.
 
-    Gradients are summed over the ranks, so what waits to be sent is the sum of all ranks' parts:
-    each new rank has an equal share of it. (Where ranks average gradients, that is the mean.) What
-    the owners of chunks keep is put together and cut anew; the rest is the same on all ranks.
+    Gradients are summed over the ranks, so the unsent part is the sum of all ranks' residuals, and
+    each new rank gets an equal share of it. (Where ranks average gradients, that is the mean.) The
+    chunk owners' residuals are concatenated and cut into new chunks; the rest is the same on all
+    ranks.
 
     Args:
-        states: What `CompressedAggregator.state` was on each rank, in their order.
+        states: `CompressedAggregator.state` of each rank, in the order of the ranks.
         size: The new number of ranks.
 
     Raises:
-        ValueError: If the ranks have not kept the same things.
+        ValueError: If the states do not have the same names, or `size` is not positive.
     """
     names = states[0].keys()
     if any(s.keys() != names for s in states):

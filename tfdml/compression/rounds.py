@@ -1,4 +1,4 @@
-"""Summing what can be summed on the wire as it is: all-reduces, in one round or more."""
+"""Sums of summable payloads by all-reduces, in one or more rounds."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ def sum_in_rounds(
     """Sums a bucket of gradients over all processes.
 
     Args:
-        collective: What moves the bytes.
-        compressor: What makes tensors that are summed.
+        collective: Collective that moves tensors between processes.
+        compressor: Compressor whose payload the all-reduces sum.
         gradients: This process's gradients.
-        memories: What the compressor's memory keeps of each.
-        states: The compressor's own state for each.
+        memories: State of the compressor's memory for each gradient.
+        states: The compressor's own state for each gradient.
         scales: The step's factors.
-        name: What the exchanges are called.
+        name: Prefix of the exchanges' names.
 
     Returns:
-        The sums, the same bits on all processes; whether all of them are finite; the new memories
-        and the new states.
+        The sums, bitwise identical on all processes; whether all of them are finite; the new
+        memories; and the new states.
     """
     begin, between, end = _stages(compressor, collective.size)
     values, middles, payload, kept = begin(list(gradients), list(memories), list(states), *scales)
@@ -49,7 +49,7 @@ def sum_in_rounds(
 def _stages(
     compressor: SummableCompressor, size: int
 ) -> tuple[Callable, Sequence[Callable], Callable]:
-    """Returns what is done before, between and after the rounds."""
+    """Returns the stages before, between and after the rounds."""
     if library := operations(compressor):
         native = NativeRounds(library, compressor, size)
         return native.begin, native.between, native.end
@@ -59,10 +59,10 @@ def _stages(
 def compiled_stages(
     compressor: SummableCompressor, size: int
 ) -> tuple[Callable, Sequence[Callable], Callable]:
-    """Returns the stages in TensorFlow's operations.
+    """Returns the stages in TensorFlow operations.
 
-    Compiled by XLA, so that numbers are read and written once, whatever is done to them: each stage
-    as a whole where the compressor's steps can be, else what is around them.
+    XLA compiles them, so that values are read and written once however many operations there are:
+    each stage as a whole where the compressor's steps compile, else only the parts around them.
     """
     memory = compressor.memory(size)
     first, *between, last = compressor.steps
@@ -75,7 +75,7 @@ def compiled_stages(
 
     @part
     def after(values, middles, sums, bounds, scale, dtypes):
-        # Each process answers for its part of what the sum leaves out.
+        # Each process keeps its share of the sum's error.
         memories = [
             memory.update(v, s / size, m) for v, s, m in zip(values, sums, middles, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Choosing the largest numbers of many: exactly those, reading each number once."""
+"""Exact selection of the largest values of a row, in one pass over its values."""
 
 import math
 
@@ -7,25 +7,25 @@ import tensorflow as tf
 from tfdml import native
 from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
 
-# The bits of infinity: what is not finite is taken for it, so it is chosen first.
+# The bits of infinity: values that are not finite count as infinity, so they are chosen first.
 _INFINITE = 0x7F800000
-# Numbers are looked at side by side in so many parts of a row.
+# A row is scanned in this many parts side by side.
 _PARTS = 8
-# How many of the largest numbers a sample should hold, and how many standard deviations more.
+# Largest values that a sample should hold, and the safety margin in standard deviations.
 _SAMPLED, _DEVIATIONS = 100, 4.0
-# How many more may pass the threshold, as a part of those that are chosen, and as a number.
+# Room for values that pass the threshold: a multiple of the wanted number, plus a constant.
 _ROOM, _LEAST_ROOM = 2.0, 256
-# So many numbers are counted side by side.
+# Values that are counted side by side.
 _LANES = 64
 
 
 def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
-    """Returns the largest numbers of each row, and then their places.
+    """Returns the largest values of each row, followed by their indices, as bytes.
 
     Args:
         rows: float32, shape `[rows, n]`.
-        count: How many of each, from 1 to `most`: int32, shape `[]`.
-        most: How many there may be.
+        count: Values to choose per row, from 1 to `most`: int32, shape `[]`.
+        most: Upper limit of `count`.
 
     Returns:
         uint8, shape `[rows, 8 * count]`.
@@ -48,11 +48,11 @@ def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Te
 
 
 def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns rows of what `encoded_largest` was given, zeros where nothing was sent.
+    """Returns the rows that `encoded_largest` encoded, with zeros for values that were not sent.
 
     Args:
         payload: uint8, shape `[rows, 8 * count]`.
-        length: The numbers of a row.
+        length: Values per row.
     """
     values, places = _pairs(payload)
     rows = tf.shape(payload)[0]
@@ -62,12 +62,12 @@ def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def decoded_sum(payload: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns the sum of those rows: float32, shape `[length]`."""
+    """Returns the sum of the decoded rows: float32, shape `[length]`."""
     return _scattered(*_pairs(payload), length)
 
 
 def _pairs(payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the numbers and their places in a row: of shape `[rows, count]`."""
+    """Returns the values and their indices in a row, each of shape `[rows, count]`."""
     parts = tf.reshape(payload, [tf.shape(payload)[0], 2, -1])
     return bytes_to_floats(parts[:, 0], tf.float32), bytes_to_floats(parts[:, 1], tf.int32)
 
@@ -77,16 +77,16 @@ def _scattered(values: tf.Tensor, places: tf.Tensor, length: tf.Tensor | int) ->
 
 
 def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
-    """Returns the places of the largest numbers of a row, in no particular order.
+    """Returns the indices of the largest values of a row, in no particular order.
 
-    A sample tells a threshold that a few more numbers pass than are wanted. One pass over the row
-    finds them, and the exact limit is looked for among them alone. Where the sample has misled,
-    and on GPUs, whose `top_k` keeps all on the device, all numbers are sorted out.
+    A sample gives a threshold that slightly more values pass than are wanted. One pass over the row
+    finds them, and the exact limit is searched for among them alone. If the sample was misleading,
+    and on GPUs, whose `top_k` keeps everything on the device, `top_k` of the whole row is used.
 
     Args:
-        row: float32, shape `[n]`. What is not finite counts as the largest.
-        count: How many are wanted, from 1 to `most`: int32, shape `[]`.
-        most: How many may be wanted.
+        row: float32, shape `[n]`. Values that are not finite count as the largest.
+        count: Values to choose, from 1 to `most`: int32, shape `[]`.
+        most: Upper limit of `count`.
 
     Returns:
         int32, shape `[count]`.
@@ -116,7 +116,7 @@ def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
 
 
 def _sizes(values: tf.Tensor) -> tf.Tensor:
-    """Returns whole numbers in the order of the sizes of numbers: int32, from 0."""
+    """Returns integers in the order of the values' magnitudes: int32, from 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF)
     return tf.minimum(bits, _INFINITE)
 
@@ -126,7 +126,7 @@ def _of_all(row: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
 
 
 def _likely_threshold(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
-    """Returns a size that at least `count` numbers have, most likely, and not many more."""
+    """Returns a magnitude that most likely at least `count` values reach, and not many more."""
     stride = most // _SAMPLED | 1  # Odd: rows of a matrix have even lengths.
     sample = _sizes(row[::stride])
     part = tf.cast(count, tf.float32) / row.shape[0] * sample.shape[0]
@@ -136,14 +136,14 @@ def _likely_threshold(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.T
 
 @tf.function(jit_compile=True)
 def _columns_with(row: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Returns which places have a number of that size in one of the row's parts: bool."""
+    """Returns which columns have a value of at least that magnitude in one of the row's parts."""
     parts = tf.reshape(row, [_PARTS, -1])
     return tf.reduce_max(_sizes(parts), 0) >= threshold
 
 
 @tf.function(jit_compile=True)
 def _limit(sizes: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
-    """Returns the size of the smallest of the `count` largest: by halving what it lies in."""
+    """Returns the smallest magnitude among the `count` largest, by bisection."""
     lanes = tf.reshape(
         tf.pad(sizes, [[0, -sizes.shape[0] % _LANES]], constant_values=-1), [-1, _LANES]
     )

@@ -1,4 +1,4 @@
-"""Sums of sparse gradients: gathered as rows where that is fewer bytes, else summed as a whole."""
+"""Sums of sparse gradients: rows are gathered if that is fewer bytes, else the table is summed."""
 
 import tensorflow as tf
 
@@ -14,17 +14,17 @@ def sum_sparse(
 ) -> list[tf.IndexedSlices]:
     """Sums sparse gradients over all processes.
 
-    Gathering sends each rank's rows to all others; a ring's all-reduce of the whole table sends
-    2(N-1)/N of it. The rows differ from rank to rank and step to step, so the ranks first add up
-    their numbers, in one small exchange for all.
+    An all-gather sends each rank's rows to all others; a ring all-reduce sends 2(N-1)/N of the
+    whole table. The number of rows differs between ranks and steps, so the ranks first sum their
+    row counts, in one small exchange for all gradients.
 
     Args:
-        collective: What moves the bytes, between N processes.
-        gradients: This process's, all of them `tf.IndexedSlices`.
-        name: What the exchanges are called.
+        collective: Collective that moves tensors between N processes.
+        gradients: This process's gradients, all `tf.IndexedSlices`.
+        name: Prefix of the exchanges' names.
 
     Returns:
-        The sums, each row once.
+        The sums, with each row once.
     """
     slices = [_as_tensors(s) for s in gradients.values]
     if not slices or collective.size == 1:
@@ -39,14 +39,15 @@ def sum_sparse(
 
 
 def is_sparse_fewer(rows: tf.Tensor, row_bytes: int, table_rows: tf.Tensor) -> tf.Tensor:
-    """Returns whether gathering sends fewer bytes than summing the whole.
+    """Returns whether gathering rows sends fewer bytes than summing the whole table.
 
-    Both by N / (N - 1): a rank passes on all ranks' rows, or twice the table.
+    Both sides are the bytes that a rank sends, times N / (N - 1): all ranks' rows, or twice the
+    table.
 
     Args:
-        rows: Of all ranks together.
-        row_bytes: Bytes of a row's numbers.
-        table_rows: Rows of the whole.
+        rows: Rows of all ranks together.
+        row_bytes: Bytes of a row's values.
+        table_rows: Rows of the whole table.
     """
     return rows * (row_bytes + _INDEX_BYTES) < 2 * table_rows * row_bytes
 
@@ -80,5 +81,5 @@ def _sum(
         return tf.IndexedSlices(*gathered(), own.dense_shape)
     table = tf.cast(own.dense_shape[0], tf.int64)
     fewer = is_sparse_fewer(rows, width * own.values.dtype.size, table)
-    # The shape stays outside of the branches, which would make it unknown.
+    # The shape stays outside the branches, whose outputs would have an unknown one.
     return tf.IndexedSlices(*tf.cond(fewer, gathered, summed), own.dense_shape)

@@ -1,4 +1,4 @@
-"""TernGrad: each number becomes -1, 0 or 1 times the block's largest, at random."""
+"""TernGrad: each value becomes -1, 0 or 1 times the block's largest magnitude, at random."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from tfdml.compression.qsgd import QSGD
 
 @keras.saving.register_keras_serializable("tfdml")
 class TernGrad(ChunkCompressor):
-    """Sends gradients as -1, 0 or 1, in 2 bits each, after cutting off what is far out.
+    """Compressor that sends gradients as -1, 0 or 1, in 2 bits each, after clipping outliers.
 
-    Rounding is random and right on average; what is cut off is not.
+    Rounding is random and unbiased; clipping is not.
 
     Args:
-        clip: Numbers beyond this many standard deviations of their block of 4096 are cut off;
-            the paper's 2.5. A few large numbers would else turn all others into 0.
+        clip: Values beyond this many standard deviations of their block of 4096 are clipped; the
+            paper's is 2.5. Without clipping, a few large values would turn all others into 0.
 
     Raises:
         ValueError: If `clip` is not positive.
@@ -35,12 +35,12 @@ class TernGrad(ChunkCompressor):
         if not isinstance(clip, int | float) or not clip > 0:
             raise ValueError(f"`clip` must be positive. Received: clip={clip!r}.")
         self.clip = float(clip)
-        # Two bits hold the codes of a single level, either side of 0.
+        # With 2 bits there is one level on either side of 0.
         self._codec = QSGD(bits=2, bucket_size=self.block, stochastic=True)
 
     @property
     def native(self) -> dict[str, Any]:
-        """What `tfdml.native` calls this; see `ChunkCompressor`."""
+        """Arguments that select this encoding in `tfdml.native`; see `ChunkCompressor`."""
         return {"codec": "terngrad", "clip": self.clip}
 
     def get_config(self) -> dict[str, Any]:
@@ -48,21 +48,21 @@ class TernGrad(ChunkCompressor):
         return {"clip": self.clip}
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of a row; see `ChunkCompressor`."""
+        """Returns the encoded size of a row in bytes; see `ChunkCompressor`."""
         return self._codec.row_bytes(length)
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        """Encodes rows of values as bytes; see `ChunkCompressor`."""
         blocks = tf.reshape(values, [values.shape[0], -1, self.block])
-        # Of numbers from -1 to 1, whose squares neither vanish nor overflow.
+        # Computed for values from -1 to 1, whose squares neither vanish nor overflow.
         largest = largest_or_nan(blocks)
         units = tf.math.divide_no_nan(blocks, largest[:, :, None])
         spread = tf.sqrt(sums_of_squares(units) / self.block)
         bound = (self.clip * spread * largest)[:, :, None]
-        # Not finite, it must stay so.
+        # Adding 0 times the values keeps those that are not finite.
         clipped = tf.where(tf.abs(blocks) > bound, tf.sign(blocks) * bound, blocks) + 0.0 * blocks
         return self._codec.encode(tf.reshape(clipped, values.shape), seed)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        """Decodes rows of values; see `ChunkCompressor`."""
         return self._codec.decode(payload, length)

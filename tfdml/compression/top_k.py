@@ -1,4 +1,4 @@
-"""The largest numbers only, with their places."""
+"""Top-k sparsification: sends only the largest values and their indices."""
 
 import math
 from typing import Any
@@ -11,10 +11,10 @@ from tfdml.compression.selection import decoded_rows, decoded_sum, encoded_large
 
 
 def check_ratio(ratio: float) -> float:
-    """Returns the ratio, if it is a part that can be sent.
+    """Returns the ratio as a float.
 
     Raises:
-        ValueError: If it is not above 0 and at most 1.
+        ValueError: If `ratio` is not above 0 and at most 1.
     """
     if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise ValueError(
@@ -26,10 +26,10 @@ def check_ratio(ratio: float) -> float:
 
 @keras.saving.register_keras_serializable("tfdml")
 class TopK(ChunkCompressor):
-    """Sends the largest numbers of each chunk, 8 bytes each; the others are kept for later.
+    """Compressor that sends the largest values of each chunk, 8 bytes each, with error feedback.
 
     Args:
-        ratio: The part of all numbers that is sent.
+        ratio: Fraction of all values that is sent.
 
     Raises:
         ValueError: If `ratio` is not above 0 and at most 1.
@@ -49,20 +49,20 @@ class TopK(ChunkCompressor):
         return {"ratio": self.ratio}
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes of a row; see `ChunkCompressor`."""
+        """Returns the encoded size of a row in bytes; see `ChunkCompressor`."""
         return 8 * self._count(length)
 
     def encode(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of rows of numbers; see `ChunkCompressor`."""
+        """Encodes rows of values as bytes; see `ChunkCompressor`."""
         count = self._count(values.shape[1])
         return encoded_largest(values, count, count)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the numbers that bytes stand for; see `ChunkCompressor`."""
+        """Decodes rows of values; see `ChunkCompressor`."""
         return decoded_rows(payload, length)
 
     def decode_sum(self, payload: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the sum of rows; see `ChunkCompressor`."""
+        """Decodes the rows and sums them; see `ChunkCompressor`."""
         return decoded_sum(payload, length)
 
     def _count(self, length: int) -> int:

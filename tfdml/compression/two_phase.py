@@ -1,4 +1,4 @@
-"""Summing what cannot be summed on the wire: to each chunk's owner, and from there to all."""
+"""Sums of encoded gradients in two phases: each chunk to its owner, then its sum to all ranks."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.error_feedback import Scales, State, compensated
 from tfdml.compression.native_stages import NativeStages, chunk_length, operations
 
-# Payloads are padded to this, for transports that carry whole words only.
+# Payloads are padded to a multiple of this many bytes, because some transports carry words.
 _WORD = 8
 
 
@@ -28,22 +28,23 @@ def sum_in_two_phases(
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[State], list[State]]:
     """Sums a bucket of gradients over all processes.
 
-    Each process owns a chunk of the bucket: it is sent everybody's, encoded, adds what they stand
-    for, and sends the encoded sum to all. So a process sends 2(N-1)/N of the encoded bucket.
+    Each process owns a chunk of the bucket: it receives that chunk, encoded, from all processes,
+    adds up the decoded values and sends the encoded sum to all. So a process sends 2(N-1)/N of the
+    encoded bucket.
 
     Args:
-        collective: What moves the bytes, between N processes.
+        collective: Collective that moves tensors between N processes.
         compressor: The encoding.
         gradients: This process's gradients.
-        states: What the compressor's memory keeps of each.
-        servers: What it keeps of the owner's chunk, of each of the compressor's parts.
+        states: State of the compressor's memory for each gradient.
+        servers: State of the owned chunk, for each of the compressor's parts.
         scales: The step's factors.
-        step: What random numbers follow from: int32, shape `[]`.
-        name: What the exchanges are called.
+        step: The step, which seeds the random numbers: int32, shape `[]`.
+        name: Prefix of the exchanges' names.
 
     Returns:
-        The sums, the same bits on all processes; whether all of them are finite; and the new
-        states and the new `servers`.
+        The sums, bitwise identical on all processes; whether all of them are finite; the new
+        states; and the new `servers`.
     """
     parts = [
         _Part(collective, codec, places, gradients, step, f"{name}/{number}")
@@ -73,19 +74,19 @@ def sum_in_two_phases(
 
 
 class _Part:
-    """Gradients of a bucket that are one row of numbers, and what is done with them."""
+    """Gradients of a bucket that are encoded as one row of values, with their codec's stages."""
 
     def __init__(self, collective, codec, places, gradients, step, name):
         self.places, self.own = places, [gradients[i] for i in places]
         self.encode, self.add, self.decode = _stages(codec, collective.size)
         self.chunk = chunk_length(_total(self.own), collective.size, codec.block)
-        # Other random numbers for each part, rank, step and phase.
+        # Each part, rank, step and phase has its own random numbers.
         salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
         self.seed = tf.stack([step, tf.constant(salt)])
 
 
 def _exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """Returns what comes back of several parts' rows of bytes, sent as one."""
+    """Exchanges the parts' rows of bytes as one tensor and returns the received rows by part."""
     if len(payloads) == 1:
         return [exchange(payloads[0], name)]
     return tf.split(exchange(tf.concat(payloads, 1), name), [p.shape[1] for p in payloads], 1)
@@ -97,13 +98,13 @@ def _put(values: Sequence, places: Sequence[int], into: list) -> None:
 
 
 def encoder(compressor: ChunkCompressor, size: int) -> Callable:
-    """Returns what is done before the first exchange among `size` processes."""
+    """Returns the stage before the first exchange among `size` processes."""
     return _stages(compressor, size)[0]
 
 
 @functools.cache
 def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
-    """Returns what is done before, between and after the exchanges."""
+    """Returns the stages before, between and after the exchanges."""
     library = operations(compressor, size)
     if library is None:
         return compiled_stages(compressor, size)
@@ -112,10 +113,10 @@ def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable,
 
 
 def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
-    """Returns the stages in TensorFlow.
+    """Returns the stages in TensorFlow operations.
 
-    Compiled by XLA, so that numbers are read and written once, whatever is done to them: each
-    stage as a whole where shapes are static, else what is around the encoding.
+    XLA compiles them, so that values are read and written once however many operations there are:
+    each stage as a whole where shapes are static, else only the parts around the encoding.
     """
     memory = compressor.memory(size)
     compiled = functools.partial(tf.function, jit_compile=True)
