@@ -102,12 +102,12 @@ class GradientAggregator(abc.ABC):
         """Restores the state of an earlier job's ranks.
 
         Args:
-            before: Each process's `state` as arrays, in rank order, for any number of processes. Names
-                that do not belong to this aggregator are ignored.
+            before: Each process's `state` as arrays, in rank order, for any number of processes.
+                Names that do not belong to this aggregator are ignored.
 
         Raises:
-            ValueError: If a shape differs from this aggregator's; raised here, or when the variable is
-                first used.
+            ValueError: If a shape differs from this aggregator's; raised here, or when the
+                variable is first used.
         """
         del before
 

@@ -41,7 +41,7 @@ class Collective(abc.ABC):
 
     @property
     def beside_steps(self) -> "Collective":
-        """Collective that a second thread may use while a step runs, in any order with the step's."""
+        """Collective for a second thread while a step runs, in any order with the step's."""
         return self
 
     def on(self, device: str | None) -> "Collective":
@@ -92,7 +92,7 @@ class Collective(abc.ABC):
         """Sends row i of the tensor to process i.
 
         Args:
-            tensor: A tensor of any dtype but string, shape `[size, ...]`, with the same dtype and shape
+            tensor: A tensor of any dtype but string, shape `[size, ...]`; the same dtype and shape
                 on every process.
             name: The operation's name.
 

@@ -40,8 +40,8 @@ class DeviceGroup:
         """Sums each tensor over all devices, as one exchange.
 
         Args:
-            parts: For each device of this process its tensors, of one dtype and any shapes, the same
-                on all devices of all processes.
+            parts: For each device of this process its tensors, of one dtype and any shapes, the
+                same on all devices of all processes.
             name: The exchange's name.
 
         Returns:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Meeting:
-    """Exchange in which each rank deposits its part and reads all parts, one operation at a time."""
+    """Exchange where each rank deposits its part and reads all parts, one operation at a time."""
 
     def __init__(self, size: int, timeout: float):
         self.barrier = threading.Barrier(size, timeout=timeout)

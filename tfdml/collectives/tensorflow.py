@@ -63,7 +63,7 @@ class TensorFlowCollective(Collective):
 
     @property
     def beside_steps(self) -> Collective:
-        """Collective for a second thread: a ring between the hosts' memories if steps run on GPUs."""
+        """Collective for a second thread: a ring between the hosts' memories if steps use GPUs."""
         return self._beside_steps
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -77,12 +77,12 @@ class TensorFlowCollective(Collective):
             wire, unpack = _as_words(tensor)
             rows = tf.shape(wire)[:1]
             counts = self._gather(rows, f"{name}/rows")
-            # Every process must send the same shape: pad to the longest, and remove the padding after.
+            # Every process must send the same shape: pad to the longest, and cut off the padding.
             most = tf.reduce_max(counts)
             missing = most - rows[0]
             rank = wire.shape.rank
             padded = tf.pad(wire, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
-            # Empty tensors cannot be sent: if all are empty, send one row of zeros, which is dropped.
+            # Empty tensors cannot be sent: if all are empty, send a row of zeros, then drop it.
             padded = tf.cond(
                 most > 0,
                 lambda: padded,
@@ -183,8 +183,8 @@ class Member:
     def arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
         """Returns the arguments that pair an operation with the other processes' by its name's key.
 
-        TensorFlow remembers the kind, dtype and shape that a key stands for, so they are part of the
-        key: the (flat) tensor's size is added when the operation runs, because it may change.
+        TensorFlow remembers the kind, dtype and shape that a key stands for, so they are part of
+        the key: the (flat) tensor's size is added when the operation runs, because it may change.
         """
         name = f"{kind} {tensor.dtype.name} {name}"
         key = zlib.crc32(name.encode()) % _KEYS

@@ -47,7 +47,7 @@ class CompressedAggregator(GradientAggregator):
     Residuals are in the units of the unscaled loss, so changes of the loss scale do not matter.
     They are rescaled when the learning rate changes, because the weights would have received them
     at the earlier rate. A step whose sums are not finite (an overflow) leaves all state as it was;
-    its sums are not finite on any process.
+    its sums are non-finite on all processes.
 
     Args:
         collective: Collective that moves tensors between processes.
@@ -144,7 +144,7 @@ class CompressedAggregator(GradientAggregator):
     def _sum_plain(
         self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> list[Gradient]:
-        """Sums the gradients that are not compressed; returns the sums before the memory's update."""
+        """Sums the gradients that are not compressed; returns the sums as received."""
         values, name = gradients.values, self._name(gradients)
         sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
         dense = [i for i in places if i not in sparse]
@@ -189,7 +189,7 @@ class CompressedAggregator(GradientAggregator):
         return self._compressor.takes(gradient.shape, gradient.dtype)
 
     def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
-        """Returns an uncompressed gradient's sum after the memory's update, momentum for instance."""
+        """Returns the sum of an uncompressed gradient after the memory's update, e.g. momentum."""
         variables = self._made(name, self._memory.init_plain, total.shape)
         if not variables:
             return total

@@ -76,7 +76,7 @@ class AutoAggregator(GradientAggregator):
             part.restore(before)
 
     def buckets(self, gradients: StepGradients) -> list[Bucket]:
-        """Returns the buckets without compression; a branch may divide them; see `GradientAggregator`."""
+        """Returns the uncompressed buckets, which a branch may divide; see `GradientAggregator`."""
         return self._parts[0].buckets(gradients)
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:

@@ -50,7 +50,7 @@ class Float16(ChunkCompressor):
 
 @keras.saving.register_keras_serializable("tfdml")
 class BFloat16(ChunkCompressor):
-    """Compressor that sends gradients as bfloat16: half the bytes, float32's range, 8-bit precision."""
+    """Compressor that sends bfloat16: half the bytes, float32's range, 8 bits of precision."""
 
     block = 512
     native = {"codec": "bfloat16"}

@@ -1,4 +1,4 @@
-"""The stages of two-phase sums in the C++ operations of `tfdml.native`, each one pass over memory."""
+"""The stages of two-phase sums in `tfdml.native`'s C++ operations, each one pass over memory."""
 
 import math
 from collections.abc import Sequence

@@ -59,7 +59,7 @@ class OneBit(ChunkCompressor):
         return {"codec": "onebit", "columns": self._columns}
 
     def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple[ChunkCompressor, list[int]]]:
-        """Returns a codec for each gradient, with tiles of the gradient's shape; see `ChunkCompressor`."""
+        """Returns a codec for each gradient, with tiles of its shape; see `ChunkCompressor`."""
         return [(self._of(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
 
     def _of(self, shape: tuple[int, ...]) -> "OneBit":

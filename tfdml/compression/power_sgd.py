@@ -43,7 +43,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA can compile the stages: not when alternating, because the shape sent varies."""
+        """Whether XLA can compile the stages: not if alternating, which varies the shape sent."""
         return not self.alternate
 
     def get_config(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The stages that sum the left-hand, then the right-hand matrices; see `SummableCompressor`."""
+        """The stages: left-hand matrices first, then right-hand ones; see `SummableCompressor`."""
         if self.alternate:
             return self._send_one, self._product_of_one
         return self._send_left, self._send_right, self._product
@@ -108,7 +108,7 @@ class PowerSGD(SummableCompressor):
         return [{"q": start} for start in starts], self._bounds(rights)
 
     def _send_one(self, gradients, states):
-        """Sends the left-hand matrices for given right-hand ones, or in every other step the reverse."""
+        """Sends the left-hand matrices for given right-hand ones, and the reverse in turns."""
         right = tf.equal(states[0]["turn"], 1)
         bases = [
             tf.cond(right, lambda s=s: orthogonal(s["p"]), lambda s=s: orthogonal(s["q"]))
@@ -144,7 +144,7 @@ class PowerSGD(SummableCompressor):
         return sums, after, self._bounds(totals)
 
     def _bounds(self, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns upper bounds of the products' magnitudes, valid because the columns are orthonormal."""
+        """Returns upper bounds of the products' magnitudes: their other factor is orthonormal."""
         return [self.rank * total for total in totals]
 
 
@@ -153,7 +153,7 @@ def _matrix(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _times(gradient: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-    """Returns the right-hand matrix, transposed: the other order of the product is six times slower."""
+    """Returns the right-hand matrix, transposed: the other order of factors is six times slower."""
     return tf.transpose(left) @ _matrix(gradient)
 
 
@@ -195,11 +195,11 @@ def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def _unit(column: tf.Tensor) -> tf.Tensor:
-    """Returns columns of norm 1, or zeros; scaling first keeps squares of tiny values from vanishing."""
+    """Returns columns of norm 1, or zeros; scaled first, because tiny squares would vanish."""
     scaled = tf.math.divide_no_nan(column, tf.reduce_max(tf.abs(column), 0, keepdims=True))
     return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0, keepdims=True))
 
 
 def _next_start(right: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Returns the next step's starting matrix: vanished columns are replaced by those of `before`."""
+    """Returns the next step's starting matrix, with vanished columns replaced by the last ones."""
     return tf.where(tf.reduce_any(right != 0, 0, keepdims=True), _unit(right), before)

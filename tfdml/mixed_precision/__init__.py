@@ -1,4 +1,4 @@
-"""Half precision: loss scaling that is right on every replica, and a policy for the machine."""
+"""Mixed precision: loss scaling that works on all replicas, and the best policy for a machine."""
 
 from tfdml.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
 from tfdml.mixed_precision.policy import recommended_policy

@@ -1,4 +1,4 @@
-"""Keras's loss scaling with bounds, and an end where a model has diverged."""
+"""Keras's loss scaling with bounds, and an error when a model has diverged."""
 
 from typing import Any
 
@@ -11,28 +11,28 @@ class LossScaleOptimizer(keras.mixed_precision.LossScaleOptimizer):
     """Scales the loss, so that small float16 gradients survive, and skips steps that overflow.
 
     In the scope of tfdml's strategies the gradients of all replicas are summed before they are
-    looked at, so an overflow on any of them skips the step, and halves the scale, on all; Keras's
-    own optimizer, which `compile` puts around yours under the policy `mixed_float16`, is right
-    there too. This one adds bounds of the scale, and an error where every step overflows: then
-    the model has diverged, and a smaller scale helps no more.
+    checked, so an overflow on any replica skips the step, and halves the scale, on all. This holds
+    for Keras's own optimizer too, in which `compile` wraps yours under the policy `mixed_float16`.
+    This one adds bounds of the scale, and an error if every step overflows: then the model has
+    diverged, and a smaller scale does not help.
 
     With `gradient_accumulation_steps`, an overflow in one of the steps skips their update.
     bfloat16 has float32's range: under `mixed_bfloat16` no scaling is needed.
 
     Args:
         inner_optimizer: The optimizer that takes the steps.
-        initial_scale: The scale to begin with.
+        initial_scale: The initial loss scale.
         dynamic_growth_steps: Steps without overflow after which the scale is doubled.
-        minimum_scale: The scale is not halved below it.
-        maximum_scale: The scale is not doubled above it.
-        max_skipped_steps: Steps in a row that may overflow. One more is an error; None for no
-            limit.
+        minimum_scale: Lower bound of the scale.
+        maximum_scale: Upper bound of the scale.
+        max_skipped_steps: Consecutive steps that may overflow; one more raises an error. None for
+            no limit.
         name: The optimizer's name.
 
     Raises:
-        ValueError: If an argument breaks its rule.
-        tf.errors.InvalidArgumentError: In training, if more than `max_skipped_steps` steps in a
-            row overflow.
+        ValueError: If an argument is wrong.
+        tf.errors.InvalidArgumentError: During training, if more than `max_skipped_steps`
+            consecutive steps overflow.
 
     Reference:
         Micikevicius et al., "Mixed precision training", arXiv:1710.03740.
@@ -74,7 +74,7 @@ class LossScaleOptimizer(keras.mixed_precision.LossScaleOptimizer):
         self.max_skipped_steps = max_skipped_steps
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes the variables: Keras's, and the number of steps skipped in a row."""
+        """Creates Keras's variables, and the number of consecutive skipped steps."""
         self.skipped_steps = self.add_variable(
             shape=(), dtype="int", initializer="zeros", aggregation="none", name="skipped_steps"
         )
@@ -101,7 +101,7 @@ class LossScaleOptimizer(keras.mixed_precision.LossScaleOptimizer):
         tf.debugging.Assert(skipped <= self.max_skipped_steps, [message, skipped, scale])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments to make this optimizer again."""
+        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "minimum_scale": self.minimum_scale,

@@ -1,11 +1,11 @@
-"""Which dtype policy a machine is fit for."""
+"""The best Keras dtype policy for a machine."""
 
 from pathlib import Path
 
 import tensorflow as tf
 
 _CPU_INFO = Path("/proc/cpuinfo")
-# Compute capabilities from which NVIDIA's GPUs have matrix units for a type.
+# Compute capabilities from which NVIDIA's GPUs have matrix units for a dtype.
 _BFLOAT16_GPU = (8, 0)
 _FLOAT16_GPU = (7, 0)
 
@@ -13,11 +13,11 @@ _FLOAT16_GPU = (7, 0)
 def recommended_policy() -> str:
     """Returns the Keras dtype policy that this machine computes fastest in without losing range.
 
-    bfloat16 comes first where the hardware multiplies it: with float32's range it needs no loss
-    scaling. All processes of a job must train under one policy: choose for the weakest machine.
+    bfloat16 is preferred where the hardware supports it: with float32's range it needs no loss
+    scaling. All processes of a job must train under one policy: choose it for the weakest machine.
 
     Returns:
-        "mixed_bfloat16", "mixed_float16" (then gradients are scaled, see `LossScaleOptimizer`), or
+        "mixed_bfloat16", "mixed_float16" (which needs loss scaling, see `LossScaleOptimizer`), or
         "float32" where half precision is not faster.
 
     Reference:
@@ -32,7 +32,7 @@ def recommended_policy() -> str:
 
 
 def policy_for_gpus(capabilities: list[tuple[int, int]]) -> str:
-    """Returns the policy that all GPUs of these compute capabilities are fit for."""
+    """Returns the best policy that all GPUs of these compute capabilities support."""
     weakest = min(capabilities)
     if weakest >= _BFLOAT16_GPU:
         return "mixed_bfloat16"
@@ -40,6 +40,6 @@ def policy_for_gpus(capabilities: list[tuple[int, int]]) -> str:
 
 
 def policy_for_processor(cpu_info: str) -> str:
-    """Returns the policy that a processor is fit for, given Linux's description of it."""
+    """Returns the best policy for a CPU, given the text of `/proc/cpuinfo`."""
     has_bfloat16 = {"amx_bf16", "avx512_bf16"} & set(cpu_info.split())
     return "mixed_bfloat16" if has_bfloat16 else "float32"

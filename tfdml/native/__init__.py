@@ -1,4 +1,4 @@
-"""Operations in C++, for processors: the same results as TensorFlow's, in one pass over memory."""
+"""C++ operations for CPUs: the same results as TensorFlow's, in one pass over memory."""
 
 from tfdml.native.library import load, usable
 

@@ -1,4 +1,4 @@
-"""Compiling the operations for the installed TensorFlow."""
+"""Compilation of the C++ operations for the installed TensorFlow."""
 
 import os
 import tempfile
@@ -12,21 +12,22 @@ from tfdml.horovod_build.errors import BuildError
 from tfdml.horovod_build.source import last_lines
 from tfdml.native import library
 
-# Two cores take half a minute.
+# Time limit of the compilation; two cores need half a minute.
 _SECONDS = 1800
 
 
 def build(rebuild: bool = False) -> tuple[Path, bool]:
-    """Compiles the operations, unless they are there.
+    """Compiles the operations, unless the compiled file exists.
 
     Args:
-        rebuild: Compile even then.
+        rebuild: Whether to compile even if it exists.
 
     Returns:
-        The file, and whether it was compiled now.
+        The file, and whether it was compiled by this call.
 
     Raises:
-        BuildError: If the processor, the compiler or the directory does not do.
+        BuildError: If the processor or the compiler is not supported, the compilation fails, or the
+            directory is not writable.
     """
     target = library.path()
     if target.exists() and not rebuild:
@@ -43,9 +44,9 @@ def build(rebuild: bool = False) -> tuple[Path, bool]:
         with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as scratch:
             file = Path(scratch) / target.name
             _compile(compiler, file, environment)
-            # In one step, so that what is there is always whole.
+            # Atomic, so that other processes never see a partial file.
             os.replace(file, target)
-        # Those for another TensorFlow may be in use: a checkout may have several environments.
+        # Files for another TensorFlow are kept: a checkout may have several environments.
         for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.so"):
             if old != target:
                 old.unlink(missing_ok=True)
@@ -59,7 +60,7 @@ def build(rebuild: bool = False) -> tuple[Path, bool]:
 
 
 def _compile(compiler: str, file: Path, environment: dict[str, str]) -> None:
-    # All in one go: reading TensorFlow's headers takes longer than what is made of each file.
+    # One compilation for all sources: parsing TensorFlow's headers takes longer than each of them.
     sources = [str(source) for source in library.SOURCES if source.suffix == ".cc"]
     included = [part for source in sources for part in ("-include", source)]
     command = [compiler, *included, "-x", "c++", os.devnull, "-o", str(file), *library.flags()]

@@ -1,4 +1,4 @@
-"""Where the compiled operations are kept, and loading them."""
+"""The file of the compiled operations, and its loading."""
 
 import functools
 import hashlib
@@ -10,14 +10,14 @@ import tensorflow as tf
 
 _HERE = Path(__file__).resolve().parent
 SOURCES = (*sorted(_HERE.glob("*.cc")), *sorted(_HERE.glob("*.h")))
-# Products are added by fma where the source says so and nowhere else, as in XLA's code.
+# fma is used only where the source says so, as in XLA's code.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 X86_FLAGS = ("-march=haswell", "-mtune=generic")
 
 
 def supports_processor() -> bool:
-    """Returns whether the operations run here: on x86 with AVX2 and FMA, and on 64-bit ARM."""
+    """Returns whether this CPU can run the operations: x86 with AVX2 and FMA, or 64-bit ARM."""
     machine = platform.machine().lower()
     if machine not in _X86:
         return machine in _ARM
@@ -29,15 +29,15 @@ def supports_processor() -> bool:
 
 
 def flags() -> list[str]:
-    """Returns the compiler's flags, but for the files."""
+    """Returns the compiler's flags, without file names."""
     of_processor = X86_FLAGS if platform.machine().lower() in _X86 else ()
-    # What comes with TensorFlow is not ours to warn of.
+    # `-isystem` silences warnings in TensorFlow's headers.
     includes = [f.replace("-I", "-isystem", 1) for f in tf.sysconfig.get_compile_flags()]
     return [*FLAGS, *of_processor, *includes]
 
 
 def path() -> Path:
-    """Returns the file of the operations, built or not: named after all that they follow from."""
+    """Returns the path of the compiled operations, built or not, named by a hash of its inputs."""
     digest = hashlib.sha256(f"{tf.__version__} {platform.machine()} {FLAGS} {X86_FLAGS}".encode())
     for source in SOURCES:
         digest.update(source.read_bytes())
@@ -45,9 +45,9 @@ def path() -> Path:
 
 
 def usable() -> ModuleType | None:
-    """Returns the operations, None where they are not there or do not do.
+    """Returns the operations; None if they are not available or not useful.
 
-    They are for processors: with a GPU, numbers stay there and XLA compiles what is done to them.
+    They run on CPUs: on a machine with a GPU, tensors stay there and XLA compiles the computation.
     """
     if any(device.device_type != "CPU" for device in tf.config.list_logical_devices()):
         return None
@@ -56,10 +56,10 @@ def usable() -> ModuleType | None:
 
 @functools.cache
 def load() -> ModuleType | None:
-    """Returns the operations, None where they are not built or do not run.
+    """Returns the operations; None if they are not built or this CPU cannot run them.
 
     Raises:
-        tf.errors.NotFoundError: If the file is there and cannot be loaded.
+        tf.errors.NotFoundError: If the file exists and cannot be loaded.
     """
     if not supports_processor() or not path().exists():
         return None

@@ -1,19 +1,19 @@
-"""Which variables an optimizer treats apart: patterns on the paths of Keras's variables."""
+"""Selection of variables that an optimizer treats differently, by patterns on their paths."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-# A variable whose path ends in `bias`, as in `dense/bias` or `attention/output_bias`, or in the
-# name that Keras's normalisation layers give their scales and offsets.
+# Matches paths that end in `bias`, as in `dense/bias` or `attention/output_bias`, or in the names
+# that Keras's normalisation layers give their scales and offsets.
 BIASES_AND_SCALES = (r"(^|[/_])bias$", r"(^|/)(gamma|beta|scale)$")
 
 
 class Exclusion:
-    r"""Variables excluded by regular expressions, searched for anywhere in their paths.
+    r"""Set of variables that are excluded by regular expressions, searched for in their paths.
 
-    A path is what Keras calls `variable.path`: the layers' names and the weight's, such as
-    `encoder/layer_normalization/gamma`. `"bias"` matches all paths that hold the word,
+    A path is Keras's `variable.path`: the names of the layers and the weight, such as
+    `encoder/layer_normalization/gamma`. `"bias"` matches all paths that contain the word,
     `"/bias$"` those that end in it, and `"(^|/)encoder/"` those in layers of that name.
 
     Args:
@@ -21,7 +21,7 @@ class Exclusion:
         patterns: Regular expressions; None or an empty list exclude nothing.
 
     Raises:
-        ValueError: If `patterns` are none.
+        ValueError: If `patterns` are not regular expressions.
     """
 
     def __init__(self, argument: str, patterns: Sequence[str] | str | None):
@@ -42,6 +42,6 @@ class Exclusion:
 
 
 def whole_path(variable: Any) -> str:
-    """Returns a variable's path; for a part of a partitioned variable, the whole's."""
+    """Returns a variable's path; for a part of a partitioned variable, that of the whole."""
     path = getattr(variable, "path", None) or variable.name.partition(":")[0]
     return re.sub(r"/part_\d+$", "", path)

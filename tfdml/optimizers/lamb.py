@@ -1,4 +1,4 @@
-"""LAMB: Adam whose steps are as long as the weights are large, layer by layer."""
+"""LAMB: Adam with each layer's update scaled to the norm of its weights."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tfdml.optimizers.passes import subtract, update_moments
 
 @keras.saving.register_keras_serializable("tfdml")
 class LAMB(LayerwiseOptimizer):
-    """Adam, with decay inside the update and each layer's step scaled to its weights' norm.
+    """Adam with weight decay inside the update and a trust ratio for each layer.
 
     For the gradient g of a variable w at step t:
 
@@ -23,9 +23,9 @@ class LAMB(LayerwiseOptimizer):
         u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon) + weight_decay w
         w = w - learning_rate ‖w‖ / ‖u‖ u
 
-    A variable excluded from adaptation, or with a norm of 0, has a trust ratio ‖w‖ / ‖u‖ of 1.
-    By default these are biases and the scales and offsets of normalisation layers, which do not
-    decay either: those whose path matches `BIASES_AND_SCALES`. Presets:
+    A variable that is excluded from adaptation, or has a norm of 0, has a trust ratio ‖w‖ / ‖u‖ of
+    1. By default biases and the scales and offsets of normalisation layers are excluded from
+    adaptation and from weight decay: variables whose path matches `BIASES_AND_SCALES`. Presets:
 
     - The paper: `LAMB(weight_decay=0.01, exclude_from_weight_decay=[],
       exclude_from_layer_adaptation=[])`.
@@ -38,16 +38,16 @@ class LAMB(LayerwiseOptimizer):
 
     Args:
         learning_rate: A float, a schedule, or a function without arguments.
-        beta_1: The decay of the mean of gradients, from 0 to below 1.
-        beta_2: The decay of the mean of squared gradients, from 0 to below 1.
-        epsilon: What is added to the root of the latter.
-        weight_decay: The decay's factor; 0 or None for none.
-        exclude_from_weight_decay: Regular expressions, searched for in the variables' paths; those
-            found do not decay. None or [] excludes nothing.
+        beta_1: Decay rate of the mean of gradients, from 0 to below 1.
+        beta_2: Decay rate of the mean of squared gradients, from 0 to below 1.
+        epsilon: Constant added to the root of v.
+        weight_decay: Weight decay factor; 0 or None for none.
+        exclude_from_weight_decay: Regular expressions, searched for in the variables' paths;
+            matching variables do not decay. None or [] excludes nothing.
         exclude_from_layer_adaptation: The same, for the trust ratio.
         bias_correction: Whether m and v are divided by 1 - beta^t.
-        global_clipnorm: The largest norm of all gradients together, None for any.
-        trust_ratio_clip: The largest trust ratio, None for any.
+        global_clipnorm: Largest global norm of the gradients, None for no clipping.
+        trust_ratio_clip: Largest trust ratio, None for no limit.
         **options: The other arguments of `keras.optimizers.Optimizer`: `clipnorm`, `clipvalue`,
             `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
             `gradient_accumulation_steps` and `name`.
@@ -99,7 +99,7 @@ class LAMB(LayerwiseOptimizer):
         self.trust_ratio_clip = trust_ratio_clip
 
     def build(self, variables: Sequence) -> None:
-        """Makes the means of gradients and of their squares, zeros of the variables' shapes."""
+        """Creates the means of gradients and of squared gradients, initially zeros."""
         if self.built:
             return
         super().build(variables)
@@ -111,8 +111,8 @@ class LAMB(LayerwiseOptimizer):
         """Updates one variable; see `LayerwiseOptimizer`."""
         dtype = variables[0].dtype
         wide = tf.float64 if dtype == tf.float64 else tf.float32
-        # The update is computed divided by `scale`, which is one pass over the numbers less: u =
-        # scale (m / (sqrt(v) + epsilon root) + weight_decay / scale w).
+        # The update is computed without its factor `scale`, which saves one pass over the values:
+        # u = scale (m / (sqrt(v) + epsilon root) + weight_decay / scale w).
         root, scale = self._corrections(tf.as_dtype(dtype), wide)
         updates = [
             self._update(gradient, variable, tf.cast(root, dtype), tf.cast(scale, dtype))
@@ -130,13 +130,13 @@ class LAMB(LayerwiseOptimizer):
             subtract(variable, rate, update)
 
     def _corrections(self, dtype: tf.DType, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the root of v's correction, and that root by m's correction."""
+        """Returns the root of v's bias correction, and that root divided by m's bias correction."""
         if not self.bias_correction:
             return tf.ones([], wide), tf.ones([], wide)
         step = tf.cast(self.iterations + 1, wide)
         beta_1, beta_2 = self.beta_1, self.beta_2
         if dtype == tf.float32:
-            # What is corrected was made with these.
+            # The moments were computed with the rounded betas, so the correction must use them too.
             beta_1, beta_2 = float(np.float32(beta_1)), float(np.float32(beta_2))
         root = tf.sqrt(_one_minus_power(beta_2, step))
         return root, root / _one_minus_power(beta_1, step)
@@ -164,5 +164,5 @@ class LAMB(LayerwiseOptimizer):
 
 
 def _one_minus_power(beta: float, step: tf.Tensor) -> tf.Tensor:
-    """Returns 1 - beta^step; in float32, the plain formula loses two digits at the first steps."""
+    """Returns 1 - beta^step; in float32, the plain formula loses two digits in the first steps."""
     return -tf.math.expm1(step * (math.log(beta) if beta > 0 else -math.inf))

@@ -1,4 +1,4 @@
-"""LARS: momentum whose steps are as long as the weights are large, layer by layer."""
+"""LARS: SGD with momentum and a learning rate for each layer, scaled to the weights' norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tfdml.optimizers.passes import subtract
 
 @keras.saving.register_keras_serializable("tfdml")
 class LARS(LayerwiseOptimizer):
-    """SGD with momentum whose rate is scaled, layer by layer, to the weights' norm.
+    """SGD with momentum and a trust ratio for each layer.
 
     For the gradient g of a variable w, with d = g + weight_decay w:
 
@@ -22,29 +22,29 @@ class LARS(LayerwiseOptimizer):
         classic:   b = momentum b + learning_rate ratio d        w = w - b
         else:      b = momentum b + d                            w = w - learning_rate ratio b
 
-    A variable excluded from adaptation, or with a norm of 0, has a ratio of 1. By default these
-    are biases and the scales and offsets of normalisation layers, which do not decay either: those
-    whose path matches `BIASES_AND_SCALES`. With all variables excluded it is SGD with momentum.
-    Presets:
+    A variable that is excluded from adaptation, or has a norm of 0, has a ratio of 1. By default
+    biases and the scales and offsets of normalisation layers are excluded from adaptation and from
+    weight decay: variables whose path matches `BIASES_AND_SCALES`. With all variables excluded it
+    is SGD with momentum. Presets:
 
     - TensorFlow Model Garden, optax: the defaults, with patterns of your own.
     - The paper and MLPerf: `trust_denominator="separate"`.
-    - SimCLR: `classic_momentum=False`. The joint ratio is then of b, which is what is
-      subtracted (with `nesterov`, momentum b + d); the separate one is of g still.
+    - SimCLR: `classic_momentum=False`. The joint ratio is then that of the update that is
+      subtracted, b (with `nesterov`, momentum b + d); the separate one is still that of g.
 
     Args:
         learning_rate: A float, a schedule, or a function without arguments.
-        momentum: What is kept of b, from 0 to below 1.
-        trust_coefficient: How much of its norm a layer is trusted to change by in a step.
-        weight_decay: The decay's factor; 0 or None for none.
-        nesterov: Whether what is subtracted looks one step ahead.
-        classic_momentum: Whether the rate is inside b.
+        momentum: Decay rate of b, from 0 to below 1.
+        trust_coefficient: Fraction of its norm by which a layer is trusted to change in a step.
+        weight_decay: Weight decay factor; 0 or None for none.
+        nesterov: Whether to use Nesterov momentum.
+        classic_momentum: Whether b contains the learning rate.
         trust_denominator: "joint" or "separate".
-        epsilon: What is added to the separate denominator.
-        momentum_correction: Whether b, kept without the rate, is multiplied by the current one:
-            for `classic_momentum`, whose b otherwise follows a rate that jumps only slowly.
-        exclude_from_weight_decay: Regular expressions, searched for in the variables' paths; those
-            found do not decay. None or [] excludes nothing.
+        epsilon: Constant added to the separate denominator.
+        momentum_correction: Whether b is kept without the learning rate and multiplied by the
+            current one. For `classic_momentum`, whose b otherwise lags behind jumps of the rate.
+        exclude_from_weight_decay: Regular expressions, searched for in the variables' paths;
+            matching variables do not decay. None or [] excludes nothing.
         exclude_from_layer_adaptation: The same, for the trust ratio.
         **options: The other arguments of `keras.optimizers.Optimizer`: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
@@ -111,7 +111,7 @@ class LARS(LayerwiseOptimizer):
         self.momentum_correction = momentum_correction
 
     def build(self, variables: Sequence) -> None:
-        """Makes the momentums, zeros of the variables' shapes."""
+        """Creates the momentum variables, initially zeros."""
         if self.built:
             return
         super().build(variables)
@@ -142,7 +142,7 @@ class LARS(LayerwiseOptimizer):
             subtract(variable, factor, update)
 
     def _through_momentum(self, variables: Sequence, steps: Sequence) -> list:
-        """Adds steps to the momentums; returns what is to be subtracted, but for the rate."""
+        """Updates the momentum by the given steps; returns the updates without the outer factor."""
         updates = []
         for variable, step in zip(variables, steps, strict=True):
             momentum = self._momentums[self._get_variable_index(variable)]
@@ -155,7 +155,7 @@ class LARS(LayerwiseOptimizer):
     def _ratio(
         self, variables: Sequence, gradients: Sequence, updates: Sequence, decay: float
     ) -> tf.Tensor | float:
-        """Returns the trust ratio, float32 or float64."""
+        """Returns the trust ratio: float32 or float64."""
         if self._get_variable_index(variables[0]) not in self._adapting:
             return 1.0
         weights = self._norm(variables)

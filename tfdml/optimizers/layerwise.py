@@ -1,4 +1,4 @@
-"""What LARS and LAMB share: a rate for each layer, by the norms of its weights and its update."""
+"""Base class of LARS and LAMB: learning rates per layer, by the norms of weights and updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from tfdml.optimizers.norms import squared_norm
 
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
-    """An optimizer that multiplies each variable's rate by a trust ratio.
+    """Base class of optimizers that multiply each variable's learning rate by a trust ratio.
 
-    Weight decay is part of the update, before the trust ratio. A sparse gradient, as an
-    `Embedding` has, becomes a dense one: momentum and decay move every row, and norms are of the
-    whole table.
+    Weight decay is part of the update, before the trust ratio. Sparse gradients, as of an
+    `Embedding`, are converted to dense ones: momentum and decay change every row, and norms are
+    those of the whole table.
 
     Args:
         learning_rate: A float, a schedule, or a function without arguments.
-        weight_decay: The decay's factor; 0 or None for none.
+        weight_decay: Weight decay factor; 0 or None for none.
         exclude_from_weight_decay: Patterns of variables that do not decay; see `Exclusion`.
         exclude_from_layer_adaptation: Patterns of variables whose trust ratio is 1.
         **options: The arguments of `keras.optimizers.Optimizer`.
@@ -42,13 +42,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}."
             )
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **options)
-        # `exclude_from_weight_decay` is a method of Keras's optimizers, which works too.
+        # Keras's method `exclude_from_weight_decay` works in addition to the patterns.
         self._undecayed = Exclusion("exclude_from_weight_decay", exclude_from_weight_decay)
         self._unadapted = Exclusion("exclude_from_layer_adaptation", exclude_from_layer_adaptation)
         self._trust_ratios: TrustRatios | None = None
 
     def build(self, variables: Sequence) -> None:
-        """Decides for each variable whether it decays and adapts; subclasses make slots.
+        """Decides for each variable whether it decays and adapts; subclasses create their slots.
 
         Args:
             variables: The trainable variables.
@@ -67,32 +67,32 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         """Applies gradients; see `keras.optimizers.Optimizer`."""
         if self.loss_scale_factor is not None:
-            # Keras divides by it, which a sparse gradient cannot be.
+            # Keras divides the gradients by it, which sparse ones do not support.
             grads = _dense(grads)
         super().apply(grads, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable that is in one piece; see `update_parts`."""
+        """Updates a variable that is stored in one piece; see `update_parts`."""
         self.update_parts([gradient], [variable], learning_rate)
 
     def update_parts(self, gradients: Sequence, variables: Sequence, learning_rate: Any) -> None:
-        """Updates one variable that is stored in parts: its norms are over all of them.
+        """Updates one variable that is stored in parts, with norms over all of them.
 
-        This is where a strategy with partitioned variables enters: it calls this once for each
-        whole variable, while Keras calls `update_step` for each that is in one piece.
+        A strategy with partitioned variables calls this once for each whole variable; Keras calls
+        `update_step` for each variable that is in one piece.
 
         Args:
             gradients: The parts' gradients.
-            variables: The parts, of one dtype, each known to `build`.
-            learning_rate: A scalar.
+            variables: The parts, of one dtype, all of them passed to `build` before.
+            learning_rate: The learning rate, a scalar.
         """
         raise NotImplementedError
 
     def keep_trust_ratios(self) -> "TrustRatios":
-        """Returns where the trust ratios of each update are kept from now on.
+        """Returns an object that records the trust ratios of each update from now on.
 
-        A train function that is compiled already must be compiled again. What is kept is not part
-        of the optimizer's state: saved files stay the same.
+        A train function that was traced before must be traced again. The record is not part of the
+        optimizer's state, so saved files stay the same.
         """
         if self._trust_ratios is None:
             self._trust_ratios = TrustRatios()
@@ -116,7 +116,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     # -- For subclasses ------------------------------------------------------------------------
 
     def _norm(self, tensors: Sequence) -> tf.Tensor:
-        """Returns the norm of all numbers of all tensors: float32 or float64."""
+        """Returns the norm of all tensors together: float32 or float64."""
         return tf.sqrt(tf.add_n([squared_norm(t) for t in tensors]))
 
     def _note_ratio(self, ratio: tf.Tensor, variable: Any) -> None:
@@ -129,15 +129,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """Does nothing: decay is part of the update."""
 
     def _clip_gradients(self, grads: Sequence) -> list:
-        """Clips what the update uses: a row that comes twice in a sparse gradient counts once."""
+        """Clips dense gradients, so that a row that occurs twice in a sparse one counts once."""
         return super()._clip_gradients(_dense(grads))
 
 
 class TrustRatios:
-    """The trust ratios of the last update, on the device until they are read.
+    """Trust ratios of the last update, kept on the device until they are read.
 
     Attributes:
-        paths: The paths of the variables that adapt; empty until the optimizer is built.
+        paths: Paths of the variables that adapt; empty until the optimizer is built.
     """
 
     def __init__(self):
@@ -145,12 +145,16 @@ class TrustRatios:
         self._variables: dict[int, tf.Variable] = {}
 
     def watch(self, paths: dict[int, str]) -> None:
-        """Makes room for variables, given by their index in the optimizer."""
+        """Creates a record for each variable.
+
+        Args:
+            paths: The variables' paths by their index in the optimizer.
+        """
         self.paths = list(paths.values())
         self._variables = {i: tf.Variable(1.0, trainable=False, name="trust_ratio") for i in paths}
 
     def note(self, index: int, ratio: tf.Tensor) -> None:
-        """Keeps a variable's ratio."""
+        """Records a variable's ratio."""
         self._variables[index].assign(tf.cast(ratio, tf.float32))
 
     def read(self) -> np.ndarray:
@@ -170,7 +174,7 @@ def trust_ratio(weights: tf.Tensor, update: tf.Tensor, denominator: tf.Tensor) -
     Args:
         weights: The weights' norm.
         update: The update's norm.
-        denominator: What is divided by: positive where both norms are.
+        denominator: The divisor: positive if both norms are.
     """
     usable = tf.logical_and(weights > 0, update > 0)
     one = tf.ones_like(weights)

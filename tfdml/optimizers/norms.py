@@ -1,18 +1,18 @@
-"""Norms that are the same bits on every rank."""
+"""Norms that are bitwise identical on every rank."""
 
 import tensorflow as tf
 
 _ROW = 1024
-# So many numbers TensorFlow sums up on one thread.
+# TensorFlow sums this many values on one thread.
 _FEW = 16 * _ROW
 
 
 def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of squares of all numbers, in float32 or wider.
+    """Returns the sum of squares of all values, in float32 or wider.
 
-    A sum over a whole large tensor is split over the processor's threads, and its last bits depend
-    on their number: weights would drift apart between unlike machines. Here each thread sums up
-    whole rows of a fixed length, and then the rows' norms are taken for the numbers.
+    TensorFlow splits the sum of a large tensor over the CPU's threads, and its last bits depend on
+    their number, so weights would drift apart between different machines. Here each thread sums
+    whole rows of a fixed length, then the rows' norms are summed in the same way.
 
     Args:
         tensor: A tensor or variable of any float dtype.
@@ -25,7 +25,7 @@ def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
         tensor = tf.cast(tensor, tf.float32)
     numbers = tf.reshape(tensor, [-1])
     if numbers.shape[0] is None:
-        # Enough for more numbers than any machine holds.
+        # Three rounds suffice for more values than any machine holds.
         for _ in range(3):
             numbers = _norms_of_rows(numbers, tf.size(numbers))
     while (numbers.shape[0] or 0) > _FEW:
@@ -34,7 +34,7 @@ def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _norms_of_rows(numbers: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
-    """Returns the norms of a vector's pieces of `_ROW` numbers."""
+    """Returns the norms of a vector's rows of `_ROW` values."""
     padding = -size % _ROW
     if tf.is_tensor(padding) or padding:
         numbers = tf.pad(numbers, [[0, padding]])

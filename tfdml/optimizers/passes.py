@@ -1,4 +1,4 @@
-"""Updates of variables in one pass over their numbers: memory is what an update waits for."""
+"""Variable updates in one pass over the values, because memory bandwidth limits their speed."""
 
 from typing import Any
 
@@ -10,8 +10,9 @@ def subtract(variable: Any, rate: Any, update: tf.Tensor) -> None:
     """Subtracts `rate * update` from a variable.
 
     Args:
-        variable: A Keras or TensorFlow variable; in an update of a mirrored one, this device's.
-        rate: A scalar: a number, or a tensor of any float dtype.
+        variable: A Keras or TensorFlow variable; in the update of a mirrored one, this device's
+            component.
+        rate: A scalar: a Python number, or a tensor of any float dtype.
         update: A tensor of the variable's shape and dtype.
     """
     variable = _tensorflow(variable)
@@ -24,18 +25,18 @@ def subtract(variable: Any, rate: Any, update: tf.Tensor) -> None:
 def update_moments(
     m: Any, v: Any, gradient: tf.Tensor, beta_1: float, beta_2: float, variable: Any
 ) -> None:
-    """Moves the mean of gradients, and that of their squares, by a gradient.
+    """Updates the moving averages of gradients and of squared gradients.
 
-    In half precision `beta_2` itself would round to 1, but 1 - beta_2 does not: there it takes
-    several passes.
+    In half precision `beta_2` itself would round to 1, but 1 - beta_2 does not: there the update
+    takes several passes.
 
     Args:
-        m: The mean of gradients.
-        v: The mean of squared gradients.
-        gradient: Of their shape and dtype.
-        beta_1: How much of `m` is kept; in the other case it is rounded to the dtype.
-        beta_2: How much of `v` is kept, likewise.
-        variable: The variable that they are of. It stays as it is.
+        m: Mean of gradients.
+        v: Mean of squared gradients.
+        gradient: The gradient, of the means' shape and dtype.
+        beta_1: Decay rate of `m`; in full precision it is rounded to the dtype.
+        beta_2: Decay rate of `v`, likewise.
+        variable: The variable that the gradient belongs to. It is not changed.
     """
     m, v, variable = _tensorflow(m), _tensorflow(v), _tensorflow(variable)
     if gradient.dtype.size < 4:
@@ -43,7 +44,7 @@ def update_moments(
         subtract(v, 1 - beta_2, v - tf.square(gradient))
         return
     number = lambda value: tf.constant(value, gradient.dtype)  # noqa: E731
-    # Adam's own operation, at a rate of 0: it moves nothing but the means.
+    # Adam's fused operation at a learning rate of 0 updates only the means.
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
         m=m.handle,

@@ -1,4 +1,4 @@
-"""Learning rates for large global batches: scaled to the replicas, and warmed up."""
+"""Learning rates for large global batches: scaled to the number of replicas, with warm-up."""
 
 from tfdml.schedules.polynomial import polynomial_decay
 from tfdml.schedules.scale import Scaled, scale_learning_rate

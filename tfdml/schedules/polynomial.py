@@ -1,4 +1,4 @@
-"""The rate of MLPerf's large-batch recipes: a line up, and a parabola down."""
+"""The learning rate of MLPerf's large-batch recipes: linear warm-up, then polynomial decay."""
 
 import keras
 
@@ -13,18 +13,18 @@ def polynomial_decay(
     power: float = 2.0,
     start: float = 0.0,
 ) -> LinearWarmup:
-    """Returns a linear warm-up and a polynomial decay, as MLPerf's ResNet-50 with LARS uses.
+    """Returns a linear warm-up and a polynomial decay, as in MLPerf's ResNet-50 with LARS.
 
-    After the warm-up it is `end + (peak - end) (1 - x)^power`, where x goes from 0 at step
-    `warmup_steps` to 1 at step `total_steps + 1`, so that the last step of training still moves.
+    After the warm-up the rate is `end + (peak - end) (1 - x)^power`, where x goes from 0 at step
+    `warmup_steps` to 1 at step `total_steps + 1`, so that the last step still has an effect.
 
     Args:
-        peak: The highest rate, at step `warmup_steps`.
-        total_steps: The steps of the whole training.
-        warmup_steps: The steps of the warm-up, of these.
-        end: The rate at the end.
-        power: 2 for a parabola, 1 for a line (as BERT's recipes use).
-        start: The rate of the first step.
+        peak: Highest learning rate, at step `warmup_steps`.
+        total_steps: Steps of the whole training, including the warm-up.
+        warmup_steps: Steps of the warm-up.
+        end: Learning rate at the end.
+        power: Exponent: 2 for a parabola, 1 for a line (as in BERT's recipes).
+        start: Learning rate of the first step.
 
     Raises:
         ValueError: If an argument is wrong.

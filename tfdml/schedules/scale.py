@@ -1,4 +1,4 @@
-"""How a rate that was found for one replica changes with the number of replicas."""
+"""Scaling of a learning rate with the number of replicas."""
 
 import math
 from typing import Any
@@ -14,13 +14,14 @@ _RULES = {"linear": float, "sqrt": math.sqrt, "none": lambda replicas: 1.0}
 def scale_learning_rate(
     lr: float | Schedule, replicas: int, rule: str = "linear"
 ) -> float | Schedule:
-    """Returns a rate for a global batch that is `replicas` times as large.
+    """Returns a learning rate for a global batch that is `replicas` times as large.
 
     Args:
-        lr: The rate that is right for one replica's batch: a float, or a schedule.
-        replicas: By how much the global batch has grown, such as `strategy.num_replicas_in_sync`.
+        lr: Learning rate for one replica's batch: a float, or a schedule.
+        replicas: Factor by which the global batch has grown, such as
+            `strategy.num_replicas_in_sync`.
         rule: "linear", for SGD (Goyal et al.); "sqrt", for Adam and LAMB (You et al.); "none", if
-            the global batch is what it was.
+            the global batch has not changed.
 
     Returns:
         A float for a float, a schedule for a schedule.
@@ -52,7 +53,7 @@ def scale_learning_rate(
 
 @keras.saving.register_keras_serializable("tfdml")
 class Scaled(Schedule):
-    """A schedule times a factor: what `scale_learning_rate` makes of a schedule.
+    """A schedule times a factor, as returned by `scale_learning_rate` for a schedule.
 
     Args:
         schedule: The schedule.
@@ -63,7 +64,7 @@ class Scaled(Schedule):
         self.schedule, self.factor = schedule, float(factor)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of a step, a scalar."""
+        """Returns the learning rate of a step, a scalar."""
         return self.schedule(step) * self.factor
 
     def get_config(self) -> dict[str, Any]:
@@ -73,5 +74,5 @@ class Scaled(Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Scaled":
-        """Returns a schedule of that configuration."""
+        """Creates a schedule from its configuration."""
         return cls(restored(config["schedule"]), config["factor"])

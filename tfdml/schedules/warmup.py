@@ -1,4 +1,4 @@
-"""A rate that rises along a line before its schedule begins."""
+"""Linear warm-up of the learning rate before a schedule."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 @keras.saving.register_keras_serializable("tfdml")
 class LinearWarmup(Schedule):
-    """Rises from `start` to where `target` begins, then follows `target` from its beginning.
+    """Schedule that rises linearly from `start` to the start of `target`, then follows it.
 
-    The target's own step 0 is at step `warmup_steps`: none of it is skipped, and a decay ends
-    `warmup_steps` later. Warm-ups nest, and wrap any schedule of Keras or tfdml.
+    The target's step 0 is at step `warmup_steps`: none of it is skipped, and a decay ends
+    `warmup_steps` later. Warm-ups can be nested, and wrap any schedule of Keras or tfdml.
 
     Args:
-        target: The rate to reach: a float, or a schedule.
-        warmup_steps: After how many steps it is reached; 0 for at once.
-        start: The rate of the first step.
+        target: The learning rate to reach: a float, or a schedule.
+        warmup_steps: Steps until it is reached; 0 for no warm-up.
+        start: Learning rate of the first step.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -47,7 +47,7 @@ class LinearWarmup(Schedule):
         self.start = float(start)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of a step, a scalar.
+        """Returns the learning rate of a step, a scalar.
 
         Args:
             step: The number of steps before this one.
@@ -58,7 +58,7 @@ class LinearWarmup(Schedule):
         if not self.warmup_steps:
             return rate
         risen = tf.cast(step, rate.dtype) / self.warmup_steps
-        # `target(0)` until the line has reached it.
+        # During the warm-up `after` is 0, so `rate` is `target(0)`.
         return tf.where(risen < 1, self.start + (rate - self.start) * risen, rate)
 
     def get_config(self) -> dict[str, Any]:
@@ -70,15 +70,15 @@ class LinearWarmup(Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LinearWarmup":
-        """Returns a schedule of that configuration."""
+        """Creates a schedule from its configuration."""
         return cls(**{**config, "target": restored(config["target"])})
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a Python or NumPy number, no truth value."""
+    """Returns whether a value is a Python int or float, or a subclass of them, but not a bool."""
     return not isinstance(value, bool) and isinstance(value, int | float)
 
 
 def restored(value: Any) -> Any:
-    """Returns the schedule that a configuration holds, or the number that it is."""
+    """Returns the schedule of a configuration; a number is returned as it is."""
     return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
