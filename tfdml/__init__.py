@@ -10,12 +10,12 @@ with strategy.scope():
 model.fit(dataset, epochs=10)
 ```
 
-The names of `tf.distribute`, such as `tfdml.ReduceOp`, are there too, so a script may replace
+The names of `tf.distribute`, such as `tfdml.ReduceOp`, are available too, so a script can replace
 `tf.distribute.` by `tfdml.`.
 
-Public names are loaded when they are first used: `import tfdml` imports neither TensorFlow nor
-Horovod, so the command line starts at once and a machine without Horovod can use the rest. In a
-rank of `horovodrun` or `mpirun`, TensorFlow's known start-up lines are filtered from here on.
+Public names are loaded on first use: `import tfdml` imports neither TensorFlow nor Horovod, so the
+command line starts at once and a machine without Horovod can use the rest. In processes started by
+`horovodrun` or `mpirun`, importing tfdml filters TensorFlow's known start-up messages from then on.
 """
 
 import importlib
@@ -69,8 +69,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_tensorflow(name: str) -> Any:
-    """Returns what `tf.distribute` has under a name; TensorFlow is imported for it."""
-    # Python asks for special names, and for those of submodules before it imports them.
+    """Returns the object of that name in `tf.distribute`, importing TensorFlow."""
+    # Python looks up special names, and names of submodules before it imports them.
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}"):
         raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.strategies.tensorflow_names").find(name)
@@ -87,7 +87,7 @@ def _version() -> str:
     try:
         return metadata.version("tfdml")
     except metadata.PackageNotFoundError:
-        # The package is used straight from a source tree that was never installed.
+        # The package is used from a source tree that was never installed.
         return "0+uninstalled"
 
 

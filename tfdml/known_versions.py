@@ -1,7 +1,7 @@
-"""The versions of Keras and TensorFlow that tfdml knows: what it replaces in them, word for word.
+"""Check of the installed Keras and TensorFlow against the releases that tfdml knows.
 
-`known_sources.json` has, for each function that a seam replaces or a strategy overrides, a digest
-of its source in each release that was looked at. `python -m tools.seam_digests` writes it.
+For each function that a seam replaces or a strategy overrides, `known_sources.json` has a digest of
+its source in each known release. `python -m tools.seam_digests` writes it.
 
 | installed | what happens |
 |---|---|
@@ -25,7 +25,7 @@ from typing import Any
 
 from packaging.version import Version
 
-# By library, function (`module:Class.function`) and digest: the releases that have this source.
+# By library, function (`module:Class.function`) and digest: the releases with this source.
 Sources = dict[str, dict[str, dict[str, str]]]
 
 GONE = "gone"
@@ -33,13 +33,13 @@ _NAMES = {"keras": "Keras", "tensorflow": "TensorFlow"}
 
 
 def known_sources() -> Sources:
-    """Returns the digests of all releases that were looked at."""
+    """Returns the digests of all known releases."""
     file = resources.files("tfdml").joinpath("known_sources.json")
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def known_releases(library: str) -> list[Version]:
-    """Returns the releases of a library that were looked at, the oldest first."""
+    """Returns the known releases of a library, the oldest first."""
     functions = known_sources()[library].values()
     releases = {r for digests in functions for rs in digests.values() for r in rs.split()}
     return sorted(map(Version, releases))
@@ -56,11 +56,11 @@ def check_installed() -> None:
 
 
 def check(library: str, version: str) -> None:
-    """Warns of a version that was not looked at, or refuses it: see the table above.
+    """Warns of a version that is not known, or rejects it: see the table above.
 
     Args:
-        library: `keras` or `tensorflow`, which is imported.
-        version: Its version.
+        library: `keras` or `tensorflow`, which must be imported.
+        version: The library's version.
 
     Raises:
         ImportError: If tfdml cannot run on it.
@@ -95,7 +95,7 @@ def check(library: str, version: str) -> None:
 
 
 def changed_since(library: str, release: Version) -> list[str]:
-    """Returns the functions of the installed library whose source is not that of a release."""
+    """Returns the functions of the installed library whose source differs from a release's."""
     return [
         function.replace(":", ".")
         for function, digests in known_sources()[library].items()
@@ -107,17 +107,18 @@ def digest(function: str) -> str:
     """Returns a digest of a function's source without comments and docstrings.
 
     Args:
-        function: Where it is, as `module:Class.function`.
+        function: The function, as `module:Class.function`.
 
     Returns:
-        16 hexadecimal digits, the same on all versions of Python; `GONE` if there is none there.
+        16 hexadecimal digits, the same on all versions of Python; `GONE` if the function does not
+        exist.
     """
     module, _, path = function.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for name in path.split("."):
             found = inspect.getattr_static(found, name)
-        # Ours in its place, and TensorFlow's dispatchers, lead to it.
+        # tfdml's replacements and TensorFlow's dispatchers wrap the original function.
         source = inspect.getsource(inspect.unwrap(getattr(found, "fget", found)))
     except (ImportError, AttributeError, OSError, TypeError):
         return GONE
@@ -125,7 +126,7 @@ def digest(function: str) -> str:
 
 
 def _code(source: str) -> str:
-    """Returns the lines of a function, less its comments and docstrings."""
+    """Returns the source of a function without its comments and docstrings."""
     source = textwrap.dedent(source)
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -1,12 +1,12 @@
-"""Who am I among the workers: the only module of tfdml that reads the environment."""
+"""This process's rank among the job's processes; the only module that reads the environment."""
 
 import dataclasses
 import json
 import os
 from collections.abc import Mapping
 
-# Each launcher tells its processes who they are in variables of its own, in this order of names:
-# rank, size, local rank, local size. The first launcher whose rank is set is believed.
+# Each launcher sets variables of its own, here in the order rank, size, local rank, local size. The
+# first launcher whose rank is set is used.
 _LAUNCHERS = {
     "horovodrun (gloo)": (
         "HOROVOD_RANK",
@@ -23,20 +23,20 @@ _LAUNCHERS = {
     "mpirun (MPICH, Intel MPI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
-# Set by `tfdml launch`: TF_CONFIG does not say which workers share a host.
+# Set by `tfdml launch`, because TF_CONFIG does not say which workers share a host.
 _LOCAL_RANK, _LOCAL_SIZE = "TFDML_LOCAL_RANK", "TFDML_LOCAL_SIZE"
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """This process's place in the job.
+    """This process's rank in the job and on its host.
 
     Attributes:
-        rank: This process among all, from 0 to `size - 1`.
+        rank: Index of this process, from 0 to `size - 1`.
         size: The number of processes of the job.
-        local_rank: This process among those of the same host.
+        local_rank: Index of this process among those of the same host.
         local_size: The number of processes on this host.
-        launcher: The launcher that said so; None for a process that was started by hand.
+        launcher: The launcher that set these values; None if no launcher started the process.
     """
 
     rank: int = 0
@@ -56,18 +56,18 @@ class Topology:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process speaks for the job: progress bar, files, messages."""
+        """Whether this process acts for the job: progress bar, files, messages."""
         return self.rank == 0
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Topology:
-    """Reads this process's place in the job from what its launcher left in the environment.
+    """Reads this process's topology from the environment variables of its launcher.
 
     Args:
         environment: The variables to read; those of this process by default.
 
     Returns:
-        The place, or the single process of a job of its own when no launcher is recognised.
+        The topology; that of a single process if no launcher is recognised.
 
     Raises:
         ValueError: If a launcher's variables are incomplete, are not integers, or contradict
@@ -81,16 +81,16 @@ def launched(environment: Mapping[str, str] | None = None) -> Topology:
 
 
 def started_together(environment: Mapping[str, str] | None = None) -> Topology:
-    """Reads this process's place among those that were started to train together, by any launcher.
+    """Reads this process's rank among the processes started to train together, by any launcher.
 
-    Unlike `launched` it knows the workers of `TF_CONFIG`, and does not believe the variables of
-    MPICH: Slurm's `srun` sets them whatever it starts.
+    Unlike `launched` it supports the workers of `TF_CONFIG`, and ignores the variables of MPICH,
+    because Slurm's `srun` sets them for any program.
 
     Args:
         environment: The variables to read; those of this process by default.
 
     Returns:
-        The place, or that of a single process.
+        The topology, possibly that of a single process.
     """
     environment = os.environ if environment is None else environment
     for launcher in ("horovodrun (gloo)", "mpirun (Open MPI)"):
@@ -98,24 +98,24 @@ def started_together(environment: Mapping[str, str] | None = None) -> Topology:
             return launched(environment)
     cluster, task, index = _tf_config(environment)
     order = [(j, i) for j in ("chief", "master", "worker") for i in range(len(cluster.get(j, ())))]
-    # The chief of parameter servers trains for all; an evaluator does not train.
+    # With parameter servers, the chief alone runs the training; an evaluator does not train.
     if "ps" in cluster or (task, index) not in order:
         return Topology()
     return Topology(order.index((task, index)), len(order), launcher="TF_CONFIG")
 
 
 def on_this_host(environment: Mapping[str, str] | None = None) -> Topology:
-    """Reads this process's place among the workers that `tfdml launch` started on this host.
+    """Reads this process's rank among the workers that `tfdml launch` started on this host.
 
     Args:
         environment: The variables to read; those of this process by default.
 
     Returns:
-        The place, `rank` and `size` being the local ones; that of a single process where no
-        `tfdml launch` has started it.
+        The topology, in which `rank` and `size` are the local ones; that of a single process if
+        `tfdml launch` did not start it.
 
     Raises:
-        ValueError: If the variables are incomplete, no integers, or contradict each other.
+        ValueError: If the variables are incomplete, are not integers, or contradict each other.
     """
     environment = os.environ if environment is None else environment
     names = (_LOCAL_RANK, _LOCAL_SIZE)
@@ -126,19 +126,19 @@ def on_this_host(environment: Mapping[str, str] | None = None) -> Topology:
 
 
 def local_variables(local_rank: int, local_size: int) -> dict[str, str]:
-    """Returns the variables by which `tfdml launch` tells a worker its place on its host.
+    """Returns the variables by which `tfdml launch` gives a worker its rank on its host.
 
     Args:
-        local_rank: The worker among those of its host.
-        local_size: Their number.
+        local_rank: Index of the worker among those of its host.
+        local_size: The number of workers on the host.
     """
     return {_LOCAL_RANK: str(local_rank), _LOCAL_SIZE: str(local_size)}
 
 
 def own_host(environment: Mapping[str, str] | None = None) -> str | None:
-    """Returns the name or address by which the launcher lets the others reach this process.
+    """Returns the name or address at which the launcher lets other processes reach this one.
 
-    A machine may have other addresses too, in networks that the job must not use.
+    A machine may have more addresses, in networks that the job must not use.
 
     Args:
         environment: The variables to read; those of this process by default.
@@ -152,13 +152,13 @@ def own_host(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 def _tf_config(environment: Mapping[str, str]) -> tuple[dict, str | None, int]:
-    """Returns `TF_CONFIG`'s cluster, and this process's task in it; nothing if it is not sound."""
+    """Returns `TF_CONFIG`'s cluster and this process's task; empty values if it is invalid."""
     try:
         config = json.loads(environment.get("TF_CONFIG") or "{}")
         task = config.get("task", {})
         return dict(config.get("cluster", {})), task.get("type"), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError):
-        return {}, None, 0  # Who needs `TF_CONFIG` says what is wrong with it.
+        return {}, None, 0  # Code that needs `TF_CONFIG` reports what is wrong with it.
 
 
 def is_launched() -> bool:
@@ -167,17 +167,17 @@ def is_launched() -> bool:
 
 
 def is_elastic() -> bool:
-    """Returns whether the launcher lets processes come and go (`horovodrun --min-np`)."""
+    """Returns whether the launcher lets processes join and leave (`horovodrun --min-np`)."""
     return setting("HOROVOD_ELASTIC") == "1"
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Returns a copy of this process's environment with `changes` made, for a child process."""
+    """Returns a copy of this process's environment, with `changes`, for a child process."""
     return {**os.environ, **changes}
 
 
 def setting(name: str, default: str = "") -> str:
-    """Returns the environment variable `name`, or `default` where it is not set."""
+    """Returns the environment variable `name`, or `default` if it is not set."""
     return os.environ.get(name, default)
 
 

@@ -1,11 +1,11 @@
-"""The best epoch so far, by a name in the logs."""
+"""The best epoch so far, by a metric in the logs."""
 
 
 class BestEpoch:
-    """Tells whether an epoch is better than the best before.
+    """Decides whether an epoch is better than the best one before.
 
     Args:
-        name: A name in the logs; None for no best.
+        name: The metric's name in the logs; None for no best epoch.
         mode: "min" or "max"; "auto" takes "min" for names with "loss" or "error".
     """
 
@@ -16,7 +16,7 @@ class BestEpoch:
         self._sign = -1.0 if mode == "min" else 1.0
 
     def value(self, metrics: dict[str, float], before: float | None) -> float | None:
-        """Returns an epoch's value, if it is better than the one before, or the first.
+        """Returns an epoch's value if it is the first or better than `before`, else None.
 
         Raises:
             ValueError: If the metrics do not have the name.

@@ -1,4 +1,4 @@
-"""What training has changed of callbacks: their plain attributes, found by comparing."""
+"""State of callbacks: the plain attributes that training has changed, found by comparison."""
 
 import contextlib
 import copy
@@ -11,25 +11,26 @@ import numpy as np
 
 from tfdml.callbacks.chief_only import ChiefOnly
 
-# What Keras sets, and what it derives anew: a `min_delta` gets its sign with the first epoch.
+# Attributes that Keras sets, or derives again: `min_delta` gets its sign with the first epoch.
 _NOT_STATE = {"_model", "model", "params", "min_delta", "monitor_op"}
 _PLAIN = (bool, int, float, str, type(None))
 _ARRAY, _TUPLE = "__array__", "__tuple__"
 
 
 class CallbackState:
-    """The state of a `fit`'s callbacks: which attributes are not what they were at its beginning.
+    """State of a `fit`'s callbacks: the attributes that have changed since its beginning.
 
-    So what the program passes to a callback stays what the program says, and what training has made
-    of it (the best value, the epochs waited) is kept. A callback with methods `get_state()` and
-    `set_state(state)` says itself what its state is; `state` is plain data and NumPy arrays.
+    So arguments that the program passes to a callback take effect on a restart, while results of
+    training (the best value, the epochs waited) are restored. A callback with the methods
+    `get_state()` and `set_state(state)` defines its own state; `state` is plain data and NumPy
+    arrays.
 
     Args:
-        callbacks: The callbacks, alike in every run of the program.
+        callbacks: The callbacks, the same in every run of the program.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
-        # Those of the strategies themselves depend on the number of ranks.
+        # The strategies' own callbacks depend on the number of ranks, so they are left out.
         own = "tfdml.strategies."
         inner = [c.callback if isinstance(c, ChiefOnly) else c for c in callbacks]
         self._callbacks = [c for c in inner if not type(c).__module__.startswith(own)]
@@ -39,7 +40,7 @@ class CallbackState:
         self._warned: set[str] = set()
 
     def read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns what JSON can hold of the state, and its arrays by name."""
+        """Returns the state as data for JSON, and its arrays by name."""
         arrays: dict[str, np.ndarray] = {}
         states = {}
         for name, callback, start in zip(self._names, self._callbacks, self._start, strict=True):
@@ -54,10 +55,10 @@ class CallbackState:
         return states, arrays
 
     def restore(self, states: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Gives the callbacks what `read` has returned.
+        """Restores the state that `read` returned.
 
         Raises:
-            ValueError: If they are others now.
+            ValueError: If the callbacks have changed.
         """
         unknown = sorted(set(states) - set(self._names))
         if unknown:
@@ -121,14 +122,14 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _packed(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Returns what JSON can hold of plain data; arrays are put aside."""
+    """Returns plain data for JSON, with the arrays moved to `arrays`."""
     if isinstance(value, dict):
         return {k: _packed(v, f"{name}/{k}", arrays) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         packed = [_packed(v, f"{name}/{i}", arrays) for i, v in enumerate(value)]
         return {_TUPLE: packed} if isinstance(value, tuple) else packed
     if isinstance(value, (np.ndarray, np.generic)):
-        arrays[name] = np.array(value)  # The callback may write into its own.
+        arrays[name] = np.array(value)  # A copy, because the callback may change its own.
         return {_ARRAY: name}
     return value
 

@@ -1,4 +1,4 @@
-"""What saving costs a training, measured while it runs; and how often it should save."""
+"""Cost of checkpoints, measured during training, and advice on how often to save."""
 
 import collections
 import math
@@ -6,25 +6,25 @@ import statistics
 import time
 from collections.abc import Callable
 
-# The part of a training's time that saves may cost.
+# Fraction of the training time that saves may cost.
 LIMIT = 0.035
-# Saves and steps without a write beside them until there is something to say. The first save is
-# not counted: much is done for the first time then.
+# Saves, and steps without a concurrent write, that the advice needs. The first save is not counted:
+# it includes one-time work.
 _SAVES, _STEPS = 3, 5
 
 
 class SaveCost:
-    """Measures saves and steps, and advises once, when it has seen enough of both.
+    """Measures saves and steps, and gives advice once, when it has measured enough of both.
 
-    A save costs the time for which training stands still, and the time by which steps are slower
+    The cost of a save is the time for which training stops, plus the time by which steps are slower
     while it is written.
 
     Args:
-        clock: Returns seconds.
+        clock: Function that returns the time in seconds.
 
     Reference:
         Mohan et al., CheckFreq: Frequent, Fine-Grained DNN Checkpointing, FAST 2021: the interval
-        is chosen from what was measured, for a cost of 3.5 % at most.
+        is chosen from measurements, for a cost of at most 3.5 %.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -39,15 +39,15 @@ class SaveCost:
         self._was_busy = self._told = False
 
     def pause(self) -> None:
-        """Something else than steps comes now: what lies between two epochs."""
+        """Excludes the time until the next step, as between two epochs."""
         self._before = None
 
     def step(self, steps: int, busy: bool) -> None:
-        """Steps have been trained.
+        """Records trained steps.
 
         Args:
-            steps: Their number.
-            busy: Whether something is being written.
+            steps: The number of steps.
+            busy: Whether a checkpoint is being written.
         """
         now = self._clock()
         if self._before is not None and self._saved_at:
@@ -56,11 +56,11 @@ class SaveCost:
         self._before, self._was_busy = now, busy
 
     def saved(self, began: float, write_seconds: float) -> None:
-        """A save has been begun, or done.
+        """Records a save that has begun, or is done.
 
         Args:
-            began: The clock's time before it.
-            write_seconds: What the write before it took, from its beginning to its end.
+            began: Time of the clock before the save.
+            write_seconds: Seconds that the previous write took, from its beginning to its end.
         """
         now = self._clock()
         self._saved_at.append(began)
@@ -71,7 +71,7 @@ class SaveCost:
             self._before, self._was_busy = now, True
 
     def advice(self) -> str | None:
-        """Returns a sentence, once; None before there is enough to go by."""
+        """Returns the advice once; None before there are enough measurements."""
         idle, beside = self._steps[False], self._steps[True]
         if self._told or len(self._still) < _SAVES or len(idle) < _STEPS:
             return None
@@ -80,7 +80,7 @@ class SaveCost:
         slower = max(0.0, sum(beside) - step * len(beside)) / len(self._saved_at)
         still = statistics.median(self._still)
         cost = still + slower
-        # A save that comes while the one before is written waits for it.
+        # Saves must not be closer than a write takes, because a save waits for the previous write.
         apart = max(cost / LIMIT, statistics.median(self._writes))
         now = (self._saved_at[-1] - self._saved_at[0]) / (len(self._saved_at) - 1)
         return (

@@ -1,4 +1,4 @@
-"""How a rank's part of a checkpoint is written: in a thread, and what came of it is told later."""
+"""Writing of a rank's part of a checkpoint in a thread; errors are reported later."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from tfdml.callbacks.training_state import Snapshot
 from tfdml.checkpointing import Manifest, Writer
 from tfdml.strategies.rank_state import RankState
 
-# What the names of a rank's own tensors begin with.
+# Prefix of the names of a rank's own tensors.
 OWN = "rank/"
 
 
@@ -21,12 +21,12 @@ class Saver:
 
     Args:
         session: This process's use of the directory.
-        ranks: This rank among all.
-        fit: Which call of `fit` of the program.
-        job: What tells this job's writing from that of dead ones.
-        max_to_keep: How many checkpoints stay.
-        asynchronous: Whether training goes on while a snapshot is written.
-        raises: Whether what cannot be written ends training.
+        ranks: This rank's state, and the number of ranks.
+        fit: Index of the call of `fit` in the program.
+        job: Identifier that tells this job's files from those of dead jobs.
+        max_to_keep: The number of checkpoints to keep.
+        asynchronous: Whether training continues while a snapshot is written.
+        raises: Whether a failed write ends training.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written."""
+        """Whether a checkpoint is being written."""
         return self._writer.busy
 
     def save(self, manifest: Manifest, snapshot: Snapshot) -> None:
-        """Begins to write a snapshot, or has written it, if not asynchronous."""
+        """Starts to write a snapshot; if not asynchronous, waits until it is written."""
         self.collect()
         tensors = self._own_part(snapshot.tensors)
         tensors |= {f"{OWN}{name}": value for name, value in snapshot.own.tensors.items()}
@@ -63,10 +63,10 @@ class Saver:
             self.collect()
 
     def collect(self) -> None:
-        """Waits for the last write, and says or raises what came of it.
+        """Waits for the last write, and reports or raises its error.
 
         Raises:
-            OSError: If it failed, and that is to end training.
+            OSError: If the write failed and `raises` is set.
         """
         try:
             self._writer.wait()
@@ -78,13 +78,13 @@ class Saver:
             say(f"WARNING: {said} Training goes on without it.")
 
     def give_up(self) -> None:
-        """Waits for no other rank's part any more: some are lost. What is not whole is removed."""
+        """Stops waiting for other ranks' parts, which are lost; removes partial checkpoints."""
         self._given_up.set()
         with contextlib.suppress(OSError):
             self._writer.wait()
 
     def _own_part(self, shared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns what this rank writes of the state that all ranks have."""
+        """Returns the part of the shared state that this rank writes."""
         written = [0] * self._ranks.size
         own = {}
         for name, value in shared.items():

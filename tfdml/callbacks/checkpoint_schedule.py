@@ -1,4 +1,4 @@
-"""When a checkpoint is due: each epoch, each so many steps, or each so much time."""
+"""Schedule of checkpoints: after each epoch, a number of steps, or an amount of time."""
 
 import datetime
 import time
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 
 class Schedule:
-    """Says after a step whether to save, alike on all ranks.
+    """Decides after a step whether to save, the same on all ranks.
 
-    Clocks of ranks differ, so rank 0's decides; and as ranks must not wait for each other at every
-    step, it decides ahead: how many steps to go until it looks at its clock again.
+    The ranks' clocks differ, so rank 0 decides. As ranks must not wait for each other at every
+    step, it decides ahead: how many steps to train until it checks its clock again.
 
     Args:
         save_freq: "epoch", a number of steps, or a time.
-        told_by_rank_0: Returns on all ranks what rank 0 gives it.
-        total: The steps that have been trained already.
+        told_by_rank_0: Function that returns rank 0's argument on all ranks.
+        total: The number of steps trained before.
 
     Raises:
         ValueError: If `save_freq` is something else.
@@ -37,7 +37,7 @@ class Schedule:
 
     @staticmethod
     def check(save_freq: str | int | datetime.timedelta) -> None:
-        """Checks a `save_freq`."""
+        """Validates `save_freq`."""
         if isinstance(save_freq, datetime.timedelta):
             good = save_freq > datetime.timedelta(0)
         else:
@@ -49,7 +49,7 @@ class Schedule:
             )
 
     def due(self, total: int) -> bool:
-        """Returns whether to save after `total` steps; with several steps at once, after them."""
+        """Returns whether to save after `total` steps, of which several may have run at once."""
         before, self._before = self._before, total
         if self._every:
             return total // self._every > before // self._every
@@ -59,7 +59,7 @@ class Schedule:
         now = time.monotonic()
         rest = self._seconds - (now - self._saved_at)
         per_step = (now - self._looked_at) / max(total - self._looked, 1)
-        # Half of what is left, for steps that become slower.
+        # Look again after half of the remaining time, because steps may become slower.
         steps = 0 if rest <= 0 else max(1, int(0.5 * rest / max(per_step, 1e-6)))
         steps = self._told_by_rank_0({"steps": steps})["steps"]
         self._looked, self._looked_at = total, now

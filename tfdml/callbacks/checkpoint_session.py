@@ -1,4 +1,4 @@
-"""What a process remembers of a directory of checkpoints, from one `fit` to the next."""
+"""A process's state of a checkpoint directory, from one `fit` to the next."""
 
 import dataclasses
 import os
@@ -19,21 +19,21 @@ from tfdml.topology import launched, setting
 
 
 def say(sentence: str) -> None:
-    """Tells the person who watches the job."""
+    """Prints a message to stderr."""
     print(f"tfdml: {sentence}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass
 class Session:
-    """One process's use of a directory.
+    """One process's use of a checkpoint directory.
 
     Attributes:
         path: The directory.
-        fits: How many calls of `fit` have used it: the first of a program is its first again
-            after a restart.
-        job: What tells this job's writing from that of dead ones; rank 0's.
-        files: What reads and writes.
-        saves: How many saves it has begun.
+        fits: The number of calls of `fit` that have used it, from 0 after a restart of the
+            program.
+        job: Identifier that tells this job's files from those of dead jobs; that of rank 0 counts.
+        files: Object that reads and writes files.
+        saves: The number of saves begun.
         directory: Rank 0's view of the directory, once it is claimed.
     """
 
@@ -46,14 +46,14 @@ class Session:
 
     @property
     def chaos(self) -> Chaos | None:
-        """What `tfdml chaos` has in mind."""
+        """Fault injection of `tfdml chaos`, if it is active."""
         return self.files if isinstance(self.files, Chaos) else None
 
     def choose(self, fit: int, resume: bool, allow_fresh_start: bool) -> dict[str, Any]:
-        """Chooses the checkpoint that a `fit` goes on from; rank 0's part.
+        """Chooses the checkpoint from which a `fit` resumes; called on rank 0.
 
         Returns:
-            What all ranks are told: the checkpoint's name or None, the job, and an error's text.
+            Data for all ranks: the checkpoint's name or None, the job, and an error's text or None.
         """
 
         def choice() -> str | None:
@@ -65,10 +65,10 @@ class Session:
         return self._told(choice)
 
     def take_over(self, fit: int) -> dict[str, Any]:
-        """Claims the directory for a `fit` that goes on from memory; rank 0's part.
+        """Claims the directory for a `fit` that resumes from memory; called on rank 0.
 
         Returns:
-            As `choose` does, with the newest checkpoint's name, whole or not.
+            As `choose`, with the name of the newest checkpoint, complete or not.
         """
 
         def newest() -> str | None:
@@ -78,7 +78,7 @@ class Session:
         return self._told(newest)
 
     def _claim(self) -> bool:
-        """Claims the directory; returns whether it had not been this process's before."""
+        """Claims the directory; returns False if this process had claimed it before."""
         if self.directory is not None:
             return False
         directory = CheckpointDirectory(self.path, self.files, say)
@@ -91,7 +91,7 @@ class Session:
         try:
             name = find()
         except (DirectoryInUse, NoWholeCheckpoint, OSError) as raised:
-            error = str(raised)[:1300]  # In a message of 8 KB, whatever the letters.
+            error = str(raised)[:1300]  # Fits into a message of 8 KB in any script.
         return {"name": name, "job": self.job, "error": error}
 
 
@@ -99,7 +99,7 @@ _sessions: dict[str, Session] = {}
 
 
 def session_of(path: str) -> Session:
-    """Returns this process's session of a directory."""
+    """Returns this process's session for a directory."""
     path = _full(path)
     if path not in _sessions:
         files = files_of(path, say)
@@ -112,7 +112,7 @@ def session_of(path: str) -> Session:
 
 
 def placed(directory: str | os.PathLike) -> str:
-    """Returns where checkpoints go: where the program says, but for `tfdml chaos`."""
+    """Returns the directory for checkpoints: the program's, or that of `tfdml chaos`."""
     plan = _plan()
     return plan.directory if plan else _full(os.fspath(directory))
 
@@ -128,7 +128,7 @@ def _plan() -> Plan | None:
 
 
 def end_session(path: str) -> None:
-    """Gives a directory up: the next `fit` that uses it is the program's first."""
+    """Releases a directory: the next `fit` that uses it counts as the program's first."""
     session = _sessions.pop(_full(path), None)
     if session is None:
         return

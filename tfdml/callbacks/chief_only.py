@@ -1,11 +1,11 @@
-"""A callback on rank 0 alone: for loggers and monitors that know no ranks."""
+"""Wrapper that runs a callback on rank 0 alone, for loggers that support only one process."""
 
 import functools
 from typing import Any
 
 import keras
 
-# They change the model, or take part in collective operations: every rank must run them.
+# These change the model, or take part in collective operations: every rank must run them.
 _FOR_ALL = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
@@ -15,7 +15,7 @@ _FOR_ALL = (
 
 
 class ChiefOnly(keras.callbacks.Callback):
-    """Callback that passes everything on to another one, on rank 0; on other ranks, nothing.
+    """Callback that passes all calls on to another callback, on rank 0 only.
 
     ```python
     model.fit(x, y, callbacks=[tfdml.callbacks.ChiefOnly(MyLogger())])
@@ -26,8 +26,8 @@ class ChiefOnly(keras.callbacks.Callback):
     rank 0 alone by themselves. Without a strategy of several processes the callback runs.
 
     Args:
-        callback: The callback. It must not change the model or call what all ranks must call,
-            such as `evaluate` and `predict`.
+        callback: The callback. It must not change the model or call functions that all ranks must
+            call, such as `evaluate` and `predict`.
 
     Raises:
         ValueError: If `callback` is one that all ranks must run.
@@ -49,12 +49,12 @@ class ChiefOnly(keras.callbacks.Callback):
         self.async_safe = getattr(callback, "async_safe", False)
         self._works = True
         for name in filter(_is_hook, dir(callback)):
-            # Keras waits for every batch if a callback has a method for it other than its own.
+            # Keras waits for every batch if a callback overrides a batch method.
             if not hasattr(getattr(callback, name), "_is_default"):
                 setattr(self, name, functools.partial(self._pass_on, name))
 
     def set_model(self, model: keras.Model) -> None:
-        """Finds out whether this is rank 0, and passes the model on."""
+        """Determines whether this is rank 0, and passes the model on."""
         super().set_model(model)
         self._works = getattr(model.distribute_strategy, "is_chief", True)
         if self._works:

@@ -1,4 +1,4 @@
-"""Checkpoints of everything: kill the job anywhere, run the same command, lose nothing."""
+"""Checkpoints of the whole training state, from which an interrupted job resumes."""
 
 import dataclasses
 import datetime
@@ -28,14 +28,14 @@ from tfdml.strategies.rank_state import RankState
 
 @dataclasses.dataclass
 class Progress:
-    """How far a `fit` has come.
+    """Progress of a `fit`.
 
     Attributes:
         epoch: The epoch, from 0.
-        step: The batches of it that have been used.
-        total: Those of all its epochs.
-        best: The best value so far of what `keep_best` names, and its checkpoint; or None.
-        metrics: What the epoch has ended with, between two epochs.
+        step: The number of the epoch's batches that have been used.
+        total: The number of batches of all epochs that have been used.
+        best: The best value so far of the metric `keep_best`, and its checkpoint; or None.
+        metrics: The logs of the epoch that has just ended; empty within an epoch.
     """
 
     epoch: int = 0
@@ -46,57 +46,56 @@ class Progress:
 
 
 class FaultTolerantCheckpoint(ResumingCallback):
-    """Saves the whole state of a `fit`, and goes on from it when the program is started again.
+    """Saves the whole state of a `fit`, and resumes from it when the program is started again.
 
     ```python
     model.fit(data, epochs=10, callbacks=[tfdml.callbacks.FaultTolerantCheckpoint("run1")])
     ```
 
-    If the directory holds a checkpoint, training goes on from it, also within an epoch: weights,
+    If the directory holds a checkpoint, training resumes from it, also within an epoch: weights,
     optimizers, metrics of the epoch so far, `History`, the state of other callbacks, random
-    generators, the position in the data, and what each rank keeps (residuals of compression,
-    gathered gradients). On a CPU and with as many ranks as before, the run ends with the same bits
-    as one that was never interrupted; with more or fewer ranks nothing is lost.
+    generators, the position in the data, and each rank's own state (compression residuals,
+    accumulated gradients). On a CPU and with the same number of ranks, the result is bitwise
+    identical to that of an uninterrupted run; with more or fewer ranks nothing is lost.
 
-    - **Data.** Arrays and `tfdml.data` pipelines go on exactly. Of other data the batches that were
-      used are read again and dropped: for `tf.data` with seeded shuffles that is exact too. Arrays
-      get a new order each epoch, from a seed that follows `keras.utils.set_random_seed`.
-    - **Several `fit`s** of a program are told apart by their order: one that had finished is not
-      trained again, the next one goes on. More `epochs` than before are trained from where the
-      others have ended. A run that `EarlyStopping` has ended stays so.
-    - **Other callbacks**: what training has changed of their attributes is saved; see
+    - **Data.** Arrays and `tfdml.data` pipelines resume exactly. With other data the used batches
+      are read again and dropped: for `tf.data` with seeded shuffles that is exact too. Arrays get
+      a new order each epoch, from a seed that follows `keras.utils.set_random_seed`.
+    - **Several `fit`s** of a program are distinguished by their order: one that had finished is
+      not trained again, the next one resumes. If `epochs` has been raised, the additional epochs
+      are trained. A run that `EarlyStopping` has ended stays ended.
+    - **Other callbacks**: attributes that training has changed are saved; see
       `CallbackState` for callbacks of your own.
     - **A directory** is for one job at a time, and the same one on all ranks. A URL (`gs://`,
-      `s3://`, ...) is read and written through the fsspec plug-in of the store; errors that may
-      pass are tried again for two minutes.
-    - **What it costs** is measured, and said once: how often to save for 3.5 % of the time.
+      `s3://`, ...) is read and written through the fsspec plug-in of the store; transient errors
+      are retried for two minutes.
+    - **The cost** is measured, and reported once: how often to save for 3.5 % of the time.
     - **Preemption**: after SIGTERM on any rank all ranks save after the same step, and exit with
       code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
 
     Args:
-        directory: Where checkpoints are, a path or a URL; made if need be.
+        directory: Directory of the checkpoints, a path or a URL; created if necessary.
         save_freq: "epoch", a number of steps, or a `datetime.timedelta`. The end of a `fit` is
             always saved.
-        max_to_keep: How many checkpoints stay, 0 for all.
+        max_to_keep: The number of checkpoints to keep, 0 for all.
         keep_best: A name in the logs, such as "val_accuracy": the checkpoint of the epoch with its
-            best value stays besides, and is saved at once.
-        asynchronous: Whether training goes on while the state is written. What training changes
-            meanwhile takes memory twice: at most what this rank writes, the state's size over the
-            number of ranks.
-        on_preemption: Whether to save on SIGTERM; or a function that says, called every five
-            seconds, whether the machine is about to be taken away: then on both.
-        resume: Whether to go on from what is there. False removes it; leave it out again before
-            the job is restarted.
-        allow_fresh_start: Whether to train from scratch where there are only damaged checkpoints.
-        on_write_error: What to do where a checkpoint cannot be written, because the disk is full
-            for example: "raise", at the next save or at the end; or "warn" and go on.
+            best value is kept in addition, and is saved at once.
+        asynchronous: Whether training continues while the state is written. State that training
+            changes meanwhile needs memory twice: at most the part that this rank writes, the
+            state's size divided by the number of ranks.
+        on_preemption: Whether to save on SIGTERM; or a function, called every five seconds, that
+            returns whether the machine is about to be preempted: then SIGTERM counts too.
+        resume: Whether to resume from existing checkpoints. False deletes them; remove it again
+            before the job is restarted.
+        allow_fresh_start: Whether to train from scratch if all checkpoints are damaged.
+        on_write_error: Action if a checkpoint cannot be written, because the disk is full for
+            example: "raise", at the next save or at the end; or "warn" and continue.
         keep_best_mode: "min" or "max"; "auto" takes "min" for names with "loss" or "error".
 
     Raises:
         ValueError: If an argument is wrong; in `fit`, if the model, the optimizer, the data or the
-            callbacks are others than those that were saved.
-        RuntimeError: In `fit`, if another job uses the directory, or there are only damaged
-            checkpoints.
+            callbacks differ from those that were saved.
+        RuntimeError: In `fit`, if another job uses the directory, or all checkpoints are damaged.
     """
 
     def __init__(
@@ -133,12 +132,12 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._best = BestEpoch(keep_best, keep_best_mode)
         self._preemption = Preemption(on_preemption)
         self._saver: Saver | None = None
-        session_of(self.directory)  # Errs now, where a store's plug-in is missing.
+        session_of(self.directory)  # Fails now if a store's plug-in is missing.
 
-    # -- Where a fit goes on -------------------------------------------------------------------
+    # -- Resuming ------------------------------------------------------------------------------
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
-        """Chooses the checkpoint, alike on all ranks; returns the data's position in it."""
+        """Chooses the checkpoint, the same on all ranks; returns its data position."""
 
         def choice() -> dict[str, Any]:
             return self._session.choose(self._fit, self._resume, self._allow_fresh_start)
@@ -150,26 +149,26 @@ class FaultTolerantCheckpoint(ResumingCallback):
         return self._saved.manifest.state["data"]
 
     def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
-        """Called instead of `begin_fit` where a `fit` goes on from memory: nothing is read."""
+        """Replaces `begin_fit` for a `fit` that resumes from memory: nothing is read."""
         self._take_part(model, callbacks, lambda: self._session.take_over(self._fit))
         self.progress = dataclasses.replace(progress)
 
     def leave_fit(self) -> None:
-        """Gives up what is being written, and the directory: ranks are lost, or have come."""
+        """Gives up the current write and the directory, because ranks have left or joined."""
         if self._saver is not None:
             self._saver.give_up()
         end_session(self.directory)
 
     def wait(self) -> None:
-        """Waits for what is being written; all ranks call it."""
+        """Waits for the current write; a collective call."""
         if self._ranks.rank:
             self._saver.collect()
-        # Rank 0 waits for the others' parts: that one of them has died, the exchange notices.
+        # Rank 0's write waits for the others' parts; this exchange fails if one of them has died.
         self._ranks.any_of_all(True)
         self._saver.collect()
 
     def ignore_preemption(self) -> None:
-        """Leaves SIGTERM alone: it ends a rank of an elastic job, and the others go on."""
+        """Handles no SIGTERM: it ends one rank of an elastic job, and the others continue."""
         self._preemption.ignore()
 
     def _take_part(
@@ -218,17 +217,17 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self.progress.total)
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Restores the state anew, within an epoch: its metrics, and what callbacks did here."""
+        """Restores the state again within an epoch: its metrics, and changes by other callbacks."""
         self.progress.epoch = epoch
         self._cost.pause()
         if self._saved is not None:
             self._saved.restore(self._training)
             self._saved = None
 
-    # -- When it saves -------------------------------------------------------------------------
+    # -- When to save --------------------------------------------------------------------------
 
     def on_train_batch_end(self, batch, logs=None):
-        """Saves, if it is time; ends the process, if it has been asked to end."""
+        """Saves if it is due; ends the process if it was asked to end."""
         if self._session.chaos:
             self._session.chaos.step()
         self.data.used(logs)
@@ -243,7 +242,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
             self._save(finished=False)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves after an epoch, if that is asked for, and after the last one."""
+        """Saves after an epoch if configured or if it is the best, and after the last one."""
         self.progress.epoch, self.progress.step = epoch + 1, 0
         self.progress.metrics = {name: float(value) for name, value in (logs or {}).items()}
         finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
@@ -252,14 +251,14 @@ class FaultTolerantCheckpoint(ResumingCallback):
             self._save(finished)
 
     def on_train_end(self, logs=None):
-        """Waits for the last write, and makes it anew if it was given up when a rank was lost."""
+        """Waits for the last write, and repeats it if it was given up when a rank was lost."""
         self._save(finished=True)
         self.wait()
         if self._session.chaos:
             self._session.chaos.note_counts()
 
     def end_fit(self) -> None:
-        """Waits for what is being written, and listens no more."""
+        """Waits for the current write, and stops listening for preemption."""
         self._preemption.stop()
         self._saved = None
         if sys.exc_info()[0] is None:
@@ -267,7 +266,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def _leave(self) -> None:
         self._saver.collect()
-        # Whoever leaves first must not end the others before all is written.
+        # The first rank to exit ends the others, so wait until all parts are written.
         self._ranks.any_of_all(True)
         if self._ranks.rank == 0:
             now = self.progress
@@ -275,14 +274,14 @@ class FaultTolerantCheckpoint(ResumingCallback):
         sys.exit(PREEMPTED_EXIT_CODE)
 
     def _is_best(self) -> bool:
-        """Notes the epoch that has ended, if it is the best so far; returns whether it is."""
+        """Records the epoch that has ended if it is the best so far; returns whether it is."""
         now = self.progress
         value = self._best.value(now.metrics, now.best[0] if now.best else None)
         if value is not None:
             now.best = [value, self._named().directory]
         return value is not None
 
-    # -- How it saves --------------------------------------------------------------------------
+    # -- How to save ---------------------------------------------------------------------------
 
     def _named(self, **fields: Any) -> Manifest:
         fields = {"state": {}, "members": (), **fields}
@@ -291,7 +290,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def _save(self, finished: bool) -> None:
         name = self._named().directory
-        # Names sort as training goes: what is there already, nobody saves again.
+        # Names sort in the order of training, so this skips checkpoints that already exist.
         if self._last is not None and name <= self._last:
             return
         self._last, began = name, time.perf_counter()

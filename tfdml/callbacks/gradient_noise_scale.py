@@ -1,4 +1,4 @@
-"""How large a batch pays: the gradient noise scale, and the batch size that it suggests."""
+"""Gradient noise scale during training, and the batch size that it suggests."""
 
 import math
 
@@ -18,7 +18,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     Batches far below the noise scale train about twice as fast for twice the rows; batches far
     above it only cost more. At the noise scale, training takes twice the steps and twice the rows
-    of either extreme. It grows while a model learns: what the end of a run says is for the end.
+    of either extreme. It grows while a model learns: its last value holds for the end of training.
 
     The value is in the epoch's logs as `gradient_noise_scale`, in rows, and in TensorBoard if an
     `OptimizerLog` is there. It needs a strategy of tfdml on two replicas or more; elsewhere it does
@@ -29,8 +29,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         (https://arxiv.org/abs/1812.06162).
 
     Args:
-        decay: How much of the moving averages a step keeps: 0 for the last step alone, towards 1
-            for steadier and slower. The default looks back some 100 steps.
+        decay: Decay rate of the moving averages: 0 for the last step alone, towards 1 for steadier
+            and slower estimates. The default averages over some 100 steps.
 
     Raises:
         ValueError: If `decay` is not from 0 to below 1.
@@ -44,7 +44,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._scale: NoiseScale | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Has the gradients' norms noted in the model's train step."""
+        """Makes the model's train step record the gradients' norms."""
         super().set_model(model)
         extended = getattr(model.distribute_strategy, "extended", None)
         replicas = model.distribute_strategy.num_replicas_in_sync
@@ -56,11 +56,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
             session.attach(self._scale)
 
     def estimate(self) -> NoiseEstimate | None:
-        """Returns what the steps so far tell, the same on all ranks; None on one replica."""
+        """Returns the estimate so far, the same on all ranks; None on one replica."""
         return None if self._scale is None else self._scale.read()
 
     def suggested_batch_size(self) -> int | None:
-        """Returns the power of two next to the noise scale; None where there is no estimate."""
+        """Returns the power of two nearest to the noise scale; None if there is no estimate."""
         estimate = self.estimate()
         if estimate is None or not math.isfinite(estimate.scale):
             return None
@@ -73,7 +73,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             logs["gradient_noise_scale"] = estimate.scale
 
     def on_train_end(self, logs=None):
-        """Says on rank 0 what batch size the end of training suggests."""
+        """Prints on rank 0 the batch size that the last estimate suggests."""
         suggested = self.suggested_batch_size()
         if suggested is None or not self.model.distribute_strategy.extended.should_save_summary:
             return

@@ -1,4 +1,4 @@
-"""The variables of a model that trains: weights, optimizers, metrics, seeds of layers."""
+"""The variables of a model in training: weights, optimizers, metrics, seeds of layers."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from tfdml.strategies.replica_state import components
 
 
 class ModelState:
-    """A model's variables by name, and what must be alike where training goes on.
+    """A model's variables by name, and the layout that a resumed training must match.
 
     Args:
         model: A built, compiled model.
     """
 
     def __init__(self, model: keras.Model):
-        # A variable that is in parts on parameter servers is saved as these.
+        # A variable that is partitioned over parameter servers is saved as its parts.
         self._groups = {"model": with_parts(model.variables)}
         self._optimizers = _optimizers_of(model)
         for name, optimizer in self._optimizers.items():
@@ -28,18 +28,18 @@ class ModelState:
                 optimizer.build(model.trainable_variables)
             self._groups[name] = list(optimizer.variables)
         metrics = {id(v) for v in model.metrics_variables}
-        # What a metric of a layer is must not be taken for a weight.
+        # The variables of a layer's metrics must not be treated as weights.
         self._groups["model"] = [v for v in self._groups["model"] if id(v) not in metrics]
         self._groups["metrics"] = list(model.metrics_variables)
         self._copies = {g: [components(v) for v in vs] for g, vs in self._groups.items()}
-        # As the program has made them: training changes a learning rate.
+        # Read now, as the program created them, because training changes a learning rate.
         self._architecture = _architecture(model)
         self._configs = {name: _config(o) for name, o in self._optimizers.items()}
 
     def layout(self) -> dict[str, Any]:
-        """Returns what JSON can hold: each variable's path, shape and dtype, and configurations.
+        """Returns data for JSON: each variable's path, shape and dtype, and the configurations.
 
-        The model's own is None where it has none, as models in code of their own often do.
+        The architecture is None for models without a configuration, as many subclassed ones are.
         """
         groups = {
             group: [[v.path, list(v.shape), str(v.dtype)] for v in variables]
@@ -52,7 +52,7 @@ class ModelState:
         }
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns all values, by group and number; see `values_of`."""
+        """Returns all values, by group and index; see `values_of`."""
         found = {}
         for group, copies in self._copies.items():
             values = values_of(copies, summed=group == "metrics")
@@ -60,20 +60,20 @@ class ModelState:
         return found
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Gives the variables the values that `read` has returned."""
+        """Assigns the values that `read` returned."""
         for group, copies in self._copies.items():
             values = [arrays[f"{group}/{i}"] for i in range(len(copies))]
             assign_values(copies, values, summed=group == "metrics")
 
     def check(self, saved: dict[str, Any], path: str) -> None:
-        """Checks that a checkpoint is of this model and optimizer.
+        """Checks that a checkpoint belongs to this model and optimizer.
 
         Args:
             saved: The checkpoint's layout.
-            path: Where it is.
+            path: The checkpoint's path, for messages.
 
         Raises:
-            ValueError: If not; it names the first difference.
+            ValueError: If it does not; the message names the first difference.
         """
         said = self._difference(saved)
         if said:
@@ -119,7 +119,7 @@ def _architecture(model: keras.Model) -> str | None:
 
 
 def _config(optimizer: keras.Optimizer) -> dict[str, Any]:
-    """Returns an optimizer's configuration as JSON gives it back."""
+    """Returns an optimizer's configuration as it is after a round trip through JSON."""
     config = keras.saving.serialize_keras_object(optimizer)
     flat = {**config["config"], "class": config["class_name"]}
     flat.pop("name", None)
@@ -127,7 +127,7 @@ def _config(optimizer: keras.Optimizer) -> dict[str, Any]:
 
 
 def _without_numbers(path: str) -> str:
-    """Returns a path without the numbers that tell objects of a kind apart in one process."""
+    """Returns a path without the numbers that distinguish objects of a class in one process."""
     return re.sub(r"_\d+(?=/|$)", "", path)
 
 

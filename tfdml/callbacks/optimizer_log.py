@@ -1,4 +1,4 @@
-"""What a large-batch optimizer does, in TensorBoard: its rate, and the layers' trust ratios."""
+"""TensorBoard log of an optimizer: learning rate and the layers' trust ratios."""
 
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ class OptimizerLog(keras.callbacks.Callback):
     model.fit(dataset, callbacks=[tfdml.callbacks.OptimizerLog("logs")])
     ```
 
-    Any optimizer's rate is logged; trust ratios are those of `tfdml.optimizers.LARS` and `LAMB`,
-    of the variables that adapt, in the last update before. They stay on the device until they are
-    written. Beside a `GradientNoiseScale`, its value is logged too. On several processes rank 0
-    writes.
+    The learning rate of any optimizer is logged; trust ratios are those of the last update of
+    `tfdml.optimizers.LARS` and `LAMB`, for the variables that adapt. They stay on the device until
+    they are written. With a `GradientNoiseScale` callback, its value is logged too. On several
+    processes rank 0 writes.
 
     Args:
-        log_dir: Where to write event files; the directory of `keras.callbacks.TensorBoard` will do.
-        update_freq: "epoch", or after how many batches, which makes Keras wait for each batch.
+        log_dir: Directory for event files; may be that of `keras.callbacks.TensorBoard`.
+        update_freq: "epoch", or a number of batches, which makes Keras wait for each batch.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -48,7 +48,7 @@ class OptimizerLog(keras.callbacks.Callback):
             self.on_train_batch_end = self._after_batch
 
     def set_model(self, model: keras.Model) -> None:
-        """Has the trust ratios kept from now on."""
+        """Makes the optimizer record its trust ratios from now on."""
         super().set_model(model)
         optimizer = self._optimizer()
         if hasattr(optimizer, "keep_trust_ratios") and self._ratios is None:
@@ -56,19 +56,19 @@ class OptimizerLog(keras.callbacks.Callback):
             session_of(model).trace_again()
 
     def on_train_begin(self, logs=None):
-        """Opens the file."""
+        """Opens the event file."""
         # `should_save_summary` of a strategy says whether this process writes.
         strategy = self.model.distribute_strategy
         if strategy is None or strategy.extended.should_save_summary:
             self._writer = tf.summary.create_file_writer(self._log_dir)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Writes, if it is after epochs."""
+        """Writes, if `update_freq` is "epoch"."""
         if self._every is None:
             self._write()
 
     def on_train_end(self, logs=None):
-        """Closes the file."""
+        """Closes the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -105,5 +105,5 @@ class OptimizerLog(keras.callbacks.Callback):
 
 
 def _number(value: Any) -> float:
-    """Returns the number in a scalar, a variable of a strategy among them."""
+    """Returns the value of a scalar, which may be a strategy's variable."""
     return float(keras.ops.convert_to_numpy(value))

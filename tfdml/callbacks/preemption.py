@@ -1,4 +1,4 @@
-"""A machine that is about to be taken away: SIGTERM, or a notice that a watcher looks for."""
+"""Preemption of a machine, noticed by SIGTERM or by a watcher function."""
 
 import signal
 import threading
@@ -9,16 +9,16 @@ import keras
 from tfdml.strategies.session import session_of
 from tfdml.strategies.stop_vote import StopVote
 
-# Between two calls of a watcher.
+# Seconds between two calls of a watcher.
 SECONDS = 5.0
 
 
 class Preemption:
-    """Notes that this process has been asked to end, and lets all ranks agree on it.
+    """Records that this process was asked to end, and lets all ranks agree on it.
 
     Args:
-        wanted: Whether to listen for SIGTERM; or a watcher, called every few seconds beside
-            training, that returns whether there is a notice: then for both.
+        wanted: Whether to listen for SIGTERM; or a watcher function, called every few seconds in a
+            thread, that returns whether there is a notice: then SIGTERM counts too.
     """
 
     def __init__(self, wanted: bool | Callable[[], bool]):
@@ -30,11 +30,11 @@ class Preemption:
         self._previous = None
 
     def ignore(self) -> None:
-        """Leaves SIGTERM alone from now on."""
+        """Makes `start` install no SIGTERM handler and no watcher."""
         self._wanted = False
 
     def vote_with(self, model: keras.Model, size: int) -> None:
-        """Lets the ranks of a model's job tell each other, with the metrics of each step."""
+        """Lets the ranks of a model's job vote, with the metrics of each step."""
         self._vote = None
         if not self._wanted or size == 1:
             return
@@ -47,7 +47,7 @@ class Preemption:
 
     @property
     def agreed(self) -> bool:
-        """Whether some rank had been asked to end before the last step: the same on all ranks."""
+        """Whether any rank was asked to end before the last step: the same on all ranks."""
         if self._vote is None:
             return self._asked.is_set()
         if self._asked.is_set():
@@ -55,7 +55,7 @@ class Preemption:
         return self._vote.decided
 
     def start(self) -> None:
-        """Begins to listen; signals reach the main thread only."""
+        """Starts to listen; signals are handled only if called in the main thread."""
         if not self._wanted:
             return
         self._over.clear()
@@ -65,14 +65,14 @@ class Preemption:
             threading.Thread(target=self._watch, name="tfdml-preemption", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
         self._over.set()
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
 
     def _on_signal(self, number, frame) -> None:
-        # A second one changes nothing: the save that the first has asked for goes on.
+        # A second signal changes nothing: the save that the first one requested continues.
         self._asked.set()
 
     def _watch(self) -> None:

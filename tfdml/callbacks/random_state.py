@@ -1,7 +1,7 @@
-"""What random numbers come next: Python's, NumPy's, TensorFlow's and Keras's global generators.
+"""State of the global random generators of Python, NumPy, TensorFlow and Keras.
 
-`tf.random.normal` and its like draw from state inside TensorFlow's kernels, which cannot be read:
-their next numbers are others after a restart. Layers and `keras.random` do not use them.
+`tf.random.normal` and similar functions draw from state inside TensorFlow's kernels, which cannot
+be read: after a restart their numbers differ. Layers and `keras.random` do not use them.
 """
 
 import random
@@ -16,7 +16,7 @@ from tfdml.strategies.replica_state import components
 
 
 def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the state of this process's generators: what JSON can hold, and arrays by name."""
+    """Returns the state of this process's generators: data for JSON, and arrays by name."""
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     notes = {"python": [version, gauss], "numpy": [kind, position, has_gauss, cached]}
@@ -34,7 +34,7 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def restore(notes: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Gives the generators the state that `read` has returned."""
+    """Restores the state that `read` returned."""
     if "random/keras" in arrays:
         own = global_seed_generator(make=True)
         assign_values([components(own.state)], [arrays["random/keras"]])
@@ -48,9 +48,9 @@ def restore(notes: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
 
 
 def _tensorflows_generator() -> tf.random.Generator | None:
-    """Returns TensorFlow's global generator, None if the program has none.
+    """Returns TensorFlow's global generator; None if the program has none.
 
-    With `enable_op_determinism` TensorFlow makes none by itself.
+    With `enable_op_determinism` TensorFlow does not create one by itself.
     """
     try:
         return tf.random.get_global_generator()

@@ -1,4 +1,4 @@
-"""A checkpoint that a `fit` goes on from: read once, taken up once or twice."""
+"""The checkpoint from which a `fit` resumes: read once, restored once or twice."""
 
 import os
 
@@ -12,15 +12,15 @@ from tfdml.checkpointing.manifest import read_manifest
 
 
 class SavedState:
-    """A whole checkpoint in memory, of all ranks that have written it.
+    """A complete checkpoint in memory, with the parts of all ranks that wrote it.
 
     Args:
         session: This process's use of the directory.
-        name: The checkpoint's name in it.
+        name: The checkpoint's name in the directory.
 
     Attributes:
-        path: Where it is.
-        manifest: What it says of itself.
+        path: The checkpoint's path.
+        manifest: The checkpoint's manifest.
     """
 
     def __init__(self, session: Session, name: str):
@@ -31,7 +31,7 @@ class SavedState:
         self._parts = Checkpoint(session.files, self.path, self.manifest).read()
 
     def restore(self, training: TrainingState) -> None:
-        """Gives it to a training."""
+        """Restores a training's state from it."""
         shared: dict[str, np.ndarray] = {}
         own = []
         for tensors, notes in self._parts:

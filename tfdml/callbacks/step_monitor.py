@@ -1,4 +1,4 @@
-"""Where the time of a step goes on each rank, and which rank the others wait for."""
+"""Step times of each rank, and detection of a straggler."""
 
 import dataclasses
 import socket
@@ -19,13 +19,13 @@ class RankTimes:
 
     Attributes:
         rank: The rank.
-        host: Its machine.
-        step: The whole step, from one batch's end to the next one's.
-        compute: From the batch's arrival until all of the rank's gradients are there; exchanges
-            that run meanwhile cost nothing.
-        exchange: The exchange after that, from when the last rank has come.
-        wait: What the rank waits for others before it.
-        causes: The part, from 0 to 1, of all ranks' waiting that was for this one.
+        host: Name of the rank's host.
+        step: Duration of the whole step, from the end of one batch to the end of the next.
+        compute: Time from the batch's arrival until all of the rank's gradients are ready;
+            exchanges that overlap with it are not counted.
+        exchange: Time of the exchange after that, from the arrival of the last rank.
+        wait: Time that the rank waits for other ranks before that exchange.
+        causes: Fraction, from 0 to 1, of all ranks' waiting that this rank caused.
     """
 
     rank: int
@@ -38,23 +38,23 @@ class RankTimes:
 
 
 class StepMonitor(keras.callbacks.Callback):
-    """Shows per epoch where each rank's time goes, and names a straggler.
+    """Shows the step times of each rank after every epoch, and names a straggler.
 
     ```python
     model.fit(dataset, callbacks=[tfdml.callbacks.StepMonitor()])
     ```
 
-    Times are read inside the step, on the CPU's clock of each rank; no clocks are compared. On
-    GPUs, whose work is only queued by then, they show when it was queued. A fit's first step, which
-    each rank traces in a time of its own, is left out. Needs a strategy of tfdml on several
-    processes, else it does nothing.
+    Times are read inside the step, on the CPU's clock of each rank; clocks of different ranks are
+    not compared. GPU work is only queued at these points, so times show when it was queued. The
+    first step of a `fit` is left out, because each rank takes its own time to trace it. Does
+    nothing without a strategy of tfdml on several processes.
 
     Args:
-        threshold: From which part of a step, from 0 to 1, waiting for one rank is called a
-            straggler's.
+        threshold: Fraction of a step, from 0 to 1, above which waiting for one rank makes that rank
+            a straggler.
 
     Attributes:
-        epochs: For each epoch what was shown: a list of `RankTimes`, by rank.
+        epochs: The times shown for each epoch: a list of `RankTimes`, in rank order.
 
     Raises:
         ValueError: If `threshold` is not from 0 to 1.
@@ -72,7 +72,7 @@ class StepMonitor(keras.callbacks.Callback):
         self.epochs: list[list[RankTimes]] = []
 
     def set_model(self, model: keras.Model) -> None:
-        """Puts the clock into the model's train step."""
+        """Adds the clock to the model's train step."""
         super().set_model(model)
         extended = getattr(model.distribute_strategy, "extended", None)
         collective = getattr(extended, "collective", None)
@@ -85,17 +85,17 @@ class StepMonitor(keras.callbacks.Callback):
             session.attach(self._clock)
 
     def on_train_begin(self, logs=None):
-        """Leaves the first step out, which may be traced."""
+        """Leaves out the first step, which may be traced."""
         if self._clock is not None:
             self._clock.skip()
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Starts anew."""
+        """Resets the clock."""
         if self._clock is not None:
             self._clock.reset()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Gathers all ranks' times; rank 0 shows them."""
+        """Gathers all ranks' times; rank 0 prints them."""
         if self._clock is None:
             return
         times = self._gather()

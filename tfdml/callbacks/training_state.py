@@ -1,4 +1,4 @@
-"""All that a training is made of at one moment, and how it is taken up again."""
+"""The whole state of a training at one moment, and its restoration."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,11 +16,12 @@ from tfdml.strategies.rank_state import RankState
 
 @dataclasses.dataclass(frozen=True)
 class OwnState:
-    """What belongs to one rank.
+    """State that belongs to one rank.
 
     Attributes:
-        tensors: Arrays by name: what it keeps between steps, its random generators, its callbacks.
-        notes: What JSON can hold.
+        tensors: Arrays by name: the rank's state between steps, its random generators, its
+            callbacks.
+        notes: Data for JSON.
     """
 
     tensors: dict[str, np.ndarray]
@@ -29,12 +30,12 @@ class OwnState:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A training at one moment, seen by one rank.
+    """State of a training at one moment, as seen by one rank.
 
     Attributes:
-        shared: What JSON can hold of what all ranks have alike.
-        tensors: Its arrays by name, which training does not change any more.
-        own: What belongs to this rank.
+        shared: Data for JSON that is the same on all ranks.
+        tensors: Arrays by name that are the same on all ranks, and no longer change.
+        own: State that belongs to this rank.
     """
 
     shared: dict[str, Any]
@@ -43,13 +44,13 @@ class Snapshot:
 
 
 class TrainingState:
-    """The state of a `fit`: of its model, callbacks, data, ranks and random generators.
+    """State of a `fit`: of its model, callbacks, data, ranks and random generators.
 
     Args:
         model: The model, built and compiled.
-        callbacks: The state of the other callbacks of `fit`.
-        data: The position of its training data.
-        ranks: This rank among all.
+        callbacks: State of the other callbacks of `fit`.
+        data: Position in the training data.
+        ranks: State of this rank.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class TrainingState:
         self._layout = self._model_state.layout()
 
     def read(self, step: int) -> Snapshot:
-        """Returns the state now.
+        """Returns the current state.
 
         Args:
-            step: The batches of the epoch that have been used; 0 between epochs.
+            step: The number of the epoch's batches that have been used; 0 between epochs.
         """
         self._ranks.wait_for_steps()
         callbacks, arrays = self._callback_state.read()
@@ -80,23 +81,23 @@ class TrainingState:
             "stopped": bool(self._model.stop_training),
         }
         kept = {f"kept/{name}": value for name, value in self._ranks.kept().items()}
-        # A callback may keep something else on each rank.
+        # Callbacks may have different state on each rank.
         own = OwnState({**random, **kept, **arrays}, {"random": notes, "callbacks": callbacks})
         return Snapshot(shared, self._model_state.read(), own)
 
     def check(self, shared: dict[str, Any], path: str) -> None:
-        """Checks that a state is of this model and optimizer; see `ModelState.check`."""
+        """Checks that a state belongs to this model and optimizer; see `ModelState.check`."""
         self._model_state.check(shared["layout"], path)
 
     def restore(
         self, shared: dict[str, Any], tensors: dict[str, np.ndarray], own: Sequence[OwnState]
     ) -> None:
-        """Takes a state up.
+        """Restores a state.
 
         Args:
-            shared: A snapshot's.
-            tensors: The same.
-            own: What belonged to each rank, in their order, however many they were.
+            shared: A snapshot's `shared`.
+            tensors: A snapshot's `tensors`.
+            own: State of each rank at the time, in rank order, for any number of ranks.
         """
         self._model_state.restore(tensors)
         kept = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]

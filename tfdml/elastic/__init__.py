@@ -1,4 +1,4 @@
-"""Training that goes on while processes come and go, on Horovod Elastic.
+"""Elastic training that continues while processes join and leave, on Horovod Elastic.
 
 ```python
 strategy = tfdml.HorovodStrategy()

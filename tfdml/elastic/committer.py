@@ -1,4 +1,4 @@
-"""The callback of an elastic `fit`: it commits, and goes on from a commit."""
+"""The callback of an elastic `fit`: commits, and resumes from a commit."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,18 @@ from tfdml.strategies.rank_state import RankState
 if TYPE_CHECKING:
     from tfdml.elastic.state import KerasState
 
-# What a position says of batches: another between epochs where their size follows the ranks.
+# Entries of a data position that change between epochs if the batch size follows the ranks.
 _OF_BATCHES = {"batches", "batch_size", "steps_per_epoch"}
 
 
 class Committer(ResumingCallback):
-    """Commits a `fit` to a state, and makes it go on from there; see `KerasState.committer`.
+    """Callback that commits a `fit` to a state, and resumes it; see `KerasState.committer`.
 
     Args:
-        state: Keeps the commits.
-        steps: After how many steps to commit, and at the ends of epochs; None for those alone.
-        rule: What becomes of the learning rate when the number of ranks changes.
-        checkpoint: What saves besides.
+        state: State that keeps the commits.
+        steps: Steps between commits, which also happen at the ends of epochs; None for only those.
+        rule: Scaling rule of the learning rate when the number of ranks changes.
+        checkpoint: Callback that also saves to disk.
 
     Raises:
         ValueError: If `steps` or `rule` is wrong.
@@ -43,7 +43,7 @@ class Committer(ResumingCallback):
         super().__init__()
         if steps is not None and (type(steps) is not int or steps < 1):
             raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}.")
-        scale_learning_rate(1.0, 1, rule)  # Checks it.
+        scale_learning_rate(1.0, 1, rule)  # Validates `rule`.
         if rule != "none" and steps is not None:
             raise ValueError(
                 f"`steps` must be None with rule={rule!r}, because batches change between epochs "
@@ -60,19 +60,19 @@ class Committer(ResumingCallback):
             checkpoint.ignore_preemption()
 
     def set_model(self, model: keras.Model) -> None:
-        """Passes Keras's call on."""
+        """Passes Keras's call on to the checkpoint."""
         super().set_model(model)
         if self._disk is not None:
             self._disk.set_model(model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Passes Keras's call on."""
+        """Passes Keras's call on to the checkpoint."""
         super().set_params(params)
         if self._disk is not None:
             self._disk.set_params(params)
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
-        """Returns the data's position in the commit, if it is of this `fit`."""
+        """Returns the data position of the commit, if it belongs to this `fit`."""
         self._others = [c for c in callbacks if c is not self]
         self._fit, self._state._fits = self._state._fits, self._state._fits + 1
         commit = self._state._commit
@@ -80,7 +80,7 @@ class Committer(ResumingCallback):
         self._is_over = commit is not None and commit.fit > self._fit
         self._epoch = self._step = 0
         if self._fit in self._state._callbacks:
-            # As the program has made them; `fit` has been called before in this process.
+            # This process has called this `fit` before: restore the callbacks' initial state.
             self._state._callbacks[self._fit].restore({}, {})
         saved = self._begin_on_disk(model)
         if self._commit is None:
@@ -90,7 +90,7 @@ class Committer(ResumingCallback):
         return {name: data[name] for name in kept}
 
     def _begin_on_disk(self, model: keras.Model) -> dict[str, Any] | None:
-        """Returns the data's position where the checkpoint goes on, where no rank has a commit."""
+        """Returns the data position of the checkpoint on disk, if no rank has a commit."""
         if self._disk is None:
             return None
         self._state._checkpoints.append(self._disk)
@@ -121,7 +121,7 @@ class Committer(ResumingCallback):
                 self._commit = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Restores the commit anew, within an epoch; before the first one, commits."""
+        """Restores a commit within an epoch again; commits before the first epoch."""
         self._epoch = epoch
         if self._disk is not None:
             self._disk.on_epoch_begin(epoch, logs)
@@ -129,7 +129,7 @@ class Committer(ResumingCallback):
             self._restore()
             self._commit = None
         elif self._state._commit is None or self._state._commit.fit < self._fit:
-            # Not earlier: here all ranks have rank 0's weights.
+            # Not earlier: only from here on do all ranks have rank 0's weights.
             self._commit_now()
 
     def _restore(self) -> None:
@@ -138,7 +138,7 @@ class Committer(ResumingCallback):
         self._training.restore(snapshot.shared, snapshot.tensors, own)
 
     def _scale(self, before: int) -> None:
-        """Scales the learning rate where there are other ranks than before."""
+        """Scales the learning rate if the number of ranks has changed."""
         now = self._state._strategy.extended.collective.size
         if now == before or self._rule == "none":
             return
@@ -148,7 +148,7 @@ class Committer(ResumingCallback):
         self.model.optimizer.learning_rate = rate * factor
 
     def on_train_batch_end(self, batch, logs=None):
-        """Commits, if it is time."""
+        """Commits, if it is due."""
         if self._disk is not None:
             self._disk.on_train_batch_end(batch, logs)
         else:
@@ -170,7 +170,7 @@ class Committer(ResumingCallback):
             self._disk.on_train_end(logs)
 
     def end_fit(self) -> None:
-        """Passes the end on."""
+        """Passes the end of the `fit` on to the checkpoint."""
         if self._disk is not None:
             self._disk.end_fit()
 
@@ -181,7 +181,7 @@ class Committer(ResumingCallback):
 
             if self._disk is not None:
                 self._disk.wait()
-            # `run` goes on after it.
+            # Horovod's loop, which `run` has entered, continues after this exception.
             raise HostsUpdatedInterrupt(False)
 
     def _commit_now(self) -> None:

@@ -1,4 +1,4 @@
-"""`run`: calls a training function again, with other processes, when some were lost or gained."""
+"""`run`: calls a training function again when processes were lost or gained."""
 
 import functools
 import random
@@ -12,18 +12,18 @@ from tfdml.elastic.state import KerasState
 
 
 def run(function: Callable) -> Callable:
-    """Makes a function that trains elastic; used as Horovod's `hvd.elastic.run`.
+    """Makes a training function elastic; the counterpart of Horovod's `hvd.elastic.run`.
 
     When a rank is lost, the others roll back to the last commit, in memory, and call the function
-    again; when ranks are gained, all go on from the commit that they have come to. `fit` in the
-    function then goes on within its epoch, with the same global batches. Started by another
-    launcher than `horovodrun` with `--min-np`, the function is just called.
+    again. When ranks are gained, all continue from the commit just made. `fit` in the function then
+    resumes within its epoch, with the same global batches. Without elastic Horovod (`horovodrun`
+    with `--min-np`), the function is simply called.
 
     Args:
-        function: Called as `function(state, ...)`; it may have been called before.
+        function: Training function, called as `function(state, ...)`, possibly several times.
 
     Returns:
-        The function to call, with a `KerasState` first.
+        The function to call, whose first argument is a `KerasState`.
     """
 
     @functools.wraps(function)
@@ -38,7 +38,7 @@ def run(function: Callable) -> Callable:
         drawn = random.getstate()
 
         def as_drawn(*args: Any, **kwargs: Any) -> Any:
-            # Horovod draws the ports of its own services from Python's generator.
+            # Horovod draws its services' ports from Python's random generator, so restore that.
             random.setstate(drawn)
             return function(*args, **kwargs)
 
@@ -49,7 +49,10 @@ def run(function: Callable) -> Callable:
 
 
 def translated(function: Callable) -> Callable:
-    """Returns `function`, which raises what Horovod Elastic goes on after where a rank was lost."""
+    """Returns `function` with errors of lost ranks raised as `HorovodInternalError`.
+
+    That is the exception after which Horovod Elastic resumes.
+    """
     from horovod.common.exceptions import HorovodInternalError
 
     @functools.wraps(function)
@@ -65,13 +68,13 @@ def translated(function: Callable) -> Callable:
 
 
 def comes_of_a_lost_rank(error: tf.errors.OpError) -> bool:
-    """Returns whether one of Horovod's operations has failed, and nothing of the program's."""
+    """Returns whether one of Horovod's operations failed, and not the program itself."""
     kinds = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalError)
     return isinstance(error, kinds) and "horovod" in error.message.lower()
 
 
 def _start_anew() -> None:
-    """Leaves the ring of the ranks of before, and enters that of those there are now."""
+    """Leaves the ring of the former ranks and joins that of the current ones."""
     import horovod.tensorflow as hvd
 
     hvd.shutdown()

@@ -1,4 +1,4 @@
-"""What survives the loss of ranks: the last commit, in the memory of every rank."""
+"""Elastic training state: the last commit, in the memory of every rank."""
 
 import copy
 import dataclasses
@@ -16,15 +16,15 @@ from tfdml.strategies.keras_seam.resuming import ResumingCallback
 
 @dataclasses.dataclass
 class Commit:
-    """A training at one moment.
+    """State of a training at one moment.
 
     Attributes:
-        fit: Which call of `fit` of the training function.
-        epoch: The epoch that goes on from here.
-        snapshot: The state, seen by this rank.
-        size: The number of ranks that there were.
-        progress: How far the `FaultTolerantCheckpoint` beside it has come, if there is one.
-        own: What belonged to each rank that was there; empty until ranks have changed.
+        fit: Index of the call of `fit` in the training function.
+        epoch: The epoch in which training resumes.
+        snapshot: The state as seen by this rank.
+        size: The number of ranks at the time of the commit.
+        progress: Progress of the `FaultTolerantCheckpoint` in use, if any.
+        own: State of each rank at the time of the commit; empty until the ranks have changed.
     """
 
     fit: int
@@ -36,20 +36,20 @@ class Commit:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Where training was: a later commit has a greater one."""
+        """Position in the training: a later commit has a greater one."""
         return self.fit, self.epoch, self.snapshot.shared["step"]
 
 
 class KerasState:
-    """The state of a model's training, kept in memory for `tfdml.elastic.run`.
+    """State of a model's training, kept in memory for `tfdml.elastic.run`.
 
-    A rank that is lost takes its residuals of compression with it; those of the others go on.
-    Whether the global batch and the learning rate follow the number of ranks, `committer` is told.
+    The compression residuals of a lost rank are lost; those of the other ranks are kept. Whether
+    the global batch and the learning rate follow the number of ranks is set in `committer`.
 
     Args:
-        model: A built, compiled model, made in the scope of a `HorovodStrategy`.
-        **values: Plain values of your own: attributes of the state that are committed, rolled back
-            and sent to new ranks with the rest.
+        model: A built, compiled model, created in the scope of a `HorovodStrategy`.
+        **values: Plain values of your own. They become attributes of the state, and are committed,
+            rolled back and sent to new ranks with the rest.
     """
 
     def __init__(self, model: keras.Model, **values: Any):
@@ -75,7 +75,7 @@ class KerasState:
         self._fits = 0
         self._callbacks: dict[int, CallbackState] = {}
         self._checkpoints: list[FaultTolerantCheckpoint] = []
-        # What Horovod's driver has told of hosts since the ranks have met.
+        # Messages of Horovod's driver about hosts, since the ranks last met.
         self._messages: list[tuple[float, int]] = []
 
     def committer(
@@ -84,19 +84,19 @@ class KerasState:
         rule: str = "none",
         checkpoint: FaultTolerantCheckpoint | None = None,
     ) -> ResumingCallback:
-        """Returns a callback for `fit`: it commits each so many steps, and goes on from a commit.
+        """Returns a callback for `fit` that commits every `steps` steps and resumes from a commit.
 
         Args:
-            steps: After how many steps, and at the end of each epoch; a loss of ranks costs at most
-                so many steps again. None for the ends of epochs alone.
-            rule: What becomes of the learning rate when the number of ranks changes; see
-                `tfdml.schedules.scale_learning_rate`. "none" where the global batch stays the same.
-                "linear" or "sqrt" where the function gives `fit` a batch size that follows
-                `strategy.size`; commits are then at the ends of epochs alone, because within an
-                epoch the batches stay what they are.
-            checkpoint: Saves besides, as often as it says: a job all of whose ranks are lost goes
-                on from there when it is started again. Under Horovod Elastic a SIGTERM ends its
-                rank alone, because the others go on.
+            steps: Steps between commits, which also happen at the end of each epoch; after a loss
+                of ranks at most this many steps are repeated. None for only the ends of epochs.
+            rule: Scaling rule of the learning rate when the number of ranks changes; see
+                `tfdml.schedules.scale_learning_rate`. "none" if the global batch stays the same.
+                "linear" or "sqrt" if the function passes `fit` a batch size that follows
+                `strategy.size`; commits are then only at the ends of epochs, because batches cannot
+                change within an epoch.
+            checkpoint: Callback that also saves to disk, as often as it is configured to: a job
+                that has lost all its ranks resumes from there when it is started again. Under
+                Horovod Elastic a SIGTERM ends only its rank, because the others continue.
 
         Raises:
             ValueError: If an argument is wrong.
@@ -106,7 +106,7 @@ class KerasState:
     # -- What Horovod's loop calls -------------------------------------------------------------
 
     def sync(self) -> None:
-        """Meets the ranks that there are now, and takes up the newest commit of theirs."""
+        """Meets the current ranks, and takes over their newest commit."""
         from tfdml.elastic.run import translated
 
         translated(self._meet)()
@@ -122,7 +122,7 @@ class KerasState:
         self._model.predict_function = None
         mine = (self._commit.place, self._commit.snapshot.own) if self._commit else ((-1,), None)
         met = hvd.allgather_object(mine, name="elastic_met")
-        # Not rank 0's: it may have come just now, and one may have been lost between two commits.
+        # Not always rank 0's: it may have just joined, or the loss fell between two ranks' commits.
         newest = max(place for place, _ in met)
         root = [place for place, _ in met].index(newest)
         sent = (self._commit, self._values) if hvd.rank() == root else None
@@ -132,14 +132,14 @@ class KerasState:
         self.restore()
 
     def restore(self) -> None:
-        """Rolls back to the last commit; the training's part of it `fit` takes up."""
+        """Rolls `values` back to the last commit; `fit` restores the training's part of it."""
         self._fits = 0
         self.__dict__.update(copy.deepcopy(self._values))
 
     def save(
         self, fit: int, epoch: int, snapshot: Snapshot, progress: Progress | None = None
     ) -> None:
-        """Keeps a commit."""
+        """Stores a commit."""
         self._values = copy.deepcopy({name: getattr(self, name) for name in self._names})
         shared = copy.deepcopy(snapshot.shared)
         size = self._strategy.extended.collective.size
@@ -147,15 +147,15 @@ class KerasState:
         self._commit = Commit(fit, epoch, snapshot, size, copy.deepcopy(progress))
 
     def on_reset(self) -> None:
-        """Ranks have changed."""
+        """Clears the messages about hosts after the ranks have changed."""
         self._messages.clear()
 
     def on_hosts_updated(self, timestamp: float, result: int) -> None:
-        """Hosts have come or gone, says Horovod's driver; called by a thread of its own."""
+        """Records a change of hosts; called by a thread of Horovod's driver."""
         self._messages.append((timestamp, result))
 
     def hosts_have_changed(self) -> bool:
-        """Returns whether hosts have come or gone, alike on all ranks; all of them call it."""
+        """Returns whether hosts have joined or left, the same on all ranks; a collective call."""
         import horovod.tensorflow as hvd
 
         told = [result for _, result in list(self._messages)]
