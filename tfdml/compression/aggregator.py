@@ -1,7 +1,7 @@
 """Sums of compressed gradients over all processes, with error feedback."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +16,10 @@ from tfdml.collectives.aggregator import (
 )
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.own_variable import own_variable
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.error_feedback import Scales, State
-from tfdml.compression.redistribution import PART, SERVER, of_ranks, redistributed
+from tfdml.compression.kept_state import KeptState
+from tfdml.compression.redistribution import PART, SERVER
 from tfdml.compression.rounds import sum_in_rounds
 from tfdml.compression.sparse import sum_sparse
 from tfdml.compression.two_phase import chunk_length, sum_in_two_phases
@@ -69,32 +69,17 @@ class CompressedAggregator(GradientAggregator):
         self._compressor = compressor
         self._memory = compressor.memory(collective.size)
         self._bucket_bytes = bucket_bytes
-        self._state: dict[str, tf.Variable] = {} if state is None else state
+        self._kept = KeptState({} if state is None else state, prefix)
         self._prefix = prefix
-        # This rank's restored state; variables are created when they are first used.
-        self._before: Mapping[str, np.ndarray] = {}
 
     @property
     def state(self) -> dict[str, tf.Variable]:
         """This process's own variables that are kept between steps, by name."""
-        return dict(self._state)
+        return dict(self._kept.variables)
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
-        before = of_ranks(before)
-        if len(before) != self._collective.size:
-            before = redistributed(before, self._collective.size)
-        own = before[self._collective.rank]
-        self._before = {name: value for name, value in own.items() if self._is_mine(name)}
-        for name, variable in self._state.items():
-            if self._is_mine(name):
-                start = variable if name.startswith(PART) else tf.zeros_like(variable)
-                variable.assign(self._start(name, start))
-
-    def _is_mine(self, name: str) -> bool:
-        """Returns whether a state variable does not belong to another candidate's exchanges."""
-        of = name.partition("/")[2]
-        return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
+        self._kept.restore(before, self._collective.rank, self._collective.size)
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
@@ -136,7 +121,7 @@ class CompressedAggregator(GradientAggregator):
         if learning_rate is None or not self._compressor.biased:
             return Scales(loss, tf.constant(1.0))
         now = tf.cast(learning_rate, tf.float32)
-        last = self._zeros(f"learning_rate/{gradients.label}", [])
+        last = self._kept.scalar(f"learning_rate/{gradients.label}")
         before = last.read_value()
         sums.commits.append((last, now))
         return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
@@ -164,7 +149,7 @@ class CompressedAggregator(GradientAggregator):
         self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> None:
         """Sums the compressed gradients bucket by bucket, and counts the step."""
-        step = self._zeros("step", [], tf.int32)
+        step = self._kept.scalar("step", tf.int32)
         sums.commits.append((step, step + 1))
         name = self._name(gradients)
         summable = isinstance(self._compressor, SummableCompressor)
@@ -190,7 +175,7 @@ class CompressedAggregator(GradientAggregator):
 
     def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
         """Returns the sum of an uncompressed gradient after the memory's update, e.g. momentum."""
-        variables = self._made(name, self._memory.init_plain, total.shape)
+        variables = self._kept.of_gradient(name, self._memory.init_plain, total.shape)
         if not variables:
             return total
         state = {key: value * scales.memory for key, value in _values(variables).items()}
@@ -209,9 +194,7 @@ class CompressedAggregator(GradientAggregator):
     ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the state's new values."""
         own, names, label = gradients.values, gradients.names, self._name(gradients)
-        memories = [
-            self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
-        ]
+        memories = self._memories(gradients)
         servers = [
             self._server(codec, [own[i] for i in places], f"{label}/{names[places[0]]}")
             for codec, places in self._compressor.parts([g.shape for g in own])
@@ -228,6 +211,13 @@ class CompressedAggregator(GradientAggregator):
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
 
+    def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
+        """Returns what the compressor's memory keeps of each gradient."""
+        return [
+            self._kept.of_gradient(name, self._memory.init, gradient.shape)
+            for name, gradient in zip(gradients.names, gradients.values, strict=True)
+        ]
+
     def _server(
         self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
     ) -> dict[str, tf.Variable]:
@@ -240,10 +230,9 @@ class CompressedAggregator(GradientAggregator):
             return {}
         length = sum(g.shape.num_elements() for g in gradients)
         chunk = chunk_length(length, self._collective.size, codec.block)
-        with tf.init_scope():
-            # Needed to cut the residual into new chunks when the number of processes changes.
-            self._kept(f"{PART}{name}", tf.constant([length, codec.block]))
-            return {"residual": self._kept(f"{SERVER}{name}", tf.zeros([chunk]))}
+        # Needed to cut the residual into new chunks when the number of processes changes.
+        self._kept.value(f"{PART}{name}", lambda: tf.constant([length, codec.block]))
+        return {"residual": self._kept.value(f"{SERVER}{name}", lambda: tf.zeros([chunk]))}
 
     def _in_rounds(
         self,
@@ -256,11 +245,9 @@ class CompressedAggregator(GradientAggregator):
         """Returns a bucket's sums, whether they are finite, and the state's new values."""
         del step
         own, names = gradients.values, gradients.names
-        memories = [
-            self._made(n, self._memory.init, g.shape) for n, g in zip(names, own, strict=True)
-        ]
+        memories = self._memories(gradients)
         states = [
-            self._made(n, self._compressor.init, n, g.shape)
+            self._kept.of_gradient(n, self._compressor.init, n, g.shape)
             for n, g in zip(names, own, strict=True)
         ]
         sums, finite, after, states_after = sum_in_rounds(
@@ -274,37 +261,6 @@ class CompressedAggregator(GradientAggregator):
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 
-    def _made(self, name: str, init: Callable[..., State], *arguments) -> dict[str, tf.Variable]:
-        """Returns one gradient's state variables, created by `init` on first use."""
-        with tf.init_scope():
-            start = init(*arguments)
-            return {key: self._kept(f"{key}/{name}", value) for key, value in start.items()}
-
-    def _zeros(self, name: str, shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variable:
-        with tf.init_scope():
-            return self._kept(name, tf.zeros(shape, dtype))
-
-    def _kept(self, name: str, start: tf.Tensor) -> tf.Variable:
-        """Returns the state variable of a name: this process's own, not the strategy's.
-
-        Must be called in an `init_scope`, because it may create the variable.
-        """
-        if name not in self._state:
-            self._state[name] = own_variable(self._start(name, start))
-        return self._state[name]
-
-    def _start(self, name: str, start: tf.Tensor) -> tf.Tensor:
-        if name not in self._before:
-            return start
-        value = self._before[name]
-        is_part = name.startswith(PART)
-        if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
-            raise ValueError(
-                f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "
-                f"{name} of {_told(value)}, kept is {_told(start)}. Begin anew, or go on as before."
-            )
-        return tf.constant(value)
-
 
 def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
     """Returns for each sum of floats whether it is finite."""
@@ -314,12 +270,6 @@ def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
 
 def _values(variables: dict[str, tf.Variable]) -> State:
     return {key: variable.read_value() for key, variable in variables.items()}
-
-
-def _told(value: tf.Tensor | np.ndarray) -> str:
-    """Returns a part's length and block size, or the shape of any other state, as text."""
-    value = np.asarray(value)
-    return f"{value.tolist()}" if value.dtype.kind == "i" else f"shape {value.shape}"
 
 
 def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State]) -> list[tuple]:
