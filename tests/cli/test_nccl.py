@@ -1,4 +1,4 @@
-"""`tfdml build-horovod --nccl`: CUDA and NCCL are found, linked and told of; and a real build."""
+"""`tfdml build-horovod --nccl`: finds and links CUDA and NCCL, reports them; and a real build."""
 
 import json
 import os
@@ -66,8 +66,8 @@ def test_wheels_are_found_and_change_the_key_of_the_cache(site):
 def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    told = cuda.find({"PATH": ""}, site).variables(scratch, "/bin")
-    home, nccl = Path(told["HOROVOD_CUDA_HOME"]), Path(told["HOROVOD_NCCL_HOME"])
+    variables = cuda.find({"PATH": ""}, site).variables(scratch, "/bin")
+    home, nccl = Path(variables["HOROVOD_CUDA_HOME"]), Path(variables["HOROVOD_NCCL_HOME"])
     assert {home.parent, nccl.parent} == {scratch}
     for link, file in {
         home / "bin/nvcc": "cu13/bin/nvcc",
@@ -81,11 +81,11 @@ def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_
     }.items():
         assert link.resolve() == (site / "nvidia" / file).resolve()
     # The first `nvcc` on PATH is asked which GPUs there are to compile for.
-    assert told["PATH"] == f"{home}/bin:/bin"
+    assert variables["PATH"] == f"{home}/bin:/bin"
     # From Horovod's library to NCCL's, both in one folder of packages.
     library = site / "horovod" / "tensorflow"
     library.mkdir(parents=True)
-    rpath = told[RPATH_VARIABLE].replace("$ORIGIN", str(library))
+    rpath = variables[RPATH_VARIABLE].replace("$ORIGIN", str(library))
     assert (Path(rpath) / "libnccl.so.2").exists()
 
 

@@ -1,4 +1,4 @@
-"""What a process asks of TensorFlow on a machine with GPUs; TensorFlow is told that there are some.
+"""Choice of GPUs in processes whose TensorFlow is configured to list GPUs that do not exist.
 
 A GPU is an entry in TensorFlow's list of physical devices here. What is asked is read from the
 settings with which TensorFlow would start.
@@ -50,7 +50,7 @@ def taken(gpus: int, named: list[str] | None, place: tuple, most: int | None = N
 
 
 def taken_twice(first: list[str] | None, second: list[str] | None) -> Any:
-    """What the second strategy of a process takes of four GPUs."""
+    """Returns the GPUs, of four, that a second strategy of a process takes."""
     with machine(4):
         own_devices(first, Topology(1, 2, 1, 2))
         try:
@@ -60,7 +60,7 @@ def taken_twice(first: list[str] | None, second: list[str] | None) -> Any:
 
 
 def taken_after(choice: str) -> tuple:
-    """What a process takes for which the program has chosen something before."""
+    """Returns the GPUs that a process takes if the program has chosen some before."""
     with machine(4):
         gpus = tf.config.list_physical_devices("GPU")
         if choice == "visible":

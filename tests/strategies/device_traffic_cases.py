@@ -35,7 +35,7 @@ def strategy_with(devices: int, as_group: bool, **options: Any) -> tf.distribute
     strategy = job.strategy(devices=devices, **options)
     if as_group and job.KIND == "mirrored":
         ring = Options(implementation=Implementation.RING)
-        strategy.extended.device_group = DeviceGroup(
+        strategy.extended.aggregator_choice.device_group = DeviceGroup(
             Topology(), strategy.extended.local_devices, ring
         )
     return strategy

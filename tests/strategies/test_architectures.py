@@ -3,7 +3,6 @@
 import pickle
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -167,8 +166,6 @@ HUB = {
 @pytest.fixture(scope="module")
 def hub_python() -> Path:
     """Python with KerasHub; made when it is first needed."""
-    if sys.version_info < (3, 11):
-        pytest.skip("KerasHub 0.32 needs Python 3.11.")
     return side_environment.hub_python()
 
 

@@ -21,18 +21,14 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_in_buckets
 from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.rows import add_up_rows
 from tfdml.compression import Compressor
-from tfdml.compression.auto_aggregator import make_aggregator
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
+from tfdml.strategies.aggregator_choice import AggregatorChoice
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.batch_extended import BatchExtended
-from tfdml.strategies.cross_device_aggregator import CrossDeviceAggregator
-from tfdml.strategies.device_aggregator import DeviceAggregator
-from tfdml.strategies.device_group_aggregator import DeviceGroupAggregator
 from tfdml.strategies.ordering import after_arguments
 from tfdml.strategies.session import leave_sessions
 
@@ -63,11 +59,6 @@ class ReplicaExtended(BatchExtended):
     ):
         self.guard = guard
         self.options = options
-        self._between_devices = False
-        # TensorFlow's all-reduce between devices, if `MirroredStrategy` was given one.
-        self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
-        # Sums uncompressed gradients between devices, if that is faster than `spread`.
-        self.device_group: DeviceGroup | None = None
         # The hooks that `keras_seam` calls; the strategy's constructor sets them.
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
@@ -80,6 +71,7 @@ class ReplicaExtended(BatchExtended):
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, devices)
+        self.aggregator_choice = AggregatorChoice(self._devices, options, guard)
 
     def join(self, collective: Collective) -> None:
         """Continues with other processes; functions traced before must be retraced.
@@ -91,10 +83,6 @@ class ReplicaExtended(BatchExtended):
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 
-    def compress_between_devices(self) -> None:
-        """Compresses gradients between the devices of a single process."""
-        self._between_devices = True
-
     @property
     def compressor(self) -> Compressor | None:
         """The compressor of the gradients, or None."""
@@ -103,27 +91,12 @@ class ReplicaExtended(BatchExtended):
     @property
     def compresses(self) -> bool:
         """Whether gradients are compressed; a single process or device has nothing to send."""
-        several = self.num_local_replicas if self._between_devices else self.collective.size
-        return self.compressor is not None and several > 1
+        return self.aggregator_choice.compresses(self.collective)
 
     def aggregator_of(self, optimizer: keras.Optimizer) -> GradientAggregator:
         """Returns an optimizer's own aggregator, created on first use."""
         if optimizer not in self._aggregators:
-            if self.cross_device_ops is not None:
-                made = CrossDeviceAggregator(self.cross_device_ops)
-            elif self.compresses and self._between_devices:
-                made = DeviceAggregator(self._devices, self.compressor, self.options.bucket_bytes)
-            elif self.device_group is not None and not self.compresses:
-                made = DeviceGroupAggregator(
-                    self.device_group,
-                    self.collective,
-                    self.options.bucket_bytes,
-                    self._note_exchange,
-                )
-            else:
-                compressor = self.compressor if self.compresses else None
-                made = make_aggregator(self.collective, compressor, self.options.bucket_bytes)
-            self._aggregators[optimizer] = made
+            self._aggregators[optimizer] = self.aggregator_choice.make(self.collective)
         return self._aggregators[optimizer]
 
     # -- Properties ----------------------------------------------------------------------------
@@ -181,12 +154,6 @@ class ReplicaExtended(BatchExtended):
         if self.guard is None or tf.executing_eagerly():
             return contextlib.nullcontext()
         return self.guard.place.making_graph(step)
-
-    def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Reports to the guard an exchange between devices in the graph being traced."""
-        if self.guard is not None and not tf.executing_eagerly():
-            words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
-            self.guard.place.note_collective(f"all_reduce of {name}", words)
 
     # -- Variables -----------------------------------------------------------------------------
 

@@ -51,13 +51,14 @@ class MirroredStrategy(ReplicaStrategy):
         devices = own_devices(devices, topology.on_this_host())
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)
-        self.extended.cross_device_ops = cross_device_ops
-        told = tf.distribute.experimental.CommunicationOptions()
-        self.extended.device_group = device_group(
-            topology.Topology(), self.extended.local_devices, told
+        choice = self.extended.aggregator_choice
+        choice.cross_device_ops = cross_device_ops
+        communication = tf.distribute.experimental.CommunicationOptions()
+        choice.device_group = device_group(
+            topology.Topology(), self.extended.local_devices, communication
         )
-        if not isinstance(options.compression, Auto):
-            self.extended.compress_between_devices()
+        # Between devices there is no network whose speed could decide.
+        choice.between_devices = not isinstance(options.compression, Auto)
 
 
 def _check_cross_device_ops(

@@ -87,7 +87,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         member = join(cluster_resolver, told, start_limit)
         if member is None:
             super().__init__(LocalCollective(), own, options)
-            self.extended.device_group = device_group(
+            self.extended.aggregator_choice.device_group = device_group(
                 topology.Topology(), self.extended.local_devices, told
             )
             return
@@ -96,7 +96,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         own = [f"{task}/device:{device}" for device in own]
         collective = TensorFlowCollective(member.topology, own, told)
         super().__init__(collective, own, options)
-        self.extended.device_group = device_group(member.topology, own, told)
+        self.extended.aggregator_choice.device_group = device_group(member.topology, own, told)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -44,7 +44,7 @@ def strategy_of(who: str, devices: list[str]) -> Any:
             implementation=tf.distribute.experimental.CommunicationImplementation.RING
         )
         own = strategy.extended.local_devices
-        strategy.extended.device_group = DeviceGroup(Topology(), own, told)
+        strategy.extended.aggregator_choice.device_group = DeviceGroup(Topology(), own, told)
     return strategy
 
 
