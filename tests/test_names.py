@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdml
-from tests.strategies.tutorials import cases
+from tests.strategies.upstream.tutorials import cases
 from tfdml.topology import child_environment
 
 STRATEGIES = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy")

@@ -184,7 +184,7 @@ def test_commands_for_contributors_exist():
 
 
 def test_commands_for_a_secure_job_exist():
-    """The other commands are run, as they stand, by tests/runtime/test_tunnels.py."""
+    """The other commands are run, as they stand, by tests/runtime/launch/test_tunnels.py."""
     ours = [words for words in commands("SECURITY.md") if words and check(words)]
     assert ["tfdml", "launch", "--hosts", "node1:1,node2:1", "train.py"] in ours
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdml import row_split
-from tfdml.data.sharding import worker_of
+from tfdml.data.read.sharding import worker_of
 from tfdml.row_split import LocalReplicas, OwnShareDataset
-from tfdml.strategies.share import Splitter
+from tfdml.strategies.input.local_batch import Splitter
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 4))

@@ -87,11 +87,11 @@ def test_insides_are_known_in_one_place(file):
     for private, room in {
         "keras.src": "strategies/keras_seam/",
         "tensorflow.python": (
-            "strategies/batch_extended.py",
+            "strategies/replicas/batch_extended.py",
             "strategies/tensorflow_seam.py",
-            "strategies/extended.py",
+            "strategies/replicas/extended.py",
             "strategies/parameter_server/extended.py",
-            "collectives/own_variable.py",
+            "collectives/unmanaged_variable.py",
         ),
     }.items():
         found = {n for n in _imports(file) if n.startswith(private)}

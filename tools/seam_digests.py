@@ -49,9 +49,9 @@ def with_release(digests: dict[str, str], function: str, release: str) -> dict[s
 def replaced() -> list[str]:
     """Returns all functions that tfdml replaces or overrides."""
     from tfdml.strategies import tensorflow_seam
-    from tfdml.strategies.extended import ReplicaExtended
     from tfdml.strategies.keras_seam import parameter_servers, seam
     from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+    from tfdml.strategies.replicas.extended import ReplicaExtended
 
     seams = [*seam.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
     named = [(owner, name) for owner, name, _ in seams] + tensorflow_seam.REPLACED

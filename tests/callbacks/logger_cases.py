@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import tfdml
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import compiled, data
 
 
@@ -40,7 +40,7 @@ def of_package(module: str) -> type[Noted]:
 
 def called(modules: list[str]) -> dict[str, list[str]]:
     """Returns the calls of each package's logger, and of one within `ChiefOnly`."""
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     x, y = data(16)
     model = compiled(strategy)
     noted = {module: of_package(module)() for module in modules}
@@ -54,7 +54,7 @@ def called(modules: list[str]) -> dict[str, list[str]]:
 
 def warned_of(package: str) -> list[str]:
     """Returns the warnings of a fit while a run of the package is active on every rank."""
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     module = types.ModuleType(package)
     module.run = types.SimpleNamespace(disabled=False)
     module.active_run = lambda: module.run

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.callbacks.test_optimizer_log import written
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import InScope, compiled, data
 from tfdml.callbacks import GradientNoiseScale, OptimizerLog
 
@@ -61,9 +61,9 @@ def watch(
     compression: str | None = None,
 ):
     """Trains an epoch; returns the estimate, its place in the logs, and the weights."""
-    model = least_squares(job.strategy(devices, compression=compression), optimizer)
+    model = least_squares(rank_job.strategy(devices, compression=compression), optimizer)
     noise = GradientNoiseScale(DECAY)
-    logs = [OptimizerLog(f"{log_dir}/{job.rank()}")] if log_dir else []
+    logs = [OptimizerLog(f"{log_dir}/{rank_job.rank()}")] if log_dir else []
     history = model.fit(
         *problem(), batch_size=batch, shuffle=False, verbose=0, callbacks=[noise, *logs]
     ).history
@@ -121,7 +121,7 @@ def overflowing() -> tuple:
     """A step whose loss is infinite on one rank, among others."""
     x, y = problem()
     x[0] = 1e30
-    model = least_squares(job.strategy(), scaled)
+    model = least_squares(rank_job.strategy(), scaled)
     noise = GradientNoiseScale(DECAY)
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[noise])
     return noise.estimate().steps, noise.estimate().scale
@@ -143,7 +143,7 @@ def test_uneven_batches_are_left_out(ranks):
 
 def embedding() -> tuple[float, int]:
     """A model with sparse gradients, in which samples share rows."""
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(5, 3), keras.layers.Flatten()])
         model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -183,7 +183,9 @@ def test_training_is_not_changed(ranks):
 
 
 def with_dropout():
-    model = compiled(job.strategy(), "stateful", optimizer=InScope(keras.optimizers.Adam, 0.01))
+    model = compiled(
+        rank_job.strategy(), "stateful", optimizer=InScope(keras.optimizers.Adam, 0.01)
+    )
     noise = GradientNoiseScale()
     model.fit(*data(32), batch_size=8, epochs=2, verbose=0, callbacks=[noise])
     return noise.estimate().steps

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import InScope, compiled, data
 from tfdml.callbacks import OptimizerLog
 from tfdml.optimizers import LARS
@@ -28,9 +28,9 @@ def train(directory: str, update_freq: int | str, optimizer=None) -> list[float]
     """Trains two epochs of three batches; returns the trust ratios of the last update."""
     if optimizer is None:
         optimizer = InScope(LARS, LinearWarmup(0.4, 4), exclude_from_layer_adaptation=["bias"])
-    model = compiled(job.strategy(), optimizer=optimizer)
+    model = compiled(rank_job.strategy(), optimizer=optimizer)
     x, y = data(24)
-    log = OptimizerLog(Path(directory, str(job.rank())), update_freq)
+    log = OptimizerLog(Path(directory, str(rank_job.rank())), update_freq)
     model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[log])
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return inner.keep_trust_ratios().read().tolist() if isinstance(inner, LARS) else []

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tfdml
 from tests.checkpointing import stores  # noqa: F401 (they are known from then on)
-from tests.harness import job
-from tfdml.callbacks.checkpoint_session import end_session, session_of
+from tests.harness import rank_job
+from tfdml.callbacks.checkpoint.session import end_session, session_of
 from tfdml.checkpointing import Files, files_of
 
 SAMPLES, BATCH = 40, 8
@@ -63,7 +63,7 @@ class Draws(keras.callbacks.Callback):
         self.numbers.append(random.random() + np.random.rand() + float(own))
         self.losses.append(float(logs["loss"]))
         self.batches.append(batch)
-        if self.at == len(self.losses) and self.rank in (None, job.rank()):
+        if self.at == len(self.losses) and self.rank in (None, rank_job.rank()):
             if self.number == signal.SIGKILL:
                 time.sleep(0.05)  # A part of the write that runs now, a whole one, or none.
             os.kill(os.getpid(), self.number)
@@ -155,8 +155,8 @@ def train(
         rank: The rank that gets it; None for all.
         operation: The operation on files from which on the signal comes at each one.
     """
-    keras.utils.set_random_seed(11 + job.rank())
-    place = job.strategy(compression=compression) if strategy else None
+    keras.utils.set_random_seed(11 + rank_job.rank())
+    place = rank_job.strategy(compression=compression) if strategy else None
     with place.scope() if place else contextlib.nullcontext():
         built = model(optimizer, width)
         given = data(kind, ledger)

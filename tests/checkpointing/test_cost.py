@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.checkpointing import cases
-from tfdml.callbacks.checkpoint_cost import LIMIT, SaveCost
+from tfdml.callbacks.checkpoint.cost import LIMIT, SaveCost
 
 
 class Training:
@@ -58,7 +58,7 @@ def test_the_callback_says_it(ranks, tmp_path):
 
 
 def said_by_training(directory: str) -> list[str]:
-    from tfdml.callbacks import fault_tolerant_checkpoint as module
+    from tfdml.callbacks.checkpoint import fault_tolerant_checkpoint as module
 
     said: list[str] = []
     module.say, say = said.append, module.say

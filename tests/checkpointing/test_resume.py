@@ -7,9 +7,9 @@ import pytest
 
 from tests.checkpointing import cases
 from tests.harness.pool import RankFailure
-from tests.strategies.test_each_part_is_needed import RESUMING, without
+from tests.strategies.seam.test_each_part_is_needed import RESUMING, without
 from tfdml.data import write_tfrecords
-from tfdml.data.ledger import Account
+from tfdml.data.read.ledger import Account
 
 SAME = ("weights", "slots", "histories", "numbers", "losses", "batches")
 
@@ -250,7 +250,7 @@ def test_a_full_disk(ranks, tmp_path, asynchronous):
 def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str) -> dict:
     import errno
 
-    from tfdml.callbacks.checkpoint_session import session_of
+    from tfdml.callbacks.checkpoint.session import session_of
     from tfdml.checkpointing import Files
 
     class Full(Files):
@@ -328,7 +328,7 @@ def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
 
 
 def train_with_notice(directory: str) -> dict:
-    from tfdml.callbacks import preemption
+    from tfdml.callbacks.checkpoint import preemption
 
     # At once: a fast machine has trained before any time that a test could wait.
     preemption.SECONDS = 0.01

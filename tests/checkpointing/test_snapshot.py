@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from tests.checkpointing import cases
-from tests.harness import job
+from tests.harness import rank_job
 
 
 def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list[bool]]:
     """Trains, reads the state, trains on; returns what has become of what was read, and of it."""
-    from tfdml.callbacks.model_state import ModelState
-    from tfdml.strategies.rank_state import RankState
+    from tfdml.callbacks.checkpoint.model_state import ModelState
+    from tfdml.strategies.replicas.rank_state import RankState
 
     keras.utils.set_random_seed(2)
-    with job.strategy(compression=compression).scope():
+    with rank_job.strategy(compression=compression).scope():
         model = keras.Sequential(
             [
                 keras.Input((6,)),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tfdml import compression
 from tfdml.cli.bench_rank import model_shapes, table
-from tfdml.compression.cost_model import Link
+from tfdml.compression.auto.cost_model import Link
 
 BENCH = [sys.executable, "-m", "tfdml.cli.main", "bench"]
 

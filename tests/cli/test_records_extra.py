@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import run_python
-from tfdml.data.convert import convert
-from tfdml.data.manifest import load
-from tfdml.data.plan import Options
+from tfdml.data.format.manifest import load
 from tfdml.data.sources.opening import open_source
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 # Beginnings of the names of what is installed for the extras `records` and `hubs`.
 EXTRAS = ("h5py", "pil", "pyarrow", "datasets", "tensorflow_datasets")

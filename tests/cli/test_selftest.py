@@ -19,7 +19,7 @@ from tfdml.cli.selftest.events import Event, Reader
 from tfdml.cli.selftest.jobs import Ended
 from tfdml.cli.selftest.report import table
 from tfdml.cli.selftest.verdict import Result, Status, error_lines, judge
-from tfdml.runtime.processes import alive, tree_of
+from tfdml.runtime.launch.processes import alive, tree_of
 from tfdml.topology import child_environment
 
 TEST = [sys.executable, "-m", "tfdml.cli.main", "test"]

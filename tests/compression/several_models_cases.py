@@ -4,15 +4,15 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import data
-from tests.strategies.custom_cases import Adversaries
+from tests.strategies.contract.custom_cases import Adversaries
 from tfdml.callbacks import GradientNoiseScale, StepMonitor
 from tfdml.compression import OneBit, PowerSGD
-from tfdml.strategies.noise_scale import NoiseScale
-from tfdml.strategies.rank_state import RankState
+from tfdml.strategies.observers.noise_scale import NoiseScale
+from tfdml.strategies.observers.step_clock import StepClock
+from tfdml.strategies.replicas.rank_state import RankState
 from tfdml.strategies.session import session_of
-from tfdml.strategies.step_clock import StepClock
 
 CODECS = {"OneBit": OneBit(), "PowerSGD": PowerSGD(2)}
 
@@ -48,7 +48,7 @@ def in_turn(
         resumed: Whether the last epoch is another model's, which has taken up what was kept.
     """
     x, y = data(33)
-    strategy = job.strategy(compression=CODECS[codec])
+    strategy = rank_job.strategy(compression=CODECS[codec])
     with strategy.scope():
         first, second = _model(1, accumulation), _model(2, accumulation)
     for _ in range(3):
@@ -66,7 +66,7 @@ def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras
     values = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
     kept = RankState(model).kept()
     assert any("gathered" in name for name in kept) == bool(accumulation)
-    with job.strategy(compression=CODECS[codec]).scope():
+    with rank_job.strategy(compression=CODECS[codec]).scope():
         model = _model(1, accumulation)
         model.optimizer.build(model.trainable_variables)
         for variable, value in zip(
@@ -84,7 +84,7 @@ def watched(late: bool) -> list[np.ndarray]:
     Args:
         late: Whether they come in the middle of an accumulation, else at the beginning.
     """
-    with job.strategy(compression=OneBit()).scope():
+    with rank_job.strategy(compression=OneBit()).scope():
         model, other = _model(1, 2), _model(2, 2)
     observers = [StepMonitor(), GradientNoiseScale()]
     for epoch in range(3):
@@ -99,7 +99,7 @@ def watched(late: bool) -> list[np.ndarray]:
 
 def compiled_again() -> list[np.ndarray]:
     """Compiles in the middle of an accumulation: nothing of the other optimizer is left."""
-    with job.strategy(compression=OneBit()).scope():
+    with rank_job.strategy(compression=OneBit()).scope():
         model = _model(1, 2)
     _fit(model)
     model.compile(keras.optimizers.SGD(0.05, name="sgd"), model.loss)
@@ -112,7 +112,7 @@ def compiled_again() -> list[np.ndarray]:
 
 def compiled_once() -> list[np.ndarray]:
     """The second part of `compiled_again`, alone."""
-    with job.strategy(compression=OneBit()).scope():
+    with rank_job.strategy(compression=OneBit()).scope():
         before, model = _model(1, 2), _model(1)
     _fit(before)
     model.set_weights(before.get_weights())
@@ -137,7 +137,7 @@ class LargeAdversaries(Adversaries):
 def _adversaries() -> keras.Model:
     keras.utils.clear_session()  # Names begin with no number, as in a program that starts again.
     keras.utils.set_random_seed(3)
-    with job.strategy(compression=OneBit()).scope():
+    with rank_job.strategy(compression=OneBit()).scope():
         model = LargeAdversaries()
         model.compile(keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.05))
         model.build((None, 6))

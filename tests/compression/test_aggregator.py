@@ -23,9 +23,9 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.compressor import Step, SummableCompressor
-from tfdml.compression.two_phase import chunk_length
+from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
 NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]

@@ -15,9 +15,9 @@ from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
-from tfdml.compression.auto_aggregator import WINDOW, AutoAggregator
-from tfdml.compression.choice import Choice
-from tfdml.compression.cost_model import Link, Traffic, exchange_seconds, traffic
+from tfdml.compression.auto.aggregator import WINDOW, AutoAggregator
+from tfdml.compression.auto.candidate_choice import Choice
+from tfdml.compression.auto.cost_model import Link, Traffic, exchange_seconds, traffic
 
 SHAPES, DTYPES = [(1000, 1000), (1000,)], [tf.float32, tf.float32]
 

@@ -20,7 +20,7 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.packing import noise, pack, unpack
+from tfdml.compression.codecs.packing import noise, pack, unpack
 
 SEED = tf.constant([1, 2])
 

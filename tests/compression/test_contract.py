@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.test_aggregator import Identity
-from tests.harness import job
+from tests.harness import rank_job
 from tests.harness.pool import RankPools
-from tests.strategies.test_replica_invariance import *  # noqa: F403
+from tests.strategies.contract.test_replica_invariance import *  # noqa: F403
+from tfdml.compression.codecs.packing import bytes_to_floats, floats_to_bytes
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.packing import bytes_to_floats, floats_to_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -43,15 +43,15 @@ class IdentityInBytes(ChunkCompressor):
 
 def with_identity(case: Callable, *args: Any) -> Any:
     """Runs a case on a rank, in whose strategies gradients go through the seam."""
-    plain = job.strategy
-    identity = IdentityInBytes() if job.KIND == "parameter_server" else IdentityOfAll()
-    job.strategy = lambda devices=1, **options: plain(
+    plain = rank_job.strategy
+    identity = IdentityInBytes() if rank_job.KIND == "parameter_server" else IdentityOfAll()
+    rank_job.strategy = lambda devices=1, **options: plain(
         devices, **{"compression": identity} | options
     )
     try:
         return case(*args)
     finally:
-        job.strategy = plain
+        rank_job.strategy = plain
 
 
 class PoolsWithIdentity:

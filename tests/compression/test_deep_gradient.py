@@ -11,8 +11,8 @@ from tests.compression.aggregate import aggregate
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression
-from tfdml.compression.aggregator import CompressedAggregator
-from tfdml.compression.two_phase import chunk_length
+from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPE, RATIO, STEPS = (50, 80), 0.05, 4
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdml.compression import selection
+from tfdml.compression.codecs import selection
 
 LENGTH, COUNT = 40_000, 400
 

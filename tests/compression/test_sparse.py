@@ -8,7 +8,7 @@ from tests.compression.aggregate import aggregate
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD
-from tfdml.compression.aggregator import CompressedAggregator
+from tfdml.compression.exchange.aggregator import CompressedAggregator
 
 ROWS, WIDTH = 40, 32
 
@@ -66,7 +66,7 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
 
 
 def test_it_works_in_a_graph_where_the_number_of_rows_changes():
-    from tfdml.collectives.echo import EchoCollective
+    from tfdml.collectives.loopback import EchoCollective
 
     aggregator = CompressedAggregator(EchoCollective(2), QSGD(8))
     traces = []

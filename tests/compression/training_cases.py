@@ -7,7 +7,7 @@ import numpy as np
 from keras import layers
 
 from tests.compression.test_aggregator import Identity
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import data, outcome, seed_ranks_apart
 from tfdml import compression
 
@@ -23,7 +23,7 @@ def train(
     keras.config.set_dtype_policy(policy)
     x, y = data(33)
     made = Identity() if compressor == "identity" else compression.get(compressor)
-    strategy = job.strategy(devices, compression=made)
+    strategy = rank_job.strategy(devices, compression=made)
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(
@@ -48,7 +48,7 @@ def train(
 def weights_after_each_step(compressor: compression.Compressor) -> list[str]:
     """Trains a small model; returns a digest of all weights after each of three steps."""
     x, y = data(33)
-    with job.strategy(compression=compressor).scope():
+    with rank_job.strategy(compression=compressor).scope():
         seed_ranks_apart()
         model = keras.Sequential(
             [layers.Input((6,)), layers.Dense(400, activation="relu"), layers.Dense(5)]
@@ -68,7 +68,7 @@ def weights_after_each_step(compressor: compression.Compressor) -> list[str]:
 def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
     """Trains a model whose embedding has sparse gradients."""
     x, y = data(33)
-    strategy = job.strategy(devices, compression=compressor)
+    strategy = rank_job.strategy(devices, compression=compressor)
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(

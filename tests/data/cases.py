@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import tfdml
-from tests.harness import job
+from tests.harness import rank_job
 
 SAMPLES, BATCH = 100, 12
 
@@ -48,7 +48,7 @@ def fit(
     **options,
 ) -> dict:
     """Trains on a pipeline; returns what came of it on this rank."""
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     with strategy.scope():
         built = model()
         if weights is not None:
@@ -77,9 +77,9 @@ def fit(
 
 def own_ids(directory: str) -> list[np.ndarray]:
     """Returns the ids that this rank reads, in each step of the strategy's."""
-    from tfdml.strategies.own_parts import own_shares
+    from tfdml.strategies.input.sharded_input import own_shares
 
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     with strategy.scope():
         pipeline = tfdml.data.read_tfrecords(directory, BATCH, features=["id"], seed=5)
     if strategy.size == 1:
@@ -89,7 +89,7 @@ def own_ids(directory: str) -> list[np.ndarray]:
 
 
 def evaluate_and_predict(directory: str) -> tuple[float, np.ndarray]:
-    with job.strategy().scope():
+    with rank_job.strategy().scope():
         built = model()
         options = {"features": ["x"], "shuffle": False}
         labelled = tfdml.data.read_tfrecords(directory, BATCH, label="y", **options)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdml.data import write_tfrecords
-from tfdml.data.manifest import Manifest
+from tfdml.data.format.manifest import Manifest
 
 
 def records(count: int) -> Iterator[dict]:

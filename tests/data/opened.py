@@ -1,7 +1,7 @@
 """Rows of an input, as a conversion would take them."""
 
+from tfdml.data.format.values import encoder
 from tfdml.data.sources.opening import open_source
-from tfdml.data.values import encoder
 
 
 def rows(path, **options) -> list[dict]:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.data.opened import rows
-from tfdml.data import example, write_tfrecords
-from tfdml.data.convert import convert
-from tfdml.data.framing import frame
-from tfdml.data.plan import Options
+from tfdml.data import write_tfrecords
+from tfdml.data.format import example
+from tfdml.data.format.framing import frame
 from tfdml.data.sources.opening import open_source
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 
 def test_numpy(tmp_path):
@@ -74,7 +75,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
     np.save(tmp_path / "a.npy", np.zeros((2, 1000)))
     path = {"array": "a.npy", "jsonl": "a.jsonl"}[kind]
     # As if protocol buffers ended there.
-    monkeypatch.setattr("tfdml.data.framing.LARGEST_RECORD", 2000)
+    monkeypatch.setattr("tfdml.data.format.framing.LARGEST_RECORD", 2000)
     row = {"array": "row 0", "jsonl": "row 2"}[kind]
     with pytest.raises(ValueError, match=f"{path}, {row}: A record must have fewer than 2 GiB"):
         convert(open_source([str(tmp_path / path)]), str(tmp_path / "out"), Options())
@@ -82,7 +83,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
 
 
 def test_the_largest_record_is_what_protocol_buffers_hold():
-    from tfdml.data import framing
+    from tfdml.data.format import framing
 
     assert framing.LARGEST_RECORD == 2**31 - 1
 

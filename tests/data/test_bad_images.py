@@ -10,10 +10,10 @@ from PIL import Image
 
 from tests.data.opened import rows
 from tfdml.data import read_tfrecords
-from tfdml.data.convert import convert
-from tfdml.data.images import ImageOptions, prepare
-from tfdml.data.plan import Options
+from tfdml.data.format.images import ImageOptions, prepare
 from tfdml.data.sources.opening import open_source
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 
 def encoded(image: Image.Image, form: str, **options) -> bytes:

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.opened import rows, stored
-from tfdml.data.convert import convert
-from tfdml.data.plan import Options
-from tfdml.data.schema import Schema
+from tfdml.data.format.schema import Schema
 from tfdml.data.sources.opening import open_source
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 GOOD_CSV = {
     "bom": (b"\xef\xbb\xbfa,b\n1,x\n", [{"a": 1, "b": "x"}]),

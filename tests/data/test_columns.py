@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.data import columns, framing, iterable
-from tfdml.data.convert import convert
-from tfdml.data.framing import framed
-from tfdml.data.plan import Options
-from tfdml.data.schema import Feature, Schema
+from tfdml.data.format import columns, framing
+from tfdml.data.format.framing import framed
+from tfdml.data.format.schema import Feature, Schema
+from tfdml.data.format.values import encoder
 from tfdml.data.sources.arrays import ArraySource
 from tfdml.data.sources.csv import CsvSource
 from tfdml.data.sources.opening import open_source
 from tfdml.data.sources.parquet import ParquetSource
 from tfdml.data.sources.source import Source
-from tfdml.data.values import encoder
+from tfdml.data.write import write_tfrecords
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 SCHEMA = Schema(
     a=Feature("int64"),
@@ -296,9 +297,9 @@ def test_python_records_are_written_alike_both_ways(tmp_path, monkeypatch, case,
         directory = tmp_path / str(by_row)
         with monkeypatch.context() as patched:
             if by_row:
-                patched.setattr(iterable, "_columns", lambda *_: None)
+                patched.setattr(write_tfrecords, "_columns", lambda *_: None)
             try:
-                iterable.write_tfrecords(python_rows(case), str(directory), shards=3)
+                write_tfrecords.write_tfrecords(python_rows(case), str(directory), shards=3)
             except ValueError as error:
                 written.append(str(error))
             else:

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdml.data import example
-from tfdml.data import manifest as manifests
-from tfdml.data.convert import convert
-from tfdml.data.plan import Options, Plan
-from tfdml.data.schema import Schema
+from tfdml.data.check.verification import verify
+from tfdml.data.format import example
+from tfdml.data.format import manifest as manifests
+from tfdml.data.format.schema import Schema
 from tfdml.data.sources.opening import open_source
 from tfdml.data.sources.tfrecords import TfrecordSource
-from tfdml.data.verification import verify
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options, Plan
 from tfdml.topology import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,7 @@ def test_one_process_is_enough_for_little_input(tmp_path, monkeypatch):
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", pool)
     source = open_source([table(tmp_path / "a.csv", 100)])
     convert(source, str(tmp_path / "out"), Options())
-    monkeypatch.setattr("tfdml.data.convert.PROCESS_BYTES", 100)
+    monkeypatch.setattr("tfdml.data.write.convert.PROCESS_BYTES", 100)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(AssertionError, match="a second process"):
         convert(source, str(tmp_path / "two"), Options())
@@ -191,8 +191,8 @@ def test_one_process_is_enough_for_little_input(tmp_path, monkeypatch):
 
 PEAK = """
 import resource, sys
-from tfdml.data.convert import convert
-from tfdml.data.plan import Options
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 from tfdml.data.sources.opening import open_source
 options = Options(shard_bytes=4 << 20, shuffle_seed=int(sys.argv[3]) or None)
 convert(open_source([sys.argv[1]]), sys.argv[2], options, processes=1)
@@ -248,7 +248,7 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
     source = open_source([table(path, 100)])
     with monkeypatch.context() as patched:
         # As when the process ends after its first steps.
-        patched.setattr("tfdml.data.conversion_checks.check_unchanged", _interrupt)
+        patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, str(tmp_path / "out"), Options(shards=4))
     time.sleep(0.01)

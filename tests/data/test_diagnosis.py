@@ -7,8 +7,10 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import run_python
-from tfdml.data import diagnosis, storage, write_tfrecords
-from tfdml.data.diagnosis import diagnose
+from tfdml.data import write_tfrecords
+from tfdml.data.check import diagnosis
+from tfdml.data.check.diagnosis import diagnose
+from tfdml.data.format import storage
 
 
 def picture(size: int) -> bytes:
@@ -65,7 +67,7 @@ def test_advice_on_files(dataset):
 def test_advice_on_large_and_uneven_shards(tmp_path, monkeypatch):
     import dataclasses
 
-    from tfdml.data.dataset import RecordDataset
+    from tfdml.data.read.dataset import RecordDataset
 
     rows = ({"x": "y" * (5000 if i % 3 == 0 else 5)} for i in range(60))
     write_tfrecords(rows, str(tmp_path), shards=3)

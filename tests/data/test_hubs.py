@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tfdml.data import read_tfrecords
-from tfdml.data.convert import convert
-from tfdml.data.images import ImageOptions
-from tfdml.data.plan import Options
+from tfdml.data.format.images import ImageOptions
 from tfdml.data.sources.opening import open_source
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 
 def test_tfds_opens_what_is_written(tmp_path):

@@ -10,8 +10,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tfdml.cli.records import app
-from tfdml.data import inspection, write_tfrecords
-from tfdml.data import manifest as manifests
+from tfdml.data import write_tfrecords
+from tfdml.data.check import inspection
+from tfdml.data.format import manifest as manifests
 
 COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
 

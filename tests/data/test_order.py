@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.data.fetching import Spans
 from tfdml.data.order import Bucketed, Layout, Sequential, Shuffled, permutation, scattered
-from tfdml.data.sharding import Batches
+from tfdml.data.read.fetching import Spans
+from tfdml.data.read.sharding import Batches
 from tfdml.row_split import LocalReplicas
 
 

@@ -10,8 +10,8 @@ from tests.data.conftest import records
 from tfdml.collectives.simulated import run_ranks
 from tfdml.data import TFRecordPipeline, read_tfrecords, write_tfrecords
 from tfdml.row_split import LocalReplicas, OwnShareDataset
-from tfdml.strategies.own_parts import _visible_batch_size, own_portions
-from tfdml.strategies.share import Splitter
+from tfdml.strategies.input.local_batch import Splitter
+from tfdml.strategies.input.sharded_input import _visible_batch_size, own_portions
 
 SAMPLES, BATCH, RANKS = 100, 12, 2
 OFF = tf.data.Options()

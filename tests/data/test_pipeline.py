@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.data.conftest import records
 from tfdml.data import read_tfrecords, write_tfrecords
-from tfdml.data.framing import FRAME
+from tfdml.data.format.framing import FRAME
 
 
 def ids(pipeline) -> list[list[int]]:
@@ -129,7 +129,7 @@ def test_arrays_lists_and_strings_come_back(tmp_path):
 
 def damage(manifest, record: int) -> tuple[str, int]:
     """Flips a bit of a record of the first shard; returns the file and where its frame begins."""
-    from tfdml.data import index
+    from tfdml.data.format import index
 
     path = manifest.path_of(manifest.splits["train"][0])
     lengths = index.read(path).lengths.astype(int)
@@ -224,7 +224,7 @@ def test_batches_do_not_depend_on_how_many_are_fetched_at_once(
 ):
     manifest = dataset()
     wanted = ids(only_ids(manifest))
-    monkeypatch.setattr("tfdml.data.fetching.SPAN_RECORDS", records_at_once)
+    monkeypatch.setattr("tfdml.data.read.fetching.SPAN_RECORDS", records_at_once)
     pipeline = only_ids(manifest)
     assert ids(pipeline) == wanted
     text = read_tfrecords(manifest.directory, 16, seed=1)

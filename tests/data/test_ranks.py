@@ -6,7 +6,7 @@ import pytest
 from tests.data import cases
 from tests.data.conftest import records
 from tfdml.data import write_tfrecords
-from tfdml.data.ledger import Account
+from tfdml.data.read.ledger import Account
 
 # Seconds; a loaded machine takes long to trace a first step.
 LIMIT = 180.0

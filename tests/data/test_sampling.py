@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdml.data import read_tfrecords, write_tfrecords
-from tfdml.data.dataset import Shuffling
-from tfdml.data.mixing import CYCLE, LayoutGroup, Mixed, counts_of
 from tfdml.data.order import Layout
-from tfdml.data.sharding import Batches
+from tfdml.data.read.dataset import Shuffling
+from tfdml.data.read.mixing import CYCLE, LayoutGroup, Mixed, counts_of
+from tfdml.data.read.sharding import Batches
 from tfdml.row_split import LocalReplicas
 
 

@@ -16,11 +16,12 @@ import pytest
 from fsspec.registry import _registry
 from PIL import Image
 
-from tfdml.data import index, read_tfrecords, storage, write_tfrecords
-from tfdml.data.convert import convert
-from tfdml.data.plan import Options
+from tfdml.data import read_tfrecords, write_tfrecords
+from tfdml.data.check.verification import verify
+from tfdml.data.format import index, storage
 from tfdml.data.sources.opening import open_source
-from tfdml.data.verification import verify
+from tfdml.data.write.convert import convert
+from tfdml.data.write.plan import Options
 
 ROWS = 60
 
@@ -107,13 +108,13 @@ def test_a_conversion_that_was_ended_goes_on(store, tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text(FILES["a.csv"])
     source = open_source([str(tmp_path / "a.csv")])
     with monkeypatch.context() as patched:
-        patched.setattr("tfdml.data.conversion_checks.check_unchanged", _interrupt)
+        patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, f"{store}/out", Options(shards=3))
     with pytest.raises(ValueError, match="has a conversion that was ended"):
         convert(source, f"{store}/out", Options(shards=3))
     written = []
-    monkeypatch.setattr("tfdml.data.tasks.write_shard", lambda *a: written.append(a))
+    monkeypatch.setattr("tfdml.data.write.tasks.write_shard", lambda *a: written.append(a))
     convert(source, f"{store}/out", Options(shards=3), resume=True)
     assert verify(f"{store}/out").records == ROWS
     assert not written

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdml.data import index, write_tfrecords
-from tfdml.data import manifest as manifests
-from tfdml.data.framing import FRAME
-from tfdml.data.verification import verify
+from tfdml.data import write_tfrecords
+from tfdml.data.check.verification import verify
+from tfdml.data.format import index
+from tfdml.data.format import manifest as manifests
+from tfdml.data.format.framing import FRAME
 
 
 @pytest.fixture

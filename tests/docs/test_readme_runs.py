@@ -27,7 +27,7 @@ ELSEWHERE = {
     "tfdml doctor": "tests/cli/test_doctor.py runs it",
     "tfdml test": "takes longer than all of this; it has tests of its own in tests/cli",
     "tfdml launch --hosts node1:1,node2:1 train.py": "needs a second machine; "
-    "tests/runtime/test_hosts.py launches on hosts of the network lab",
+    "tests/runtime/launch/test_hosts.py launches on hosts of the network lab",
 }
 EPOCHS = 10
 # All that a run may say: nothing that a reader has to look up.

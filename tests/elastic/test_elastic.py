@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdml
 from tests.harness.ssh_lab import run_on_hosts
-from tfdml.data.ledger import Account
+from tfdml.data.read.ledger import Account
 from tfdml.elastic.run import comes_of_a_lost_rank
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tests.harness.nursery import NURSERIES, nursery
-from tfdml.runtime.processes import alive, end_processes, tree_of
-from tfdml.runtime.supervisor import free_ports
+from tests.harness.forkserver import NURSERIES, nursery
+from tfdml.runtime.launch.processes import alive, end_processes, tree_of
+from tfdml.runtime.launch.supervisor import free_ports
 
 START_SECONDS = 180.0  # TensorFlow's import, on a loaded machine.
 # A limit for what hangs. A case takes seconds; on a machine with much else to do, a minute.

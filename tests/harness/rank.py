@@ -21,13 +21,13 @@ def main(address: str) -> None:
     tf.config.set_logical_device_configuration(cpus[0], logical)
     tf.config.threading.set_intra_op_parallelism_threads(1)
 
-    from tests.harness import job
+    from tests.harness import rank_job
 
-    if job.KIND == "multi_worker":
-        job.strategy()  # TensorFlow starts its server before its first operation.
+    if rank_job.KIND == "multi_worker":
+        rank_job.strategy()  # TensorFlow starts its server before its first operation.
     key = bytes.fromhex(os.environ["TFDML_TEST_KEY"])
     with Client(address, "AF_UNIX", authkey=key) as pool:
-        pool.send(job.rank())
+        pool.send(rank_job.rank())
         while True:
             try:
                 module, function, args = pool.recv()

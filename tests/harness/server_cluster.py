@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.harness.pool import RankFailure, RankPool
-from tfdml.runtime.supervisor import free_ports
+from tfdml.runtime.launch.supervisor import free_ports
 
 SERVE_SECONDS = 7200.0
 # A nursery forks one process at a time.
@@ -17,8 +17,8 @@ _STARTING = threading.Lock()
 
 def serve(silence_limit: float = 60.0) -> int:
     """A worker's or server's case: what `tfdml serve` does."""
-    from tfdml.runtime.server import serve
-    from tfdml.runtime.server_task import task_from_environment
+    from tfdml.runtime.servers.server import serve
+    from tfdml.runtime.servers.server_task import task_from_environment
 
     return serve(task_from_environment(), start_limit=120.0, silence_limit=silence_limit)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.harness.pool import RankFailure, RankPool
-from tfdml.runtime.processes import alive
+from tfdml.runtime.launch.processes import alive
 
 
 def _who() -> tuple[int, int]:

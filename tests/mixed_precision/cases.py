@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import data
 from tfdml.mixed_precision import LossScaleOptimizer
 
@@ -25,7 +25,7 @@ def overflowing(
     """
     keras.config.set_dtype_policy("mixed_float16")
     x, y = data(ROWS)
-    strategy = job.strategy(devices, compression=compressor)
+    strategy = rank_job.strategy(devices, compression=compressor)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         hidden = [layers.Dense(64, activation="relu") for _ in range(2)]
@@ -73,7 +73,7 @@ def converged(policy: str, compressor: str | None) -> dict:
     keras.config.set_dtype_policy(policy)
     x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
     y = (x @ np.random.default_rng(1).normal(size=(16, 5))).argmax(1)
-    strategy = job.strategy(compression=compressor)
+    strategy = rank_job.strategy(compression=compressor)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         hidden = layers.Dense(64, activation="relu")

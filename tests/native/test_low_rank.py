@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from tests.native.test_stages import SEED, assert_same, numbers, ones
 from tfdml import native
-from tfdml.collectives.echo import EchoCollective
+from tfdml.collectives.loopback import EchoCollective
 from tfdml.compression import QSGD, PowerSGD
 from tfdml.compression.error_feedback import Scales
-from tfdml.compression.native_rounds import NativeRounds, operations
-from tfdml.compression.rounds import compiled_stages, sum_in_rounds
+from tfdml.compression.exchange.native_rounds import NativeRounds, operations
+from tfdml.compression.exchange.rounds import compiled_stages, sum_in_rounds
 
 # More rows than are summed together; columns that are no multiple of what is multiplied at once.
 SHAPES = ((600, 53), (64, 40), (3, 3, 16, 29))

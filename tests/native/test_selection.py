@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.compression.test_selection import COUNT, KINDS, LENGTH, numbers
 from tfdml import native
-from tfdml.compression import selection
+from tfdml.compression.codecs import selection
 
 
 @pytest.mark.parametrize("count", [1, COUNT, LENGTH])

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tests.compression import numpy_codecs
 from tfdml import native
-from tfdml.collectives.echo import EchoCollective
+from tfdml.collectives.loopback import EchoCollective
 from tfdml.compression import QSGD, BFloat16, Float16, NaturalCompression, OneBit, TernGrad, TopK
 from tfdml.compression.error_feedback import Scales
-from tfdml.compression.native_stages import NativeStages, chunk_length, operations
-from tfdml.compression.two_phase import compiled_stages, sum_in_two_phases
+from tfdml.compression.exchange.native_stages import NativeStages, chunk_length, operations
+from tfdml.compression.exchange.two_phase import compiled_stages, sum_in_two_phases
 
 CODECS = [
     Float16(),

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.harness import job
+from tests.harness import rank_job
 from tests.strategies.cases import CLASSES, InScope, compiled, data, outcome, seed_ranks_apart
 from tfdml import optimizers
 from tfdml.schedules import LinearWarmup
@@ -16,7 +16,7 @@ def train(name: str, options: dict, policy: str = "float32") -> dict:
     rate = LinearWarmup(0.5 if name == "LARS" else 0.02, 4)
     make = InScope(getattr(optimizers, name), rate, weight_decay=0.01, **options)
     x, y = data(49)
-    model = compiled(job.strategy(), optimizer=make)
+    model = compiled(rank_job.strategy(), optimizer=make)
     history = model.fit(x, y, batch_size=16, epochs=3, verbose=0)
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     slots = [v.numpy() for v in inner.variables]
@@ -26,7 +26,7 @@ def train(name: str, options: dict, policy: str = "float32") -> dict:
 def train_embedding(name: str) -> dict:
     """Trains a table, whose gradients are sparse, clipped by their global norm."""
     tokens = np.random.default_rng(0).integers(0, 9, (40, 5))
-    with job.strategy().scope():
+    with rank_job.strategy().scope():
         seed_ranks_apart()
         model = keras.Sequential(
             [layers.Input((5,), dtype="int32"), layers.Embedding(9, 4), layers.Flatten(),

@@ -23,7 +23,7 @@ def records(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow  # `tests/data/test_fashion_mnist.py` does it by default.
+@pytest.mark.slow  # `tests/recipes/test_images_end_to_end.py` does it by default.
 def test_two_processes_agree_with_one(ranks, records, tmp_path):
     runs = {}
     for size in (1, 2):

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.pool import RankPool
 from tests.runtime import gpu_cases as cases
 from tfdml.runtime.gpus import server_config, share_of
-from tfdml.runtime.supervisor import free_ports
+from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.topology import Topology, local_variables, on_this_host
 
 ALONE = (0, 1)

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.harness import job
+from tests.harness import rank_job
 
 CLASSES = 3
 
@@ -94,7 +94,7 @@ def compiled(strategy: tf.distribute.Strategy, model: str = "dense", **compile_o
     with strategy.scope():
         # Optimizers and metrics that a test passes are made in the scope too.
         options = {k: v() if isinstance(v, InScope) else v for k, v in options.items()}
-        keras.utils.set_random_seed(11 + 100 * job.rank())
+        keras.utils.set_random_seed(11 + 100 * rank_job.rank())
         built = MODELS[model][0]()
         built.compile(**options)
     return built
@@ -116,7 +116,7 @@ def fitted(model: keras.Model, x, y, rows: int = 16, epochs: int = 3, **options)
 
 def seed_ranks_apart() -> None:
     """Seeds each rank differently; rank 0, and one process, always alike."""
-    keras.utils.set_random_seed(11 + 100 * job.rank())
+    keras.utils.set_random_seed(11 + 100 * rank_job.rank())
 
 
 def fit_arrays(
@@ -130,7 +130,7 @@ def fit_arrays(
 ) -> dict:
     """`fit`, `evaluate` and `predict` on arrays, on ranks with different seeds."""
     seed_ranks_apart()
-    strategy = job.strategy(devices)
+    strategy = rank_job.strategy(devices)
     x, y = data(rows, shape=MODELS[model][1])
     built = compiled(strategy, model, **(compile_options or {}))
     validation = {"validation_data": (x[:50], y[:50])}
@@ -190,7 +190,7 @@ def fit_dataset(kind: str) -> dict:
     elif kind == "weighted":
         weights = np.linspace(0, 2, 101).astype("float32")
         dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(16)
-    built = compiled(job.strategy(), weighted_metrics=["accuracy"])
+    built = compiled(rank_job.strategy(), weighted_metrics=["accuracy"])
     history = built.fit(dataset, epochs=3, steps_per_epoch=steps, verbose=0)
     return outcome(built, history)
 
@@ -198,7 +198,7 @@ def fit_dataset(kind: str) -> dict:
 def train_on_batches() -> dict:
     """`train_on_batch`, `test_on_batch` and `predict_on_batch` with global batches."""
     x, y = data(20)
-    built = compiled(job.strategy())
+    built = compiled(rank_job.strategy())
     logs = [built.train_on_batch(x[i : i + 7], y[i : i + 7]) for i in range(0, 20, 7)]
     logs.append(built.test_on_batch(x, y))
     return {**outcome(built), "logs": np.array(logs), "predict": built.predict_on_batch(x)}
@@ -211,7 +211,7 @@ def masked_loss(reduction: str) -> dict:
     lengths = rng.integers(1, 6, 40)
     tokens[np.arange(5)[None] >= lengths[:, None]] = 0
     targets = rng.normal(size=(40, 5, 1)).astype("float32")
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(
@@ -234,7 +234,7 @@ def scalar_loss() -> dict:
     """A loss function of the user's own that returns the mean itself."""
     x, y = data(53)
     built = compiled(
-        job.strategy(),
+        rank_job.strategy(),
         loss=lambda y, p: tf.reduce_mean((tf.cast(y[:, None], p.dtype) - p) ** 2),
         metrics=[],
     )
@@ -246,7 +246,7 @@ def fit_float64(model: str) -> dict:
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     x, y = data(101, shape=MODELS[model][1])
-    strategy = job.strategy()
+    strategy = rank_job.strategy()
     built = compiled(strategy, model, metrics=[])
     history = built.fit(x.astype("float64"), y, batch_size=16, epochs=3, shuffle=False, verbose=0)
     return outcome(built, history)

@@ -1,7 +1,7 @@
 """Keras callbacks for training on several processes."""
 
+from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
 from tfdml.callbacks.chief_only import ChiefOnly
-from tfdml.callbacks.fault_tolerant_checkpoint import FaultTolerantCheckpoint
 from tfdml.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfdml.callbacks.optimizer_log import OptimizerLog
 from tfdml.callbacks.step_monitor import StepMonitor

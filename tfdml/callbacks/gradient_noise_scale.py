@@ -5,7 +5,7 @@ import math
 import keras
 from rich.console import Console
 
-from tfdml.strategies.noise_scale import NoiseEstimate, NoiseScale
+from tfdml.strategies.observers.noise_scale import NoiseEstimate, NoiseScale
 from tfdml.strategies.session import session_of
 
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.noise_scale import NoiseScale
+from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.session import session_of
 
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.session import session_of
-from tfdml.strategies.step_clock import StepClock
 
 
 @dataclasses.dataclass(frozen=True)

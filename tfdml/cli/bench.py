@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime import launcher
+from tfdml.runtime.launch import launcher
 
 
 def bench(

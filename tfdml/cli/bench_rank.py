@@ -9,8 +9,8 @@ from rich.table import Table
 
 import tfdml
 from tfdml import compression
-from tfdml.compression.cost_model import Link, exchange_seconds, traffic
-from tfdml.compression.measure import measure_codec, measure_link
+from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
+from tfdml.compression.auto.measure import measure_codec, measure_link
 
 # 25 million weights, as in ResNet-50, but in large layers.
 _SHAPES = [(2048, 2048)] * 6

@@ -109,7 +109,7 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
 
 def diagnose_data(path: str, split: str | None, batch_size: int) -> None:
     """Prints the speed of each stage of reading a data set, and the slowest stage's fix."""
-    from tfdml.data.diagnosis import diagnose
+    from tfdml.data.check.diagnosis import diagnose
 
     console = Console(highlight=False)
     try:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime import launcher, manifests, server_job, server_manifests
+from tfdml.runtime.launch import launcher, scheduler_scripts, server_job, server_manifests
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
@@ -117,7 +117,7 @@ def _manifest(
         raise ValueError(
             f"`hosts` must have equally many ranks each for a scheduler. Received: {sorted(ranks)}."
         )
-    make = manifests.slurm if for_slurm else manifests.kubernetes
+    make = scheduler_scripts.slurm if for_slurm else scheduler_scripts.kubernetes
     if len(places) == 1 and not for_slurm and not horovod:
         # `--workers 4` without hosts means four pods.
         return make(places[0].ranks, 1, program, horovod)

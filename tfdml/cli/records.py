@@ -132,11 +132,11 @@ def convert(
     The bytes written are the same for any number of processes. Interrupted, it continues with
     `--resume`. TensorFlow Datasets opens what is written by `tfds.builder_from_directory`.
     """
-    from tfdml.data.convert import convert as run
-    from tfdml.data.image_options import ImageOptions
-    from tfdml.data.plan import Options
-    from tfdml.data.schema import Schema
+    from tfdml.data.format.image_options import ImageOptions
+    from tfdml.data.format.schema import Schema
     from tfdml.data.sources.opening import open_source
+    from tfdml.data.write.convert import convert as run
+    from tfdml.data.write.plan import Options
 
     try:
         images = ImageOptions(_size(resize), image_format, quality, fix_images)
@@ -250,7 +250,7 @@ def verify(
 
     The exit code is 0 if all is sound, and 1 if not, also where it has been repaired.
     """
-    from tfdml.data.verification import verify as check
+    from tfdml.data.check.verification import verify as check
 
     try:
         with _bar() as bar:
@@ -270,7 +270,7 @@ def verify(
 
 
 def _prove(ledger: str) -> bool:
-    from tfdml.data.ledger import Account
+    from tfdml.data.read.ledger import Account
 
     account = Account(ledger)
     for epoch, samples in account.epochs.items():
@@ -305,8 +305,8 @@ def inspect(
 
     `tfdml records inspect data/photos --split train --sheet photos.png`
     """
-    from tfdml.data import inspection
-    from tfdml.data import manifest as manifests
+    from tfdml.data.check import inspection
+    from tfdml.data.format import manifest as manifests
 
     try:
         manifest = manifests.load(path)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime import server, server_task
+from tfdml.runtime.servers import server, server_task
 
 
 def serve(

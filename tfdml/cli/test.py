@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tfdml.cli.selftest import jobs, report
 from tfdml.cli.selftest.verdict import Result, Status, judge
-from tfdml.runtime import launcher
+from tfdml.runtime.launch import launcher
 
 
 class Strategy(str, enum.Enum):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.own_variable import own_variable
+from tfdml.collectives.unmanaged_variable import own_variable
 from tfdml.topology import Topology
 
 # Each device type and index has one group over all processes, with a key of its own from here on;
@@ -24,7 +24,7 @@ _WIRE_DTYPES = frozenset({tf.int32, tf.int64, tf.float16, tf.float32, tf.float64
 class TensorFlowCollective(Collective):
     """Collective that uses TensorFlow's collective operations.
 
-    TensorFlow's server must run in this process (see `tfdml.strategies.cluster`).
+    TensorFlow's server must run in this process (see `tfdml.strategies.cluster_member`).
 
     Args:
         topology: This process's rank and the cluster's size.

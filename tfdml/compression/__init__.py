@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from tfdml.compression.auto import Auto
+from tfdml.compression.auto.auto import Auto
+from tfdml.compression.codecs.deep_gradient import DeepGradientCompression
+from tfdml.compression.codecs.float16 import BFloat16, Float16
+from tfdml.compression.codecs.natural import NaturalCompression
+from tfdml.compression.codecs.one_bit import OneBit
+from tfdml.compression.codecs.power_sgd import PowerSGD
+from tfdml.compression.codecs.qsgd import QSGD
+from tfdml.compression.codecs.random_k import RandomK
+from tfdml.compression.codecs.tern_grad import TernGrad
+from tfdml.compression.codecs.top_k import TopK
 from tfdml.compression.compressor import Compressor
-from tfdml.compression.deep_gradient import DeepGradientCompression
-from tfdml.compression.float16 import BFloat16, Float16
-from tfdml.compression.natural import NaturalCompression
-from tfdml.compression.one_bit import OneBit
-from tfdml.compression.power_sgd import PowerSGD
-from tfdml.compression.qsgd import QSGD
-from tfdml.compression.random_k import RandomK
-from tfdml.compression.redistribution import redistributed
-from tfdml.compression.tern_grad import TernGrad
-from tfdml.compression.top_k import TopK
+from tfdml.compression.exchange.redistribution import redistributed
 
 __all__ = [
     "Auto",

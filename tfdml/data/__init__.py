@@ -7,12 +7,12 @@ import importlib
 from typing import Any
 
 _NAMES = {
-    "Feature": "schema",
-    "Schema": "schema",
-    "TFRecordPipeline": "pipeline",
-    "read_tfrecords": "reading",
-    "verify": "verification",
-    "write_tfrecords": "iterable",
+    "Feature": "format.schema",
+    "Schema": "format.schema",
+    "TFRecordPipeline": "read.pipeline",
+    "read_tfrecords": "read.read_tfrecords",
+    "verify": "check.verification",
+    "write_tfrecords": "write.write_tfrecords",
 }
 
 __all__ = sorted(_NAMES)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfdml import topology
-from tfdml.callbacks.callback_state import CallbackState
-from tfdml.callbacks.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
-from tfdml.callbacks.training_state import TrainingState
+from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
+from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.schedules import scale_learning_rate
-from tfdml.strategies.keras_seam.resuming import ResumingCallback, begin_with
-from tfdml.strategies.rank_state import RankState
+from tfdml.strategies.keras_seam.resume.resuming import ResumingCallback, begin_with
+from tfdml.strategies.replicas.rank_state import RankState
 
 if TYPE_CHECKING:
     from tfdml.elastic.state import KerasState

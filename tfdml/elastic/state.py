@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
-from tfdml.callbacks.callback_state import CallbackState
-from tfdml.callbacks.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
-from tfdml.callbacks.training_state import OwnState, Snapshot
+from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
+from tfdml.callbacks.checkpoint.training_state import OwnState, Snapshot
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.elastic.committer import Committer
-from tfdml.strategies.keras_seam.resuming import ResumingCallback
+from tfdml.strategies.keras_seam.resume.resuming import ResumingCallback
 
 
 @dataclasses.dataclass

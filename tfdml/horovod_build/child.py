@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from tfdml import topology
-from tfdml.runtime.processes import end_processes, session_of, tree_of
+from tfdml.runtime.launch.processes import end_processes, session_of, tree_of
 
 # Seconds between SIGTERM and SIGKILL.
 GRACE = 5.0

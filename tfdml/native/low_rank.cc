@@ -1,5 +1,5 @@
 // Gradients as products of two thin matrices: what is computed before, between and after the
-// exchanges of compression/power_sgd.py, each in one pass over the numbers.
+// exchanges of compression/codecs/power_sgd.py, each in one pass over the numbers.
 //
 // A gradient is a matrix of `rows x columns`, its last dimension the columns. `starts` and `lefts`
 // are of `columns x rank` and `rows x rank`, `rights` of `rank x columns`.

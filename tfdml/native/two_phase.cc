@@ -1,5 +1,5 @@
 // What is computed before, between and after the exchanges of a sum in two phases, each in one pass
-// over the numbers: see compression/two_phase.py, whose stages these are. What they are given is
+// over the numbers: see compression/exchange/two_phase.py, whose stages these are. What they are given is
 // declared in two_phase_operations.cc.
 
 #include <atomic>

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.optimizers.exclusion import BIASES_AND_SCALES
+from tfdml.optimizers.fused_updates import subtract, update_moments
 from tfdml.optimizers.layerwise import LayerwiseOptimizer, trust_ratio
-from tfdml.optimizers.passes import subtract, update_moments
 
 
 @keras.saving.register_keras_serializable("tfdml")

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tfdml.optimizers.exclusion import BIASES_AND_SCALES
+from tfdml.optimizers.fused_updates import subtract
 from tfdml.optimizers.layerwise import LayerwiseOptimizer, trust_ratio
-from tfdml.optimizers.passes import subtract
 
 
 @keras.saving.register_keras_serializable("tfdml")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdml.runtime.server_task import WORKER
+from tfdml.runtime.servers.server_task import WORKER
 from tfdml.topology import Topology
 
 

@@ -12,7 +12,7 @@ from tfdml.collectives.tensorflow import TensorFlowCollective
 from tfdml.compression import Compressor
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
-from tfdml.strategies.cluster import join
+from tfdml.strategies.cluster_member import join
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.guard import guard_of
-from tfdml.runtime.watched import WatchedCollective
+from tfdml.runtime.guard.guard import guard_of
+from tfdml.runtime.guard.watched_collective import WatchedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions
-from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.step import GlobalStep
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.global_step import GlobalStep
 
 
 class ReplicaStrategy(tf.distribute.Strategy):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.accumulation import Accumulator
+from tfdml.strategies.aggregation.accumulation import Accumulator
 
 if TYPE_CHECKING:
-    from tfdml.strategies.keras_seam.data_position import DataPosition
+    from tfdml.strategies.keras_seam.resume.data_position import DataPosition
 
 
 class Observer(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml import strategies
-from tfdml.strategies.parameter_server.own_server import Server
+from tfdml.strategies.parameter_server.cluster.own_server import Server
 
 # These have one replica, so TensorFlow's results cannot differ from one device's.
 _AS_THEY_ARE = ("Strategy", "OneDeviceStrategy")

@@ -21,8 +21,8 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import variable_scope
 from tensorflow.python.saved_model.load import _WrapperFunction
 
-from tfdml.strategies.extended import ReplicaExtended
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
 def _as_array(self: DistributedVariable, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

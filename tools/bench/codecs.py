@@ -19,11 +19,11 @@ import tensorflow as tf
 import typer
 
 from tfdml import compression
-from tfdml.collectives.echo import EchoCollective
+from tfdml.collectives.loopback import EchoCollective
+from tfdml.compression.codecs.selection import encoded_largest
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.rounds import sum_in_rounds
-from tfdml.compression.selection import encoded_largest
-from tfdml.compression.two_phase import compiled_stages, encoder, sum_in_two_phases
+from tfdml.compression.exchange.rounds import sum_in_rounds
+from tfdml.compression.exchange.two_phase import compiled_stages, encoder, sum_in_two_phases
 from tools.bench.harness import conditions, start
 
 SIZE, SHAPE = 2, (2048, 2048)

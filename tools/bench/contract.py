@@ -55,8 +55,8 @@ def readings(strategy) -> dict[str, Reading]:
     import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    from tfdml.strategies.keras_seam.data_source import OneByOne
-    from tfdml.strategies.share import Splitter
+    from tfdml.strategies.input.local_batch import Splitter
+    from tfdml.strategies.keras_seam.fit.data_source import OneByOne
 
     x, y = images(STEPS)
     whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(GLOBAL_BATCH).cache()
@@ -105,8 +105,8 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
     """Context manager: Keras reads with or without the contract; yields the arguments of `fit`."""
     import tensorflow as tf
 
-    from tfdml.strategies import share
-    from tfdml.strategies.keras_seam import trainer
+    from tfdml.strategies.input import local_batch
+    from tfdml.strategies.keras_seam.fit import trainer
 
     bare = who != "with"
     data = way.base if bare and way.base else way.data
@@ -115,8 +115,8 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
         arguments["batch_size"] = GLOBAL_BATCH
     with contextlib.ExitStack() as without:
         if bare:
-            digest = lambda batch: tf.zeros([share.DIGEST_SIZE])  # noqa: E731
-            without.enter_context(mock.patch.object(share, "digest_of", digest))
+            digest = lambda batch: tf.zeros([local_batch.DIGEST_SIZE])  # noqa: E731
+            without.enter_context(mock.patch.object(local_batch, "digest_of", digest))
             portions = lambda a, d, e, **_: (a, way.bare(d, e))  # noqa: E731
             without.enter_context(mock.patch.object(trainer, "portions", portions))
         yield arguments
@@ -170,8 +170,8 @@ def compare_digests(collective: Any, calls: int = 2000) -> float:
     """Returns the CPU seconds that a step needs to compare digests."""
     import tensorflow as tf
 
-    from tfdml.strategies.agreement import check_digests, digest_slots
-    from tfdml.strategies.share import DIGEST_SIZE
+    from tfdml.strategies.input.input_checks import check_digests, digest_slots
+    from tfdml.strategies.input.local_batch import DIGEST_SIZE
 
     @tf.function
     def compare(digest):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdml.runtime.processes import end_processes, tree_of
+from tfdml.runtime.launch.processes import end_processes, tree_of
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 # Seconds that the other ranks get to end a test with the same outcome.

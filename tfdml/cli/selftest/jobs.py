@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from tfdml.cli.selftest.events import Event, Reader, without_events
-from tfdml.runtime.launcher import Host
-from tfdml.runtime.supervisor import TERM_SECONDS
+from tfdml.runtime.launch.launcher import Host
+from tfdml.runtime.launch.supervisor import TERM_SECONDS
 from tfdml.topology import child_environment
 
 # Time limit for a job that hangs. A job takes seconds, on a busy machine a minute or two.
@@ -147,7 +147,7 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
         # The supervisor ends the job and all its processes when its standard input closes, either
         # by this process or because this process is gone.
         process = subprocess.Popen(
-            [sys.executable, "-m", "tfdml.runtime.supervisor", *told],
+            [sys.executable, "-m", "tfdml.runtime.launch.supervisor", *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data import optional, storage
-from tfdml.data.inference import of_array
-from tfdml.data.schema import Schema
+from tfdml.data import optional
+from tfdml.data.format import storage
+from tfdml.data.format.inference import of_array
+from tfdml.data.format.schema import Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_BYTES = 4 << 20

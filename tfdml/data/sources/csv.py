@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdml.data import optional, storage
-from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
+from tfdml.data import optional
+from tfdml.data.format import storage
+from tfdml.data.format.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource, ends_of_records
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data import optional, storage
-from tfdml.data.inference import infer, of_array
-from tfdml.data.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
+from tfdml.data import optional
+from tfdml.data.format import storage
+from tfdml.data.format.inference import infer, of_array
+from tfdml.data.format.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_ROWS = 2048

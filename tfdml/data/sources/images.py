@@ -6,10 +6,10 @@ from typing import Any
 
 import fsspec
 
-from tfdml.data import storage
-from tfdml.data.image_options import EXTENSIONS, ImageOptions
-from tfdml.data.images import prepare
-from tfdml.data.schema import IMAGE, INT64, STRING, Feature, Schema
+from tfdml.data.format import storage
+from tfdml.data.format.image_options import EXTENSIONS, ImageOptions
+from tfdml.data.format.images import prepare
+from tfdml.data.format.schema import IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_IMAGES = 64

@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tfdml.data import storage
-from tfdml.data.inference import infer
-from tfdml.data.schema import Schema
+from tfdml.data.format import storage
+from tfdml.data.format.inference import infer
+from tfdml.data.format.schema import Schema
 from tfdml.data.sources.source import Row
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource
 

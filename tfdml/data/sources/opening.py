@@ -2,10 +2,10 @@
 
 import os
 
-from tfdml.data import manifest as manifests
-from tfdml.data import storage
-from tfdml.data.image_options import ImageOptions
-from tfdml.data.schema import Schema
+from tfdml.data.format import manifest as manifests
+from tfdml.data.format import storage
+from tfdml.data.format.image_options import ImageOptions
+from tfdml.data.format.schema import Schema
 from tfdml.data.sources.source import Source
 
 KINDS = (

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tfdml.data import optional, storage
-from tfdml.data.schema import FLOAT, INT64, STRING, Feature, Schema
+from tfdml.data import optional
+from tfdml.data.format import storage
+from tfdml.data.format.schema import FLOAT, INT64, STRING, Feature, Schema
 from tfdml.data.sources.jsonl import flatten
 from tfdml.data.sources.source import Chunk, Row, Source
 

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tfdml.data.schema import Schema
+from tfdml.data.format.schema import Schema
 
 
 class Row(NamedTuple):

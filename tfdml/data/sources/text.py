@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data import storage
+from tfdml.data.format import storage
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_BYTES = 4 << 20

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data import example, index, storage
-from tfdml.data.framing import BadRecord, unframe
-from tfdml.data.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
+from tfdml.data.format import example, index, storage
+from tfdml.data.format.framing import BadRecord, unframe
+from tfdml.data.format.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
 SAMPLED_RECORDS = 1000

@@ -18,8 +18,8 @@ from keras.src.saving import saving_lib, serialization_lib
 from tfdml.strategies.alone import check_not_alone, model_made_outside, strategy_made_last
 from tfdml.strategies.keras_seam.current import extended_of, is_ours
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.rank_state import optimizers_of
-from tfdml.strategies.replica_step import all_metrics
+from tfdml.strategies.replicas.rank_state import optimizers_of
+from tfdml.strategies.replicas.replica_step import all_metrics
 
 
 def adopt(model: keras.Model) -> None:

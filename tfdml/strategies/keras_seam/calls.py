@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from tfdml.strategies.extended import ReplicaExtended
-from tfdml.strategies.keras_seam.data_position import DataPosition
+from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
 @dataclasses.dataclass

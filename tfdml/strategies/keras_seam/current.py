@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.accumulation import accumulation_steps
-from tfdml.strategies.extended import ReplicaExtended
+from tfdml.strategies.aggregation.accumulation import accumulation_steps
+from tfdml.strategies.input.local_batch import Share
 from tfdml.strategies.keras_seam.hooks import hooks_of
-from tfdml.strategies.parameter_server.step_scope import current_step
-from tfdml.strategies.share import Share
+from tfdml.strategies.parameter_server.step.step_scope import current_step
+from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
 def extended_of(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:

@@ -13,12 +13,12 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 
-from tfdml.strategies.keras_seam import resuming
 from tfdml.strategies.keras_seam.adopting import adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, in_call
 from tfdml.strategies.keras_seam.current import current_strategy
 from tfdml.strategies.keras_seam.hooks import hooks_of
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.resume import resuming
 
 
 def _loop(original: Callable) -> Callable:

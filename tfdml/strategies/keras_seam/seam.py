@@ -84,19 +84,17 @@ What else parameter servers need, installed with the first `ParameterServerStrat
 
 import keras
 
-from tfdml.strategies.keras_seam import (
-    adopting,
-    entry,
+from tfdml.strategies.keras_seam import adopting, entry, variables
+from tfdml.strategies.keras_seam.fit import trainer
+from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
+from tfdml.strategies.keras_seam.step import (
     gathered,
     gradients,
     momentum,
     normalization,
     replica_math,
-    trainer,
     updates,
-    variables,
 )
-from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 
 # The replacements that only parameter servers need are in `parameter_servers`.
 REPLACEMENTS: list[Replacement] = [

@@ -1,7 +1,7 @@
 """Extended part of the parameter server strategy: placement of variables, tasks on workers.
 
-Like `strategies/extended.py`, this module depends on internals of `tf.distribute` (TensorFlow 2.20
-and 2.21).
+Like `strategies/replicas/extended.py`, this module depends on internals of `tf.distribute`
+(TensorFlow 2.20 and 2.21).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 )
 from tensorflow.python.eager.context import context
 
-from tfdml.strategies.parameter_server.step_scope import current_step
+from tfdml.strategies.parameter_server.step.step_scope import current_step
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 

@@ -6,17 +6,17 @@ import tensorflow as tf
 
 from tfdml.compression import Compressor
 from tfdml.runtime.gpus import hide_all
-from tfdml.runtime.meeting import bounded
-from tfdml.runtime.server_task import SERVER, WORKER
+from tfdml.runtime.rendezvous import bounded
+from tfdml.runtime.servers.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
 from tfdml.strategies.alone import note_strategy
 from tfdml.strategies.keras_seam import parameter_servers
-from tfdml.strategies.parameter_server import checks
-from tfdml.strategies.parameter_server.connection import chief_task, connect
+from tfdml.strategies.parameter_server.chief.remote_datasets import on_each_worker
+from tfdml.strategies.parameter_server.cluster import checks
+from tfdml.strategies.parameter_server.cluster.connection import chief_task, connect
+from tfdml.strategies.parameter_server.cluster.placement import placement_table
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
-from tfdml.strategies.parameter_server.placement import placement_table
-from tfdml.strategies.parameter_server.pushing import check_compressor
-from tfdml.strategies.parameter_server.shipping import on_each_worker
+from tfdml.strategies.parameter_server.step.gradient_encoding import check_compressor
 
 # All tasks have started by then, so TensorFlow only has to connect.
 _CONNECT_SECONDS = 120.0

@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepGradients, sum_in_buckets
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.echo import EchoCollective
 from tfdml.collectives.horovod import HorovodCollective
+from tfdml.collectives.loopback import EchoCollective
 from tfdml.compression import Compressor
-from tfdml.compression.aggregator import CompressedAggregator
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.two_phase import encoder
+from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.two_phase import encoder
 from tools.bench.compression.model import WARM_UP, timed
 from tools.bench.compression.networks import NETWORKS
 

@@ -83,7 +83,8 @@ def first_batch(directory: str, rounds: int) -> str:
 
 def time_reading(directory: str, count: int, rounds: int) -> list[str]:
     """Returns the lines of the report on reading speed."""
-    from tfdml.data import tfds_metadata, write_tfrecords
+    from tfdml.data import write_tfrecords
+    from tfdml.data.write import tfds_metadata
 
     x, y = reading.samples(count)
     data = os.path.join(directory, "data")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tfdml.data.images import ImageOptions, prepare
+from tfdml.data.format.images import ImageOptions, prepare
 
 SHARDS = 8
 Conversion = Callable[[], int]
@@ -24,9 +24,9 @@ Conversion = Callable[[], int]
 
 def ours(path: str, output: str, processes: int, **images) -> Conversion:
     """Converts by `tfdml records convert`."""
-    from tfdml.data.convert import convert
-    from tfdml.data.plan import Options
     from tfdml.data.sources.opening import open_source
+    from tfdml.data.write.convert import convert
+    from tfdml.data.write.plan import Options
 
     def run() -> int:
         source = open_source([path], images=ImageOptions(**images))

@@ -142,9 +142,9 @@ def resolver() -> Any:
     """Returns the cluster that TensorFlow's own strategy connects to."""
     import tensorflow as tf
 
-    from tfdml.runtime.server_link import ServerLink
-    from tfdml.runtime.server_task import task_from_environment
-    from tfdml.runtime.supervisor import free_ports
+    from tfdml.runtime.launch.supervisor import free_ports
+    from tfdml.runtime.servers.server_link import ServerLink
+    from tfdml.runtime.servers.server_task import task_from_environment
 
     task = task_from_environment()
     ServerLink(task, 60.0).wait_for_all(120.0)  # `tfdml serve` waits for it.

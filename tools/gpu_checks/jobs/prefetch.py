@@ -23,7 +23,7 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
     import tensorflow as tf
 
     import tfdml
-    from tfdml.strategies.on_devices import OnDevices
+    from tfdml.strategies.input.device_prefetch import OnDevices
 
     read = []
 

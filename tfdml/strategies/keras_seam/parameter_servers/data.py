@@ -11,9 +11,13 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdml.collectives.collective import LocalCollective
-from tfdml.strategies.keras_seam.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.calls import Call
-from tfdml.strategies.parameter_server.shipping import ShippedDataset, as_dataset, on_renamed_device
+from tfdml.strategies.keras_seam.fit.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.parameter_server.chief.remote_datasets import (
+    ShippedDataset,
+    as_dataset,
+    on_renamed_device,
+)
 
 
 def set_up(

@@ -8,24 +8,27 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.keras_seam import resuming
+from tfdml.strategies.input.local_batch import without_optionals
 from tfdml.strategies.keras_seam.adopting import adopt
-from tfdml.strategies.keras_seam.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.keras_seam.calls import Call
 from tfdml.strategies.keras_seam.current import current_strategy, is_updating, updating
+from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_by_own_steps
+from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
-from tfdml.strategies.keras_seam.optimizers import each_row_once, inner_of
 from tfdml.strategies.keras_seam.parameter_servers import data
-from tfdml.strategies.keras_seam.progress import with_progress
-from tfdml.strategies.parameter_server import checks
-from tfdml.strategies.parameter_server.asynchronous import AsynchronousTraining
-from tfdml.strategies.parameter_server.remote_function import functions_of
-from tfdml.strategies.parameter_server.scattered import ScatteredEvaluation, ScatteredPrediction
-from tfdml.strategies.parameter_server.share_step import ShareStep
-from tfdml.strategies.parameter_server.step_scope import STREAM_STRIDE, current_step
-from tfdml.strategies.parameter_server.synchronous import SynchronousTraining
-from tfdml.strategies.parameter_server.worker_step import WorkerStep
-from tfdml.strategies.share import without_optionals
+from tfdml.strategies.keras_seam.resume import resuming
+from tfdml.strategies.keras_seam.step.optimizers import each_row_once, inner_of
+from tfdml.strategies.parameter_server.chief.asynchronous import AsynchronousTraining
+from tfdml.strategies.parameter_server.chief.remote_function import functions_of
+from tfdml.strategies.parameter_server.chief.scattered import (
+    ScatteredEvaluation,
+    ScatteredPrediction,
+)
+from tfdml.strategies.parameter_server.chief.synchronous import SynchronousTraining
+from tfdml.strategies.parameter_server.cluster import checks
+from tfdml.strategies.parameter_server.step.share_step import ShareStep
+from tfdml.strategies.parameter_server.step.step_scope import STREAM_STRIDE, current_step
+from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
 
 
 class ServerHooks(Hooks):

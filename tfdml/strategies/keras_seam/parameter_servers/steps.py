@@ -12,10 +12,10 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.parameter_server.chief.remote_function import functions_of
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
-from tfdml.strategies.parameter_server.pushing import sent_to_servers
-from tfdml.strategies.parameter_server.remote_function import functions_of
-from tfdml.strategies.parameter_server.step_scope import (
+from tfdml.strategies.parameter_server.step.gradient_encoding import sent_to_servers
+from tfdml.strategies.parameter_server.step.step_scope import (
     add_on_server,
     add_rows_on_server,
     current_step,

@@ -1,0 +1,114 @@
+"""Ranks start at once: they are forked from a process that has imported TensorFlow, and no more.
+
+TensorFlow's import takes most of the time in which a rank starts. A nursery imports it once, and
+waits; it never uses it, because a TensorFlow that has started its threads does not survive a fork.
+A rank is a process of its own all the same, with the environment that its launcher would give it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# A rank's hash seed is its nursery's: with two of them, not all ranks iterate over sets alike.
+NURSERIES = 2
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Nursery:
+    """This end of a nursery, which lives as long as this process does."""
+
+    def __init__(self) -> None:
+        self._orders, other = Pipe()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.harness.forkserver", str(other.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+            )
+
+    def fork(self, address: str, environment: dict[str, str], log: Path) -> int:
+        """Starts a rank.
+
+        Args:
+            address: The socket of its pool.
+            environment: All its environment variables.
+            log: The file that its output is added to.
+
+        Returns:
+            Its process id.
+
+        Raises:
+            EOFError: If the nursery has died.
+        """
+        self._orders.send((address, environment, str(log)))
+        return self._orders.recv()
+
+
+@functools.cache
+def nursery(number: int) -> Nursery:
+    """Returns one of this process's nurseries, started when it is first asked for."""
+    return Nursery()
+
+
+def serve(orders: Connection) -> None:
+    """Forks a rank for every order, until the other end is closed."""
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    import tfdml.strategies  # noqa: F401
+    from tests.harness import rank
+
+    with contextlib.suppress(ImportError):  # Only jobs of Horovod need it.
+        import horovod.tensorflow  # noqa: F401
+
+    gc.freeze()  # The ranks share these pages as long as nobody writes to them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Ranks that have ended are not waited for.
+    with contextlib.suppress(EOFError):
+        while True:
+            address, environment, log = orders.recv()
+            pid = os.fork()
+            if pid == 0:
+                orders.close()
+                _become_a_rank(environment, log)
+                _run(rank.main, address)
+            orders.send(pid)
+
+
+def _become_a_rank(environment: dict[str, str], log: str) -> None:
+    """Makes this fork what a process would be that a launcher has started."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _run(main, address: str) -> None:
+    code = 1
+    try:
+        main(address)
+        code = 0
+    except BaseException:  # noqa: BLE001 (the fork must not go on as a nursery)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,103 @@
+"""Whatever happens to a rank, the job ends everywhere, soon, and says why. Real processes."""
+
+import re
+
+import pytest
+
+from tests.runtime.faults.jobs import run_job
+
+# Seconds from the fault to the end of the launcher: the limit of silence in the program is 3, the
+# ranks end within 10 beyond it, and the launcher ends a stopped one by SIGTERM and then SIGKILL.
+SOON = {"SIGSTOP": 45.0}
+
+CAUSES = {
+    "raise": ("raised an exception", "ValueError: the mistake of this test"),
+    "SIGKILL": ("died", "killed"),
+    "SIGTERM": ("died", "killed"),
+    "SIGSTOP": ("fell silent", "stopped"),
+    "exit": ("died", "`os._exit`"),
+}
+
+
+def check(tmp_path, kind, size, fault, where, rank, *more):
+    job = run_job(tmp_path, kind, size, fault, where, rank, *more)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < SOON.get(fault, 30.0)
+    assert not job.left
+    why, cause = CAUSES[fault]
+    assert re.search(rf"on all {size} ranks, because rank {rank} {why}", job.message), job.output
+    assert cause in job.message
+    if fault != "SIGSTOP":
+        # The guard has ended the others, and not the launcher some seconds later.
+        assert "did not end by itself" not in job.output
+    assert re.search(rf"rank {rank}: host \S+, pid \d+", job.message)
+    return job
+
+
+# One of each fault and place, over both transports; the slow tests below are all of them.
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "exit", "exchange", 1),
+        # `test_guard` has an exception, `test_place` its words, without a launcher.
+        pytest.param("multi_worker", "raise", "batch_end", 1, marks=pytest.mark.slow),
+        pytest.param("multi_worker", "raise", "data", 0, marks=pytest.mark.slow),
+        ("multi_worker", "SIGTERM", "epoch_end", 0),
+        ("multi_worker", "SIGSTOP", "validation", 1),
+    ],
+)
+def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):
+    job = check(tmp_path, kind, 2, fault, where, rank)
+    if where != "data":
+        assert "where: fit" in job.message
+    if (fault, where) == ("raise", "batch_end"):
+        assert "in callback At.on_train_batch_end" in job.message
+        assert re.search(r"fault_program.py:\d+ in do_fault", job.message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        *[("raise", w) for w in ("batch_end", "data", "train_step", "before_the_model")],
+        *[("SIGKILL", w) for w in ("train_begin", "validation", "predict", "exchange")],
+        *[("SIGTERM", w) for w in ("batch_end", "epoch_end")],
+        *[("SIGSTOP", w) for w in ("train_begin", "epoch_end", "exchange", "predict")],
+        *[("exit", w) for w in ("batch_end", "exchange", "before_the_model")],
+    ],
+)
+def test_every_fault_at_every_place(tmp_path, kind, size, last, fault, where):
+    check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_death_inside_a_large_exchange(tmp_path, kind):
+    check(tmp_path, kind, 2, "exit", "exchange", 1, 500_000)
+
+
+@pytest.mark.slow  # What is said of it is in `test_guard` by default.
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
+    job = run_job(tmp_path, kind, 2, "none", "evaluate_alone", 0)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 60
+    assert not job.left
+    assert "Received for call: evaluate on rank 0, fit on rank 1" in job.output or (
+        "Received for call: fit on rank 1, evaluate on rank 0" in job.output
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_rank_that_ends_its_program_early(tmp_path, kind):
+    """Its exit code is 0; the others wait in vain, or their exchange breaks."""
+    job = run_job(tmp_path, kind, 2, "sys.exit", "batch_end", 1)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 45
+    assert not job.left
+    assert "because rank 1" in job.output, job.output[-6000:]
+    assert "ended its program, while rank 0 " in job.output, job.output[-6000:]

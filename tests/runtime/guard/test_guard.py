@@ -1,0 +1,130 @@
+"""What ranks do differently is named on all of them; what one rank changes alone is found."""
+
+import inspect
+import time
+
+import pytest
+import tensorflow as tf
+
+from tests.harness.pool import RankFailure
+from tests.runtime.guard import guard_cases as cases
+from tfdml.compression import Float16
+from tfdml.strategies import HorovodStrategy, MultiWorkerMirroredStrategy
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("optimizer", "for optimizer: SGD on rank 1, Adam on rank 0"),
+        ("momentum", "for optimizer's `momentum`: 0.5 on rank 1, 0.9 on rank 0"),
+        ("epochs", "for argument `epochs`: 3 on rank 1, 2 on rank 0"),
+        ("steps per execution", "for compile's `steps_per_execution`: 2 on rank 1, 1 on rank 0"),
+        ("call", "for call: evaluate on rank 1, fit on rank 0"),
+    ],
+)
+def test_a_difference_is_an_error_on_every_rank(ranks, what, message):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.different, what)
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert message in error
+
+
+# What a rank may choose for itself, and arguments that are not the replicas' options.
+OWN = {"self", "devices", "cluster_resolver", "silence_limit", "start_limit"}
+OPTIONS = {
+    "compression": (Float16(), None),
+    "bucket_bytes": (64, 128),
+    "check_desync": (1, 2),
+    "communication_options": (
+        tf.distribute.experimental.CommunicationOptions(timeout_seconds=50),
+        None,
+    ),
+}
+
+
+def _options(strategy: type) -> set[str]:
+    return inspect.signature(strategy.__init__).parameters.keys() - OWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("horovod", name) for name in sorted(_options(HorovodStrategy))),
+        *(("multi_worker", name) for name in sorted(_options(MultiWorkerMirroredStrategy))),
+    ],
+)
+def test_a_different_option_is_an_error_on_every_rank(ranks, kind, name):
+    """A new option has to be told here how it differs, or that it may."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2, kind).run(cases.different_options, name, *OPTIONS[name])
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert f"for strategy's `{name}`: " in error
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_unequal_exchanges_end_the_job_in_seconds(ranks, again):
+    began = time.monotonic()
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.unequal_exchanges, again)
+    # The guard waits for 5 s of them; with its default limit it took two minutes.
+    assert time.monotonic() - began < 45
+    assert "exchanges something else than rank 0 in one step" in str(failure.value)
+
+
+@pytest.mark.parametrize("what", ["width", "dtype"])
+def test_a_different_variable_is_an_error_on_every_rank(ranks, what):
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.different, what)
+    assert sorted(failure.value.errors) == [0, 1]
+    for error in failure.value.errors.values():
+        assert "Variables must be the same ones on all 2 ranks" in error
+        assert "kernel (6, " in error
+        assert "Detected at node" not in error
+
+
+def test_a_changed_weight_is_found(ranks):
+    with pytest.raises(RankFailure) as failure:
+        ranks(3).run(cases.changed_weights, 2)
+    assert sorted(failure.value.errors) == [0, 1, 2]
+    for error in failure.value.errors.values():
+        assert "Received: another value of" in error
+        assert "bias on rank 1 (" in error
+
+
+def test_without_the_check_it_is_not_looked_for(ranks):
+    ranks(3).run(cases.changed_weights, 0)
+
+
+def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
+    for epochs in ranks(2).run(cases.monitored, 1):
+        assert len(epochs) == 2
+        for fast, slow in epochs:
+            assert (fast.rank, slow.rank) == (0, 1)
+            assert slow.compute > 0.15
+            assert fast.wait > slow.wait
+            assert slow.causes > 0.5
+
+
+def test_the_others_know_in_which_callback_a_rank_is(ranks):
+    (heard, own), (_, other) = ranks(2).run(cases.in_a_callback)
+    assert "fit, epoch 0, step 2, in callback Holding.on_epoch_end" in heard
+    assert own == other == "outside of fit, evaluate and predict"
+
+
+def test_a_guard_that_fails_says_so(ranks):
+    """And not, a minute later, that a rank which is well was silent."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.guard_that_fails)
+    assert "the guard itself failed on rank 1" in str(failure.value)
+    assert "TypeError" in str(failure.value)
+
+
+def test_ranks_left_behind_by_an_exception_are_ended(ranks):
+    """The rank's program goes on, as a pool's does; the other could wait for ever."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.one_rank_raises_alone, 1)
+    assert sorted(failure.value.errors) == [1]
+    assert "because rank 1 raised an exception" in str(failure.value)
+    assert "ValueError: alone" in str(failure.value)

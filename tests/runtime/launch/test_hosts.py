@@ -1,0 +1,74 @@
+"""Jobs on two machines by ssh: real sshd on two hosts of a network lab."""
+
+import json
+import sys
+
+import pytest
+
+from tests.harness.ssh_lab import run_on_hosts
+from tests.runtime.faults.jobs import PROGRAM
+from tfdml.topology import child_environment
+
+pytestmark = pytest.mark.slow
+
+# Runs the job, then counts the processes that are left of it. What to run is not among its own
+# arguments, by which processes are found.
+JOB = """
+import json, os, subprocess, time
+from pathlib import Path
+from tests.runtime.faults.jobs import left_of
+directory, kills, command = json.loads(os.environ["TFDML_TEST_JOB"])
+launcher = subprocess.Popen(command)
+if kills:
+    while not list(Path(directory).glob("fault*")):
+        time.sleep(0.1)
+    launcher.kill()
+code = launcher.wait(150)
+deadline = time.monotonic() + 20
+while left_of(directory) and time.monotonic() < deadline:
+    time.sleep(0.2)
+print("CODE", code, "LEFT", len(left_of(directory)), flush=True)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Returns what runs a job on two hosts that reach each other by ssh; its output."""
+    job = tmp_path / "job"
+    job.mkdir()
+
+    def run(kind: str, *program: object, kills: bool = False) -> str:
+        launch = [sys.executable, "-m", "tfdml.cli.main", "launch", "--hosts", "host0:1,host1:1"]
+        if kind == "horovod":
+            launch.append("--horovod")
+        launch += [str(PROGRAM), str(job), kind, *map(str, program)]
+        told = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
+        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], told).output
+
+    return run
+
+
+KINDS = pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+
+
+@KINDS
+def test_a_job_on_two_machines(lab, kind):
+    output = lab(kind, "nothing", "nowhere", 0)
+    assert "CODE 0 LEFT 0" in output, output
+    assert output.count("done") == 2, output
+
+
+@KINDS
+def test_a_rank_on_the_other_machine_is_killed(lab, kind):
+    output = lab(kind, "SIGKILL", "batch_end", 1)
+    assert "rank 1" in output, output
+    assert "host1" in output, output
+    assert "LEFT 0" in output, output
+    assert "CODE 0" not in output
+
+
+@KINDS
+def test_the_launcher_is_killed(lab, kind):
+    """A rank that hangs notices nothing; its machine ends it all the same."""
+    output = lab(kind, "SIGSTOP", "batch_end", 1, kills=True)
+    assert "CODE -9 LEFT 0" in output, output

@@ -1,0 +1,329 @@
+"""`tfdml launch` with small programs: who is started how, what is shown, and what is left."""
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runtime.faults.jobs import left_of
+from tfdml.runtime.launch.launcher import Host, parse_hosts
+
+TFDML = [sys.executable, "-m", "tfdml.cli.main"]
+
+
+def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 60, **environment):
+    """Runs `tfdml launch` with a script of this text; returns how it ended."""
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    return subprocess.run(
+        [*TFDML, "launch", *arguments, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+    )
+
+
+def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
+    script = "import os; print(os.environ['TF_CONFIG'])"
+    done = launch("--workers", "3", script=script, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] "]
+    configs = [json.loads(line[4:]) for line in lines]
+    assert [c["task"] for c in configs] == [{"type": "worker", "index": i} for i in range(3)]
+    (cluster,) = {json.dumps(c["cluster"]) for c in configs}
+    workers = json.loads(cluster)["worker"]
+    assert len(set(workers)) == 3
+    assert all(w.startswith("127.0.0.1:") for w in workers)
+
+
+def test_workers_know_which_of_a_host_they_are(tmp_path):
+    script = "from tfdml.topology import on_this_host as p; print(p().local_rank, p().local_size)"
+    done = launch("--hosts", "localhost:2,127.0.0.1:1", script=script, tmp_path=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 2", "[1] 1 2", "[2] 0 1"]
+
+
+def test_the_script_gets_its_arguments(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print(sys.argv[1:])")
+    command = [*TFDML, "launch", "-n", "1", str(program), "--epochs", "3", "--workers", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "['--epochs', '3', '--workers', '7']" in done.stdout
+
+
+FAILING = """
+import json, os, sys, time
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+print("begins", flush=True)
+if rank == 1:
+    print("something is wrong", file=sys.stderr, flush=True)
+    {end}
+time.sleep({others})
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        pytest.param("sys.exit(3)", 3, "exit code 3", marks=pytest.mark.slow),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (exit code 137)"),
+    ],
+)
+def test_the_rank_that_failed_is_shown_first(tmp_path, end, code, words):
+    began = time.monotonic()
+    script = FAILING.format(end=end, others=120)
+    done = launch("--workers", "3", script=script, tmp_path=tmp_path)
+    assert done.returncode == code
+    assert time.monotonic() - began < 45
+    said = done.stderr.split("tfdml launch: ")[1].splitlines()
+    assert said[0] == f"rank 1 failed: {words}. Its last lines:"
+    assert "    something is wrong" in said
+    assert any(line.startswith("rank 0: did not end by itself") for line in said)
+    assert not left_of(tmp_path)
+
+
+def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
+    script = FAILING.format(end="time.sleep(1); sys.exit(1)", others=0.1).replace(
+        "time.sleep(0.1)", "sys.exit(70)"
+    )
+    done = launch("--workers", "2", script=script, tmp_path=tmp_path)
+    assert done.returncode == 1
+    assert "rank 1 failed: exit code 1" in done.stderr
+    assert "rank 0: ended because another rank could not go on" in done.stderr
+
+
+def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
+    program = tmp_path / "program.py"
+    # One write each: what the ranks write in parts may be mixed.
+    program.write_text(
+        "import os, sys\n"
+        "sys.stdout.write(f\"{sys.stdout.isatty()} {'TF_CONFIG' in os.environ}\\n\")\n"
+    )
+    master, slave = pty.openpty()
+    command = [*TFDML, "launch", "-n", "2", str(program)]
+    done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
+    os.close(slave)
+    said = b""
+    with contextlib.suppress(OSError):  # The other end has closed.
+        while data := os.read(master, 4096):
+            said += data
+    os.close(master)
+    # Each of the two terminals, the rank's and the launcher's, adds its own \r.
+    said = said.decode().replace("\r", "").split("\n")
+    assert done.returncode == 0
+    assert sorted(line for line in said if line) == ["True True", "[1] False True"]
+
+
+def test_restarts(tmp_path):
+    script = f"""
+import json, os, sys
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+path = {str(tmp_path)!r} + f"/tries{{rank}}"
+open(path, "a").write("x")
+sys.exit(1 if len(open(path).read()) < 3 else 0)
+"""
+    done = launch("-n", "2", "--max-restarts", "2", script=script, tmp_path=tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "tries0").read_text() == "xxx"
+    assert "restart 2 of 2" in done.stderr
+    done = launch("-n", "1", "--max-restarts", "1", script="raise SystemExit(5)", tmp_path=tmp_path)
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
+    program = tmp_path / "program.py"
+    # A rank with a child of its own, both deaf to SIGTERM.
+    program.write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.fork()\n"
+        "os.write(1, b'begins\\n')\n"
+        "time.sleep(300)\n"
+    )
+    launcher = subprocess.Popen(
+        [*TFDML, "launch", "-n", "2", str(program)], stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(4):
+        assert "begins" in launcher.stdout.readline()
+    assert len(left_of(tmp_path)) >= 4
+    launcher.send_signal(number)
+    launcher.wait(30)
+    deadline = time.monotonic() + 15
+    while left_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left_of(tmp_path)
+
+
+def test_other_machines_are_reached_by_ssh(tmp_path):
+    """The `ssh` here runs the command on this machine, and notes which host it was for."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        "#!/bin/bash\n"
+        'while [ "${1:0:1}" = - ]; do shift 2; done\n'
+        f'echo "$1" >> {tmp_path}/hosts\n'
+        'exec bash -c "$2"\n'
+    )
+    ssh.chmod(0o755)
+    done = launch(
+        "--hosts", "one:1,two:2",
+        script="import os; print(os.environ['TF_CONFIG'], os.getcwd())",
+        tmp_path=tmp_path,
+        PATH=f"{ssh.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    config = json.loads(lines[0][4:].rsplit(" ", 1)[0])
+    assert [w.split(":")[0] for w in config["cluster"]["worker"]] == ["one", "two", "two"]
+    assert lines[2].endswith(os.getcwd())
+    # Free ports are asked for once for each host, then come the ranks.
+    assert sorted((tmp_path / "hosts").read_text().split()) == ["one"] * 2 + ["two"] * 3
+
+
+def test_a_host_that_cannot_be_reached(tmp_path):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/bash\necho 'no route to host' >&2; exit 255\n")
+    ssh.chmod(0o755)
+    done = launch(
+        "--hosts", "far:2", script="", tmp_path=tmp_path,
+        PATH=f"{ssh.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "`hosts` must be reachable by ssh" in done.stderr
+    assert "no route to host" in done.stderr
+
+
+def test_hosts():
+    assert parse_hosts("a:4, b") == [Host("a", 4), Host("b", 1)]
+    for wrong in ("a:", ":4", "a:x", "a:0", ""):
+        if wrong == "a:":
+            continue
+        with pytest.raises(ValueError, match="`hosts` must be names"):
+            parse_hosts(wrong)
+    assert Host("8.8.8.8", 1).is_public
+    assert not Host("127.0.0.1", 1).is_public
+    assert not Host("10.1.2.3", 1).is_public
+
+
+def test_horovodrun_starts_the_ranks(tmp_path):
+    script = "import os; print('rank', os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'])"
+    done = launch("--horovod", "-n", "2", script=script, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 2" in done.stdout
+    assert "rank 1 2" in done.stdout
+
+
+def yaml_documents(text: str) -> list:
+    """Parses a manifest."""
+    import yaml
+
+    return list(yaml.safe_load_all(text))
+
+
+def test_a_train_job_makes_the_same_cluster(tmp_path):
+    done = launch("-n", "2", "--print-kubernetes", script="", tmp_path=tmp_path)
+    runtime, job = yaml_documents(done.stdout)
+    assert (runtime["kind"], job["kind"]) == ("TrainingRuntime", "TrainJob")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["spec"]["trainer"]["numNodes"] == 2
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho "$TF_CONFIG"; echo "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
+    said = subprocess.run(
+        container["command"], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    config = json.loads(said[0])
+    assert config["task"] == {"type": "worker", "index": 1}
+    assert [w.split(".")[0] for w in config["cluster"]["worker"]] == [
+        "tfdml-node-0-0",
+        "tfdml-node-0-1",
+    ]
+    assert said[1] == str(tmp_path / "program.py")
+
+
+def test_an_mpi_job_runs_horovodrun(tmp_path):
+    done = launch(
+        "--horovod", "--hosts", "a:2,b:2", "--print-kubernetes", script="", tmp_path=tmp_path
+    )
+    (job,) = yaml_documents(done.stdout)
+    assert job["kind"] == "MPIJob"
+    assert job["spec"]["slotsPerWorker"] == 2
+    assert job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
+    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    assert launcher["command"][:3] == ["horovodrun", "-np", "4"]
+
+
+def slurm_bin(tmp_path: Path) -> Path:
+    """Makes a directory with a `scontrol`, a `srun` of four tasks, and a `python` that reports."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    programs = {
+        "scontrol": 'echo node1; echo node2',
+        "srun": 'while [ "${1:0:2}" = -- ]; do shift; done\n'
+        'for i in 0 1 2 3; do SLURM_PROCID=$i "$@"; done',
+        "python": 'echo "$TF_CONFIG"',
+        "horovodrun": 'echo "$@"',
+    }  # fmt: skip
+    for name, text in programs.items():
+        path = directory / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    return directory
+
+
+def run_sbatch(text: str, directory: Path) -> str:
+    """Runs an sbatch script as the first node would."""
+    environment = {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[1-2]"}
+    return subprocess.run(
+        [shutil.which("bash"), "-c", text],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
+    done = launch("--hosts", "a:2,b:2", "--print-slurm", script="", tmp_path=tmp_path)
+    assert "#SBATCH --nodes=2" in done.stdout
+    said = run_sbatch(done.stdout, slurm_bin(tmp_path)).splitlines()
+    configs = [json.loads(line) for line in said]
+    assert [c["task"]["index"] for c in configs] == [0, 1, 2, 3]
+    assert configs[3]["cluster"]["worker"] == [
+        "node1:29400",
+        "node1:29401",
+        "node2:29400",
+        "node2:29401",
+    ]
+
+
+def test_an_sbatch_script_for_horovod(tmp_path):
+    done = launch("--horovod", "--hosts", "a:2,b:2", "--print-slurm", script="", tmp_path=tmp_path)
+    said = run_sbatch(done.stdout, slurm_bin(tmp_path))
+    assert said.startswith("-np 4 -H node1:2,node2:2 python")
+
+
+def test_no_process_of_the_tests_is_left():
+    """Guards the helper: it finds a process by what it was started with."""
+    marker = "tfdml-left-of-test"
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", marker])
+    try:
+        assert [p for p in left_of(Path(marker))] == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
+    assert psutil.pid_exists(os.getpid())

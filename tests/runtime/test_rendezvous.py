@@ -1,0 +1,69 @@
+"""Ranks that never come, and ports that are taken, are named; nobody waits for ever."""
+
+import json
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfdml.horovod_build import child
+from tfdml.runtime.launch.supervisor import free_ports
+from tfdml.runtime.rendezvous import wait_for_all
+from tfdml.topology import child_environment
+
+PROGRAM = "import tfdml; tfdml.MultiWorkerMirroredStrategy(start_limit=4.0); print('started')"
+
+
+def start(rank: int, ports: list[int]) -> child.Ended:
+    """Runs one worker of a cluster on these ports to its end."""
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    environment = child_environment(TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2")
+    return child.run([sys.executable, "-c", PROGRAM], environment=environment, timeout=90)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_never_comes_is_named(rank):
+    ports = free_ports(2)
+    ended = start(rank, ports)
+    assert (ended.returncode, ended.timed_out) == (1, False), ended.output
+    said = f"rank {1 - rank} at 127.0.0.1:{ports[1 - rank]}: [Errno 111] Connection refused"
+    assert said in ended.output
+    assert f"Received on rank {rank}: no answer from rank {1 - rank}" in ended.output
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = start(0, [port, *free_ports(1)])
+    assert (ended.returncode, ended.timed_out) == (1, False), ended.output
+    assert f"Received on rank 0: 127.0.0.1:{port}, Address already in use" in ended.output
+
+
+def test_a_server_that_waits_for_ever_is_ended():
+    """Somebody listens for the other rank, but it is no worker of TensorFlow."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ended = start(0, [*free_ports(1), other.getsockname()[1]])
+    assert (ended.returncode, ended.timed_out) == (1, False), ended.output
+    assert "Timeout (0:00:04)!" in ended.output
+
+
+def test_all_ranks_find_each_other():
+    """They come at different times, and their ports are free again afterwards."""
+    ports = free_ports(3)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+
+    def come(rank: int) -> None:
+        time.sleep(0.3 * rank)
+        wait_for_all(addresses, rank, 10.0)
+        # TensorFlow's server listens there from now on.
+        servers.append(socket.create_server(("", ports[rank])))
+
+    servers: list[socket.socket] = []
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(come, range(3)))
+    assert len(servers) == 3
+    for server in servers:
+        server.close()

@@ -1,0 +1,64 @@
+"""Rows of a table that are used more than once in a batch: the dense gradient's numbers."""
+
+import numpy as np
+import pytest
+
+from tests.strategies.aggregation import rows_cases as cases
+from tests.strategies.compare import assert_close, assert_invariant
+from tfdml.compression import Float16, PowerSGD
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+# By default a few, the others are slow tests.
+QUICK = {"adamw", "scaled"}
+
+
+def _each(names, quick=QUICK):
+    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("optimizer", _each(cases.OPTIMIZERS))
+@pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
+def test_a_table_trains_as_a_matrix_does(ranks, kind, optimizer):
+    (matrix,) = ranks(1).run(cases.train, optimizer, True)
+    sizes = (1, 3) if kind == "mirrored" else (1, 2)
+    tables = ranks.run_sizes(sizes, cases.train, optimizer, kind=kind)
+    assert_invariant(tables, **EXACT)
+    assert_close(matrix["predictions"], tables[1][0]["predictions"], **EXACT)
+    assert_close(_flat(matrix), _flat(tables[1][0]), **EXACT)
+
+
+def test_one_replica_that_xla_compiles(ranks):
+    (matrix,) = ranks(1).run(cases.train, "adam", True)
+    (table,) = ranks(1).run(cases.train, "adam", False, (("jit_compile", True),))
+    assert_close(_flat(matrix), _flat(table), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["horovod", "mirrored"])
+@pytest.mark.parametrize(
+    "compression", [PowerSGD(rank=1), pytest.param(Float16(), marks=pytest.mark.slow)], ids=repr
+)
+def test_with_compression_rows_stay_exact(ranks, kind, compression):
+    """Tables and small gradients go as they are; what goes is the dense gradient."""
+
+    def run(one_hot):
+        return ranks(2, kind).run(_compressed, compression, one_hot)
+
+    for table, matrix in zip(run(False), run(True), strict=True):
+        assert_close(matrix, table, rtol=1e-3, atol=1e-3)
+
+
+def _compressed(compression, one_hot):
+    return cases.train("adam", one_hot, compression=compression)["predictions"]
+
+
+@pytest.mark.parametrize("optimizer", _each(("adam", "adagrad", "scaled"), quick={"adam"}))
+@pytest.mark.parametrize("case", [cases.train, cases.train_asynchronously])
+def test_on_parameter_servers(ranks, cluster, case, optimizer):
+    (matrix,) = ranks(1).run(cases.train, optimizer, True)
+    table = cluster.run(case, optimizer)
+    assert_close(matrix["predictions"], table["predictions"], **EXACT)
+    assert_close(_flat(matrix), _flat(table), **EXACT)
+
+
+def _flat(result):
+    return np.concatenate([np.ravel(weight) for weight in result["weights"]])

@@ -1,0 +1,308 @@
+"""One training with any of the features that `combinations` names, on whatever job runs it.
+
+Each feature leaves the numbers as they are: gradients of two half batches are those of the batch,
+an overflow skips a batch that the plain training does not have, own shares hold the rows that the
+rank would have been given. So any two of them give what neither of them gives, and a codec with
+one of them gives what the codec gives alone.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfdml
+from tests.harness import rank_job
+from tests.strategies.cases import data, seed_ranks_apart
+from tfdml import compression
+from tfdml.callbacks.checkpoint.session import end_session
+from tfdml.compression.auto import aggregator
+from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
+
+ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
+# The step after which a training that resumes is ended: in the middle of two half batches.
+ENDS_AT = 5
+# The batch before which one comes that overflows.
+OVERFLOWS_AT = 2
+
+# A compressor of each family: what the families keep between steps, and send, differs.
+CODECS = {
+    "cast": compression.Float16(),
+    "quantising": compression.QSGD(4),
+    "sign": compression.OneBit(),
+    "sparse": compression.TopK(0.1),
+    "low_rank": compression.PowerSGD(2),
+    "momentum": compression.DeepGradientCompression(0.1, momentum=MOMENTUM),
+    "auto": compression.Auto([compression.TopK(0.1)]),
+}
+# Parameter servers need one that is right on average, or a rounding.
+FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
+
+
+class Decided(aggregator.Choice):
+    """A choice that holds the candidate for the fastest, however long steps take."""
+
+    def __init__(self, *measured):
+        super().__init__(*measured)
+        self.current = 1
+
+    def after(self, seconds: float) -> bool:
+        """Chooses nothing else."""
+        return False
+
+
+def compressor(features: Iterable[str], servers: bool = False) -> compression.Compressor | None:
+    """Returns what the strategy is given as `compression`."""
+    families = [name for name in CODECS if name in features]
+    if len(families) == 2 and "auto" in families:
+        (other,) = set(families) - {"auto"}
+        return compression.Auto([CODECS[other]])
+    if len(families) > 1:
+        return [CODECS[name] for name in families]
+    return (FOR_SERVERS if servers else CODECS)[families[0]] if families else None
+
+
+def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
+    """Returns a new strategy with those features that are the strategy's."""
+    given = {"devices": 2} if "local_devices" in features else {}
+    servers = {"ps_sync", "ps_async"} & set(features)
+    if servers:
+        if given:
+            given["devices"] = ["CPU:0", "CPU:1"]
+        given["synchronous"] = "ps_sync" in features
+        if servers == {"ps_sync", "ps_async"}:
+            given["max_staleness"] = 1  # An asynchronous strategy's.
+        return ParameterServerStrategy(compression=compressor(features, True), **given)
+    return rank_job.strategy(compression=compressor(features), **given)
+
+
+def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras.Model:
+    """Returns a compiled model, one of whose matrices is large enough for a codec."""
+    with strategy.scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Dense(64, activation="tanh"),
+                layers.Dense(64, activation="tanh"),
+                layers.Dense(5),
+            ]
+        )
+        steps = 2 if "accumulation" in features else None
+        optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, gradient_accumulation_steps=steps)
+        if "loss_scaling" in features:
+            optimizer = tfdml.mixed_precision.LossScaleOptimizer(
+                optimizer, initial_scale=2.0**10, dynamic_growth_steps=3
+            )
+        model.compile(
+            optimizer,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile="jit" in features,
+        )
+    return model
+
+
+def write_mixture(directory: str) -> None:
+    """Writes two data sets that are mixed."""
+    for name, rows, seed in (("large", 60, 1), ("small", 25, 2)):
+        x, y = data(rows, seed)
+        records = ({"x": a, "y": int(b)} for a, b in zip(x, y, strict=True))
+        tfdml.data.write_tfrecords(records, f"{directory}/{name}", shards=2)
+
+
+def _mixture(records: str, batch: int) -> tf.data.Dataset:
+    return tfdml.data.read_tfrecords(
+        [f"{records}/large", f"{records}/small"],
+        batch,
+        features=["x"],
+        label="y",
+        ratios=[0.5, 0.5],
+        epoch_records=ROWS,
+        seed=5,
+    )
+
+
+def _rows(features: Iterable[str], records: str | None) -> tuple[np.ndarray, np.ndarray]:
+    if "mixed_rows" in features:
+        parts = [[t.numpy() for t in batch] for batch in _mixture(records, BATCH)]
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    x, y = data(ROWS)
+    if "loss_scaling" in features:
+        at = slice(OVERFLOWS_AT * BATCH, (OVERFLOWS_AT + 1) * BATCH)
+        added = x[at].copy()
+        added[-1] = np.inf  # The last replica's.
+        x, y = np.insert(x, [at.start], added, 0), np.insert(y, [at.start], y[at], 0)
+    if "accumulation" in features:
+        # Each of two ranks has in two half batches the rows that it has in one batch.
+        order = np.arange(len(x)).reshape(-1, 2, 2, BATCH // 4).swapaxes(1, 2).ravel()
+        x, y = x[order], y[order]
+    return x, y
+
+
+def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: str | None) -> dict:
+    """Returns what `fit` is given as data.
+
+    Args:
+        features: With "mixed_rows", the rows of the mixture come from memory.
+        strategy: Whose ranks read shares of their own, if they do.
+        records: The directory that `write_mixture` has filled.
+    """
+    batch = BATCH // 2 if "accumulation" in features else BATCH
+    if "mixed_data" in features:
+        own = strategy.scope() if "sharded_input" in features else contextlib.nullcontext()
+        with own:
+            made = _mixture(records, batch)
+        steps = ROWS // batch
+    else:
+        x, y = _rows(features, records)
+        steps = len(x) // batch
+        size, rank = getattr(strategy, "size", 1), getattr(strategy, "rank", 0)
+        if "sharded_input" in features and not isinstance(strategy, ParameterServerStrategy):
+            x, y = (v.reshape(steps, size, -1, *v.shape[1:])[:, rank] for v in (x, y))
+            x, y = (v.reshape(-1, *v.shape[2:]) for v in (x, y))
+        made = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+        if "sharded_input" in features:
+            options = tf.data.Options()
+            off = tf.data.experimental.AutoShardPolicy.OFF
+            options.experimental_distribute.auto_shard_policy = off
+            made = made.with_options(options)
+    return {"x": made} | ({"steps_per_epoch": steps} if "ps_async" in features else {})
+
+
+@contextlib.contextmanager
+def deciding(features: Iterable[str]) -> Iterator[None]:
+    """While this is entered, `Auto` uses what it was given: no timing decides a test."""
+    if "auto" not in features:
+        yield
+        return
+    with mock.patch.object(aggregator, "Choice", Decided):
+        yield
+
+
+def outcome_of(features: Iterable[str], model: keras.Model, history: keras.callbacks.History):
+    """Returns what any two features leave as it is."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    slots = [v for v in optimizer.variables if "momentum" in v.path]
+    result = {
+        "weights": [v.numpy() for v in model.weights],
+        "slots": [np.asarray(v) for v in slots],
+    }
+    if "loss_scaling" not in features:  # The batch that overflows has no loss.
+        result["history"] = {k: np.array(v) for k, v in history.history.items()}
+    return result
+
+
+def trained(
+    features: tuple[str, ...], records: str | None = None, directory: str | None = None
+) -> dict:
+    """Trains for an epoch of eight updates.
+
+    Args:
+        features: Of `combinations.FEATURES`; or "mixed_rows".
+        records: The directory that `write_mixture` has filled.
+        directory: For checkpoints.
+    """
+    with deciding(features):
+        if "checkpoint_resume" in features:
+            assert _life(features, records, directory, ENDS_AT) is None
+            keras.backend.clear_session()
+        return _life(features, records, directory)
+
+
+def _life(
+    features: tuple[str, ...],
+    records: str | None,
+    directory: str | None,
+    ends_at: int | None = None,
+) -> dict | None:
+    """Trains to the end; or asks this process to end, and returns None."""
+    strategy = strategy_of(features)
+    model = model_of(features, strategy)
+    callbacks = []
+    if "checkpoint_resume" in features:
+        callbacks.append(tfdml.callbacks.FaultTolerantCheckpoint(directory))
+    seen = []
+
+    def end(batch: int, logs: dict) -> None:
+        seen.append(batch)
+        if batch + 1 == ends_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=end))
+    code = None
+    try:
+        given = data_of(features, strategy, records)
+        history = model.fit(**given, epochs=1, verbose=0, callbacks=callbacks)
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        if directory is not None:
+            end_session(directory)
+    if ends_at is not None:
+        assert code == 75, "It was asked to end, and is to be started again."
+        return None
+    if "checkpoint_resume" in features:
+        assert seen[0] in (ENDS_AT, ENDS_AT + 1), "It resumes; it does not begin."
+    return outcome_of(features, model, history)
+
+
+def joined(features: tuple[str, ...], at: int) -> dict:
+    """Trains with a codec that comes after some steps, and begins with nothing kept.
+
+    An elastic job to which a second rank comes does the same: one process compresses nothing.
+
+    Args:
+        features: A codec.
+        at: The steps until then.
+    """
+    x, y = data(ROWS)
+    with deciding(features):
+        plain = model_of((), strategy_of(()))
+        rows = slice(None, at * BATCH)
+        plain.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+        # What PowerSGD begins with follows from the variables' names.
+        keras.backend.clear_session()
+        strategy = strategy_of(features)
+        model = model_of(features, strategy)
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        model.set_weights(plain.get_weights())
+        for own, before in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
+            own.assign(before.numpy())
+        rows = slice(at * BATCH, None)
+        history = model.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+        return outcome_of(features, model, history)
+
+
+def elastic_on_servers(synchronous: bool) -> str:
+    """Returns what `tfdml.elastic` says of a model on parameter servers."""
+    features = ("ps_sync" if synchronous else "ps_async",)
+    strategy = strategy_of(features)
+    model = model_of(features, strategy)
+
+    @tfdml.elastic.run
+    def train(state: tfdml.elastic.KerasState) -> None:
+        given = data_of(features, strategy, None)
+        model.fit(**given, epochs=1, verbose=0, callbacks=[state.committer(steps=3)])
+
+    try:
+        train(tfdml.elastic.KerasState(model))
+    except ValueError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def said(features: tuple[str, ...], records: str | None = None) -> str:
+    """Returns what is said of features that are refused."""
+    try:
+        trained(features, records)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return "nothing was raised"

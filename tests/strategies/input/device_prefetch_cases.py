@@ -1,0 +1,95 @@
+"""What the ranks run: data that are copied to the devices while steps run."""
+
+import gc
+import threading
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.harness import rank_job
+from tests.strategies.cases import CLASSES, compiled, data, outcome, seed_ranks_apart
+from tfdml.strategies.input.device_prefetch import OnDevices
+
+ROWS, BATCH = 49, 8
+
+
+def dataset_of(source: str, rows: int = ROWS) -> dict:
+    """Returns what `fit` is given as data: the same rows on all ranks."""
+    x, y = data(rows)
+    keras.utils.set_random_seed(5)  # A part of what a shuffle's order follows from.
+    if source == "arrays":
+        return {"x": x, "y": y, "batch_size": BATCH}
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=3).batch(BATCH)
+    if source == "unknown length":
+        batches = batches.filter(lambda *_: True)
+    return {"x": batches}
+
+
+def trained(source: str, ahead: bool, devices: int, options: dict) -> dict:
+    """Trains with rows copied ahead, or as they come."""
+    seed_ranks_apart()
+    strategy = rank_job.strategy(devices)
+    strategy.extended.copies_ahead = ahead
+    compile_options = {"steps_per_execution": options.pop("steps_per_execution", 1)}
+    model = compiled(strategy, **compile_options)
+    with mock.patch.object(OnDevices, "_next", autospec=True, side_effect=OnDevices._next) as read:
+        history = model.fit(**dataset_of(source), epochs=3, verbose=0, **options)
+    iterations = int(model.optimizer.iterations.numpy())
+    return {**outcome(model, history), "iterations": iterations, "read": read.call_count}
+
+
+def where() -> dict:
+    """Where the rows and their numbers are, when a step is given them."""
+    strategy = rank_job.strategy(2)
+    extended = strategy.extended
+    batches = tf.data.Dataset.from_tensor_slices(
+        {"x": np.zeros((9, 3), "float32"), "y": np.arange(9), "text": ["a"] * 9}
+    ).batch(4)
+    portions = list(OnDevices(batches.map(extended.split_element), extended.local_devices))
+    number = [extended.collective.rank * 2 + i for i in range(2)]
+    return {
+        "portions": len(portions),
+        "rows": {t.device for p in portions for t in (p.rows, p.global_rows)},
+        "parts": [{p.parts[i][k].device for p in portions for k in "xy"} for i in range(2)],
+        "text": {p.parts[1]["text"].device for p in portions},
+        "devices": list(extended.local_devices),
+        "y": [p.parts[i]["y"].numpy().tolist() for p in portions for i in range(2)],
+        "replicas": number,
+    }
+
+
+def failing(ahead: bool) -> str:
+    """Returns what data say that fail in their third batch."""
+    strategy = rank_job.strategy(2)
+    strategy.extended.copies_ahead = ahead
+    model = compiled(strategy)
+    x, y = data(ROWS)
+
+    def checked(x, y):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(y < CLASSES), ["row"])]):
+            return tf.identity(x), y
+
+    y[20] = CLASSES
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).map(checked)
+    try:
+        model.fit(batches, epochs=1, verbose=0)
+    except Exception as raised:  # noqa: BLE001 (what it says is the case's result)
+        return f"{type(raised).__name__}: {raised}"
+    return ""
+
+
+def left_in_the_middle() -> int:
+    """Returns how many threads are left of epochs that were left in the middle."""
+    strategy = rank_job.strategy(2)
+    strategy.extended.copies_ahead = True
+    model = compiled(strategy)
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", True)
+    )
+    for _ in range(3):
+        model.fit(**dataset_of("dataset"), epochs=2, verbose=0, callbacks=[stop])
+        model.stop_training = False
+    gc.collect()
+    return sum(thread.name.startswith("tfdml-on-devices") for thread in threading.enumerate())

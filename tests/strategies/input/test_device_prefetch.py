@@ -1,0 +1,55 @@
+"""Rows that are copied to the devices ahead of the steps: there in time, and the same ones."""
+
+import numpy as np
+import pytest
+
+from tests.strategies.input import device_prefetch_cases as cases
+
+
+def test_rows_are_on_their_replicas_device_and_their_numbers_are_not(ranks):
+    for result in ranks(2).run(cases.where):
+        assert result["portions"] == 3
+        for devices, name in zip(result["parts"], result["devices"], strict=True):
+            assert len(devices) == 1
+            assert devices.pop().endswith(name.rpartition("/")[2])
+        for staying in (result["rows"], result["text"]):
+            assert {device.rpartition("/")[2] for device in staying} == {"device:CPU:0"}
+        # Batches of 4, 4 and 1 row over four replicas; a replica without a row has a padded one.
+        at = result["replicas"]
+        assert result["y"] == [[at[0]], [at[1]], [at[0] + 4], [at[1] + 4], [8], [8]]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("arrays", {}),
+        ("dataset", {}),
+        ("dataset", {"steps_per_execution": 2}),
+        ("dataset", {"steps_per_epoch": 2}),
+        ("unknown length", {}),
+    ],
+)
+@pytest.mark.parametrize(("kind", "size", "devices"), [("horovod", 2, 2), ("mirrored", 2, 2)])
+def test_training_is_the_same(ranks, kind, size, devices, source, options):
+    job = ranks(size, kind)
+    plain = job.run(cases.trained, source, False, devices, dict(options))
+    ahead = job.run(cases.trained, source, True, devices, dict(options))
+    for before, after in zip(plain, ahead, strict=True):
+        assert before["iterations"] == after["iterations"] > 0
+        assert before["read"] == 0
+        # Not what is agreed on batch by batch: waiting for other processes is the main thread's.
+        agreed = source == "unknown length" and kind == "horovod"
+        assert after["read"] >= after["iterations"] if not agreed else after["read"] == 0
+        for a, b in zip(before["weights"], after["weights"], strict=True):
+            assert a.tobytes() == b.tobytes()
+        for name, values in before["history"].items():
+            np.testing.assert_array_equal(values, after["history"][name])
+
+
+def test_what_fails_says_so(ranks):
+    for said in ranks(2).run(cases.failing, True):
+        assert "assertion failed" in said
+
+
+def test_nothing_is_left_of_an_epoch_that_ends_early(ranks):
+    assert ranks(2).run(cases.left_in_the_middle) == [0, 0]

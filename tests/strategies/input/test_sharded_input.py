@@ -1,0 +1,108 @@
+"""Own parts of the data: what a pipeline shows of its rows, and portions that follow from it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdml.collectives.simulated import run_ranks
+from tfdml.strategies.input import sharded_input
+from tfdml.strategies.input.feed_modes import ShardedFeed
+from tfdml.strategies.input.local_batch import Splitter
+from tfdml.strategies.input.sharded_input import ENDLESS, UNKNOWN, known_rows, own_portions
+
+RANGE = tf.data.Dataset.range(100)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "rows"),
+    [
+        (RANGE.batch(8), 100),
+        (RANGE.batch(8, drop_remainder=True), 96),
+        (RANGE.batch(8, num_parallel_calls=2), 100),
+        (RANGE.padded_batch(8), 100),
+        (RANGE.shard(3, 1).shuffle(5).batch(8).cache().prefetch(2), 33),
+        (RANGE.batch(8).with_options(tf.data.Options()), 100),
+        (RANGE.repeat(2).batch(8), 200),
+        (RANGE.batch(8).repeat(), ENDLESS),
+        (RANGE.batch(8).map(lambda x: tf.concat([x, x], 0)), UNKNOWN),
+        (RANGE.filter(lambda x: x % 2 == 0).batch(8), UNKNOWN),
+        (RANGE.batch(8).unbatch(), UNKNOWN),
+    ],
+)
+def test_rows_are_known_where_the_pipeline_shows_them(dataset, rows):
+    assert known_rows(dataset) == rows
+
+
+def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
+    """Returns each rank's portions; its part has so many rows, numbered from 1000 x rank."""
+
+    def read(collective):
+        rank = collective.rank
+        rows = np.arange(1000 * rank, 1000 * rank + lengths[rank])
+        dataset = change(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size))
+        splitter = Splitter(rank, 1, collective.size)
+        portions, number = own_portions(dataset, collective, splitter)
+        feed = isinstance(portions, ShardedFeed)
+        # A feed's iterator waits for the other ranks' when it is dropped: read it to its end.
+        found = list(portions) if feed else list(portions.take(take))
+        return number, feed, found
+
+    return run_ranks(len(lengths), read)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch_size", "number", "feed"),
+    [
+        ([20, 20], 8, 5, False),
+        ([20, 17], 8, 5, False),  # As many batches, the last of 4 + 1 rows.
+        ([20, 16], 8, 5, True),  # 5 and 4 batches: rank 1 ends earlier.
+        ([14, 14, 9], 8, 5, False),  # Shares of 3, 3 and 2 rows.
+        ([9, 9, 9], 8, 5, True),  # 3, 3 and 5 batches.
+        ([2, 1], 8, 1, False),
+    ],
+)
+def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, number, feed):
+    results = _portions(lengths, batch_size)
+    assert [r[:2] for r in results] == [(number, feed)] * len(lengths)
+    for rank, (_, _, portions) in enumerate(results):
+        rows = np.concatenate([p.parts[0][: p.rows[0]] for p in portions])
+        assert rows.tolist() == list(range(1000 * rank, 1000 * rank + lengths[rank]))
+    for portions in zip(*(found for *_, found in results), strict=True):
+        rows = [int(p.rows[0]) for p in portions]
+        assert [int(p.global_rows) for p in portions] == [sum(rows)] * len(rows)
+
+
+def test_endless_parts_are_of_full_batches():
+    results = _portions([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
+    for number, feed, portions in results:
+        assert (number, feed) == (None, False)
+        assert [int(p.global_rows) for p in portions] == [4] * 20
+        assert [len(p.parts[0]) for p in portions] == [2] * 20
+
+
+def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
+    def read(collective):
+        dataset = tf.data.Dataset.range(8)
+        if collective.rank:
+            dataset = dataset.filter(lambda x: True)
+        splitter = Splitter(collective.rank, 1, 2)
+        portions, number = own_portions(dataset.batch(4), collective, splitter)
+        return isinstance(portions, ShardedFeed), number, len(list(portions))
+
+    assert run_ranks(2, read) == [(True, None, 4)] * 2
+
+
+def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
+    monkeypatch.setattr(sharded_input, "known_rows", lambda dataset: 7)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
+        _portions([8, 8], 4)
+
+
+def test_a_replica_may_be_without_rows_of_the_last_batch():
+    def read(collective):
+        dataset = tf.data.Dataset.range(9).batch(8)
+        splitter = Splitter(2 * collective.rank, 2, 4)
+        portions, _ = own_portions(dataset, collective, splitter)
+        return [(p.rows.numpy().tolist(), int(p.global_rows)) for p in portions]
+
+    assert run_ranks(2, read) == [[([2, 2], 8), ([2, 2], 8), ([1, 0], 2)]] * 2

@@ -1,0 +1,188 @@
+"""What a chief runs with variables in parts."""
+
+import warnings
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+from keras import layers
+
+import tfdml.optimizers
+from tests.harness import rank_job
+from tests.strategies.parameter_server.cases import _raised, classifier, dataset
+from tfdml.strategies import ParameterServerStrategy
+
+ROWS, WIDTH = 40, 4
+
+
+def _strategy(partitioned: bool):
+    if not partitioned:
+        return rank_job.strategy()
+    return ParameterServerStrategy(synchronous=True, variable_partitioner=_in_two)
+
+
+def _in_two(shape, dtype):
+    """Splits what has enough rows."""
+    return [2 if shape[0] == ROWS else 1] + [1] * (shape.rank - 1)
+
+
+def _model(strategy, optimizer: str = "adam") -> keras.Model:
+    with strategy.scope():
+        keras.utils.set_random_seed(7)
+        made = {
+            "adam": lambda: keras.optimizers.Adam(0.05),
+            "adagrad": lambda: keras.optimizers.Adagrad(0.05),
+            "clipnorm": lambda: keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.01),
+            "LARS": lambda: tfdml.optimizers.LARS(0.5, weight_decay=1e-2),
+            "LAMB": lambda: tfdml.optimizers.LAMB(0.05, weight_decay=1e-2),
+        }[optimizer]()
+        model = keras.Sequential(
+            [
+                layers.Input((3,), dtype="int32"),
+                layers.Embedding(ROWS, WIDTH, name="table"),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(made, "mse", metrics=["mae"])
+    return model
+
+
+def _samples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, ROWS, (50, 3)).astype("int32")
+    return ids, (ids.sum(1, keepdims=True) % 5).astype("float32")
+
+
+def _parts(model: keras.Model) -> list:
+    return [v for v in model.trainable_variables if hasattr(v, "whole")]
+
+
+def _result(model: keras.Model) -> dict:
+    ids, _ = _samples()
+    return {
+        "weights": [w.numpy() for w in model.weights],
+        "predict": model.predict(ids, batch_size=16, verbose=0),
+    }
+
+
+def recommender(optimizer: str, partitioned: bool) -> dict:
+    """An embedding in two parts, or whole."""
+    model = _model(_strategy(partitioned), optimizer)
+    ids, target = _samples()
+    history = model.fit(ids, target, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    parts = _parts(model)
+    slots = [v for v in model.optimizer.variables if hasattr(v, "slot_of")]
+    return {
+        **_result(model),
+        "loss": np.array(history.history["loss"]),
+        "parts": len(parts),
+        "slot_devices": sorted({v.value.device for v in slots}),
+        "part_devices": sorted({v.value.device for v in parts}),
+    }
+
+
+def placed_by_size() -> dict:
+    """Layers of unlike sizes."""
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [layers.Input((30,)), *(layers.Dense(n) for n in (100, 90, 10, 200, 20))]
+        )
+    sizes = [4 * int(np.prod(v.shape)) for v in model.weights]
+    return {
+        "bytes": strategy.extended.bytes_on,
+        "total": sum(sizes),
+        "largest": max(sizes),
+        "table": strategy.placement,
+    }
+
+
+def _state(model: keras.Model) -> dict:
+    store: dict = {}
+    model.optimizer.save_own_variables(store)
+    return {**_result(model), "slots": [np.asarray(store[str(i)]) for i in range(len(store))]}
+
+
+def save_partitioned(directory: str) -> dict:
+    """Trains and saves a model whose embedding is in two parts."""
+    model = _model(_strategy(True))
+    ids, target = _samples()
+    model.fit(ids, target, batch_size=16, epochs=1, shuffle=False, verbose=0)
+    model.save(f"{directory}/parts.keras")
+    return _state(model)
+
+
+def load_plain(directory: str) -> dict:
+    """Loads it outside of any strategy."""
+    return _state(keras.saving.load_model(f"{directory}/parts.keras"))
+
+
+def load_partitioned(directory: str) -> dict:
+    """Loads it into parts."""
+    with _strategy(True).scope():
+        model = keras.saving.load_model(f"{directory}/parts.keras")
+    return {**_state(model), "parts": len(_parts(model))}
+
+
+def traffic() -> dict:
+    """Returns how many bytes this machine's loopback carries in a step of a large embedding."""
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Input((8,), dtype="int32"),
+                layers.Embedding(32768, 64),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+    kinds: list[str] = []
+    table = model.layers[0]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.constant([[1, 2, 3, 4, 5, 6, 7, 8]])))
+    kinds.append(type(tape.gradient(loss, table.trainable_variables)[0]).__name__)
+    ids = np.arange(64, dtype="int32").reshape(8, 8)
+    batches = tf.data.Dataset.from_tensors((ids, np.ones((8, 1), "float32"))).repeat()
+    model.fit(batches, steps_per_epoch=4, verbose=0)
+    steps = 40
+    before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    model.fit(batches, steps_per_epoch=steps, verbose=0)
+    sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
+    return {"gradient": kinds[0], "bytes_per_step": sent / steps}
+
+
+def splits_nothing() -> tuple[str, int]:
+    """What is said of a partitioner that leaves a small model whole, and the steps made."""
+    partitioners = tf.distribute.experimental.partitioners
+    whole = partitioners.MinSizePartitioner(min_shard_bytes=1 << 20, max_shards=2)
+    model = classifier(ParameterServerStrategy(variable_partitioner=whole))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(dataset(), steps_per_epoch=3, verbose=0)
+    return " ".join(str(w.message) for w in caught), int(model.optimizer.iterations.numpy())
+
+
+def refused(kind: str) -> str:
+    """Returns what is said of a partitioner that cannot be used."""
+    partitioners = tf.distribute.experimental.partitioners
+    partitioner = {
+        "wrong axis": lambda shape, dtype: [1] * (shape.rank - 1) + [2],
+        "constraint": partitioners.FixedShardsPartitioner(2),
+        "no function": 2,
+    }[kind]
+
+    def use():
+        strategy = ParameterServerStrategy(variable_partitioner=partitioner)
+        if kind != "constraint":
+            return classifier(strategy).fit(dataset(), steps_per_epoch=1, verbose=0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [layers.Input((6,)), layers.Dense(3, kernel_constraint="unit_norm")]
+            )
+            model.compile("sgd", "mse")
+        return model.fit(dataset(), steps_per_epoch=1, verbose=0)
+
+    return _raised(use)

@@ -1,0 +1,65 @@
+"""A training with checkpoints, whose cluster is killed and started again."""
+
+import time
+
+import keras
+import numpy as np
+
+import tfdml
+from tests.strategies.parameter_server.cases import CountedMean, classifier, dataset
+from tests.strategies.parameter_server.fault_cases import Marks
+from tfdml.strategies import ParameterServerStrategy
+
+EPOCHS, STEPS, BATCH, KILLED_AT = 2, 30, 8, 12
+
+
+def _in_two(shape, dtype):
+    return [2 if shape[0] == 6 else 1] + [1] * (shape.rank - 1)
+
+
+class _SlowAfter(keras.callbacks.Callback):
+    """Leaves the test time to kill somebody in the middle of the epoch.
+
+    Args:
+        seconds: What a step takes longer.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch >= KILLED_AT:
+            time.sleep(self.seconds)
+
+
+def train(directory: str, synchronous: bool, killed: bool) -> dict:
+    """Trains, or goes on training; returns what came of it.
+
+    Args:
+        directory: Of the checkpoints, and of the mark at which the test kills somebody.
+        synchronous: The strategy's.
+        killed: Whether it is to be killed.
+    """
+    keras.utils.set_random_seed(3)
+    strategy = ParameterServerStrategy(synchronous=synchronous, variable_partitioner=_in_two)
+    with strategy.scope():
+        counted = CountedMean(name="samples")
+    model = classifier(strategy, dropout=0.2, metrics=[counted])
+    seen: list[int] = []
+    callbacks = [
+        tfdml.callbacks.FaultTolerantCheckpoint(f"{directory}/checkpoints", save_freq=5),
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch)),
+        Marks(directory, (KILLED_AT,)),
+        _SlowAfter(0.1 if killed else 0.0),
+    ]
+    history = model.fit(
+        dataset(), epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0, callbacks=callbacks
+    )
+    return {
+        "first_step": seen[0],
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "samples": history.history["samples"],
+        "weights": [w.numpy() for w in model.weights],
+        "slots": [np.asarray(v) for v in model.optimizer.variables],
+    }

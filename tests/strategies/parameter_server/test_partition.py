@@ -1,0 +1,73 @@
+"""Variables in parts: where they are, what optimizers and files make of them, and sparse rows."""
+
+import pytest
+import tensorflow as tf
+
+from tests.strategies.compare import assert_close
+from tests.strategies.parameter_server import partition_cases as cases
+from tfdml.strategies.parameter_server.cluster.placement import placement_table
+
+slow = pytest.mark.slow
+
+
+def test_variables_are_spread_by_size(cluster):
+    result = cluster.run(cases.placed_by_size)
+    assert sum(result["bytes"]) == result["total"]
+    assert abs(result["bytes"][0] - result["bytes"][1]) <= result["largest"]
+    assert "ps 0" in result["table"]
+    assert "kernel" in result["table"]
+
+
+def test_the_table_of_places():
+    placed = [("kernel", 1, tf.TensorShape([3, 4]), tf.float32)]
+    lines = placement_table(placed, 2).splitlines()
+    assert any("ps 1" in line and "kernel" in line and "48" in line for line in lines)
+    assert any("ps 0" in line and "0 variables" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", *(pytest.param(o, marks=slow) for o in ("LAMB", "adagrad", "clipnorm", "LARS"))],
+)
+def test_parts_train_as_a_whole_does(ranks, cluster, optimizer):
+    (one,) = ranks(1).run(cases.recommender, optimizer, False)
+    many = cluster.run(cases.recommender, optimizer, True)
+    assert many.pop("parts") == 2
+    assert one.pop("parts") == 0
+    assert many.pop("slot_devices") == many.pop("part_devices")
+    one.pop("slot_devices"), one.pop("part_devices")
+    assert_close(one, many, rtol=2e-5, atol=2e-6)
+
+
+def test_a_saved_file_is_an_ordinary_one(ranks, cluster, tmp_path):
+    saved = cluster.run(cases.save_partitioned, str(tmp_path))
+    (plain,) = ranks(1).run(cases.load_plain, str(tmp_path))
+    assert_close(saved, plain)
+    again = cluster.run(cases.load_partitioned, str(tmp_path))
+    assert again.pop("parts") == 2
+    assert_close(saved, again)
+
+
+def test_lookups_fetch_rows_only(cluster):
+    result = cluster.run(cases.traffic)
+    assert result["gradient"] == "IndexedSlices"
+    # The table is 8 MB; a step looks up 64 rows of 256 bytes.
+    assert result["bytes_per_step"] < 400_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("wrong axis", "`variable_partitioner` must return a number of parts for the first axis"),
+        ("constraint", "A partitioned variable must have no constraint"),
+        ("no function", "`variable_partitioner` must be a function"),
+    ],
+)
+def test_partitioners_that_cannot_be(cluster, kind, words):
+    assert words in cluster.run(cases.refused, kind)
+
+
+def test_a_partitioner_may_leave_a_small_model_whole(cluster):
+    said, steps = cluster.run(cases.splits_nothing)
+    assert "`variable_partitioner` splits no variable of this model" in said
+    assert steps == 3

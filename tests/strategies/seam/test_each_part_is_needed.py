@@ -1,0 +1,115 @@
+"""Taking any one part of the seam out turns a case red: none is there for nothing."""
+
+import inspect
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+from tests.strategies import cases
+from tests.strategies.compare import assert_invariant
+from tests.strategies.contract import (
+    custom_step_cases,
+    data_cases,
+    fit_cases,
+    step_cases,
+    training_cases,
+)
+from tests.strategies.seam import scope_cases
+from tfdml.strategies import keras_seam
+from tfdml.strategies.keras_seam import replacing, seam
+
+
+def _name(owner, name: str) -> str:
+    return f"{owner.__name__.split('.')[-1]}.{name}"
+
+
+def without(part: str, case: Callable, *args):
+    """Runs `case` with Keras's own function in the place of one of the seam's."""
+    seam.install()
+    owner, name = next((o, n) for o, n, _ in seam.REPLACEMENTS if _name(o, n) == part)
+    ours = inspect.getattr_static(owner, name)
+    setattr(owner, name, replacing.original(owner, name))
+    try:
+        # Making a strategy would put the part back.
+        with mock.patch.object(keras_seam, "install"):
+            return case(*args)
+    finally:
+        setattr(owner, name, ours)
+
+
+# For each part, a case that needs it.
+NEEDED_BY = {
+    "TensorFlowTrainer.fit": (fit_cases.distributed_data, "fit"),
+    "TensorFlowTrainer.evaluate": (fit_cases.distributed_data, "evaluate"),
+    "TensorFlowTrainer.predict": (fit_cases.distributed_data, "predict"),
+    "TFEpochIterator.__init__": (cases.fit_dataset, "weighted"),
+    "ArrayDataAdapter.get_tf_dataset": (cases.fit_arrays, 33, 16),
+    "TensorFlowTrainer._maybe_symbolic_build": (data_cases.python_data, "generator"),
+    "TensorFlowTrainer._make_function": (cases.fit_arrays, 33, 16),
+    "TensorFlowTrainer.make_predict_function": (cases.fit_arrays, 33, 16),
+    "BaseOptimizer.apply": (cases.fit_arrays, 33, 16),
+    "BaseOptimizer._backend_apply_gradients": (
+        fit_cases.optimizer,
+        "SGD",
+        {"use_ema": True, "ema_overwrite_frequency": 3},
+    ),
+    "nn._compute_moments_sync": (step_cases.synchronized, "unequal"),
+    "BatchNormalization._moments": (step_cases.synchronized, "masked"),
+    "Variable.__array__": (scope_cases.numbers_of_variables,),
+    "Variable.handle": (scope_cases.update_outside,),
+    "Variable._direct_assign": (scope_cases.losses_and_metrics,),
+    "saving_lib.get_attr_skipset": (scope_cases.saved_by_rank_0,),
+    "LossScaleOptimizer.apply": (training_cases.overflow_counts, 11),
+    "TFOptimizer._all_reduce_sum_gradients": (cases.fit_arrays, 33, 16),
+    "loss.reduce_weighted_values": (cases.masked_loss, "sum_over_batch_size"),
+    "loss.scale_loss_for_distribution": (cases.fit_arrays, 33, 16),
+    "loss.unscale_loss_for_distribution": (cases.fit_arrays, 33, 16),
+    "TensorFlowTrainer._aggregate_additional_loss": (custom_step_cases.train, "added_losses"),
+    "nn.compute_average_loss": (custom_step_cases.train, "tensorflow_means"),
+    "nn.scale_regularization_loss": (custom_step_cases.train, "tensorflow_means"),
+    "Mean.update_state": (custom_step_cases.train, "dcgan"),
+    "GradientTape.gradient": (custom_step_cases.train, "vae"),
+    "GradientTape.jacobian": (custom_step_cases.train, "private"),
+    "cloning._clone_functional_model": (scope_cases.cloned, True),
+    "cloning._clone_sequential_model": (scope_cases.cloned, False),
+    "TensorFlowTrainer.train_on_batch": (scope_cases.read_outside, "batches"),
+    "saving_lib.deserialize_keras_object": (scope_cases.read_outside, "keras"),
+    "serialization_lib.deserialize_keras_object": (scope_cases.read_outside, "clone"),
+    "legacy_h5_format.load_model_from_hdf5": (scope_cases.read_outside, "h5"),
+    "ReplicaContext.all_gather": (custom_step_cases.train, "simclr", 9),
+    "SeedGenerator.next": (training_cases.distinct_masks,),
+    "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
+}
+# These by default, the others are slow tests.
+QUICK = {
+    "ArrayDataAdapter.get_tf_dataset",
+    "TensorFlowTrainer._make_function",
+    "BaseOptimizer.apply",
+    "loss.unscale_loss_for_distribution",
+}
+# What only a resumed training needs: tests/checkpointing/test_resume.py takes these out.
+RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metrics_result_or_logs"}
+# What only a guard's message needs: tests/runtime/guard/test_guard.py goes red without it.
+GUARDING = {"CallbackList.__init__"}
+# Without which the next epoch begins later: tests/strategies/input/test_iterators.py.
+FREEING = {"TFEpochIterator._get_iterator"}
+# What several devices of a process need: test_scope.py maps layers over data there.
+ON_DEVICES = {"Variable._initialize_with_initializer"}
+
+
+def test_every_part_is_here():
+    parts = {_name(o, n) for o, n, _ in seam.REPLACEMENTS}
+    assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES
+
+
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=() if part in QUICK else pytest.mark.slow) for part in NEEDED_BY],
+)
+def test_a_case_goes_red_without(ranks, part):
+    case, *args = NEEDED_BY[part]
+    whole = ranks.run_sizes((1, 2), case, *args)
+    assert_invariant(whole)
+    with pytest.raises(AssertionError):
+        assert_invariant(whole | {2: ranks(2).run(without, part, case, *args, timeout=20)})

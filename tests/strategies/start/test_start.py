@@ -1,0 +1,24 @@
+"""Calls start alike on all ranks."""
+
+from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
+from tests.strategies.start import start_cases as cases
+
+
+def test_an_unseeded_shuffle_is_read_by_rank_0(ranks):
+    by_rank = ranks(3).run(cases.samples_without_seed)
+    epochs = [sum(parts, []) for parts in zip(*by_rank, strict=True)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(40))
+    assert epochs[0] != epochs[1]
+
+
+def test_what_rank_0_loads_reaches_all(ranks, tmp_path):
+    assert_invariant(ranks.run_sizes((1, 2), cases.loaded_by_rank_0, str(tmp_path)))
+
+
+def test_rank_0_restores_for_all(ranks, tmp_path):
+    (one,) = ranks(1).run(cases.uninterrupted)
+    results = ranks(2).run(cases.backed_up, str(tmp_path))
+    assert_same_bits(results)
+    for result in results:
+        assert_close(one, result, rtol=1e-5, atol=2e-6, where="")

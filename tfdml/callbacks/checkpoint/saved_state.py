@@ -1,0 +1,41 @@
+"""The checkpoint from which a `fit` resumes: read once, restored once or twice."""
+
+import os
+
+import numpy as np
+
+from tfdml.callbacks.checkpoint.saver import OWN
+from tfdml.callbacks.checkpoint.session import Session
+from tfdml.callbacks.checkpoint.training_state import OwnState, TrainingState
+from tfdml.checkpointing import Checkpoint
+from tfdml.checkpointing.manifest import read_manifest
+
+
+class SavedState:
+    """A complete checkpoint in memory, with the parts of all ranks that wrote it.
+
+    Args:
+        session: This process's use of the directory.
+        name: The checkpoint's name in the directory.
+
+    Attributes:
+        path: The checkpoint's path.
+        manifest: The checkpoint's manifest.
+    """
+
+    def __init__(self, session: Session, name: str):
+        if session.chaos:
+            session.chaos.restore()
+        self.path = os.path.join(session.path, name)
+        self.manifest = read_manifest(session.files, self.path)
+        self._parts = Checkpoint(session.files, self.path, self.manifest).read()
+
+    def restore(self, training: TrainingState) -> None:
+        """Restores a training's state from it."""
+        shared: dict[str, np.ndarray] = {}
+        own = []
+        for tensors, notes in self._parts:
+            shared |= {k: v for k, v in tensors.items() if not k.startswith(OWN)}
+            mine = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
+            own.append(OwnState(mine, notes))
+        training.restore(self.manifest.state, shared, own)

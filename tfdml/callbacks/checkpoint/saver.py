@@ -1,0 +1,116 @@
+"""Writing of a rank's part of a checkpoint in a thread; errors are reported later."""
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+
+from tfdml import checkpointing
+from tfdml.callbacks.checkpoint.session import Session, say
+from tfdml.callbacks.checkpoint.training_state import Snapshot
+from tfdml.checkpointing import Manifest, Writer
+from tfdml.strategies.replicas.rank_state import RankState
+
+# Prefix of the names of a rank's own tensors.
+OWN = "rank/"
+
+
+class Saver:
+    """Writes the checkpoints of one `fit`, one at a time.
+
+    Args:
+        session: This process's use of the directory.
+        ranks: This rank's state, and the number of ranks.
+        fit: Index of the call of `fit` in the program.
+        job: Identifier that tells this job's files from those of dead jobs.
+        max_to_keep: The number of checkpoints to keep.
+        asynchronous: Whether training continues while a snapshot is written.
+        raises: Whether a failed write ends training.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        ranks: RankState,
+        fit: int,
+        job: str,
+        max_to_keep: int,
+        asynchronous: bool,
+        raises: bool,
+    ):
+        self._session, self._ranks, self._fit, self._job = session, ranks, fit, job
+        self._max_to_keep, self._asynchronous, self._raises = max_to_keep, asynchronous, raises
+        self._writer = Writer()
+        self._given_up = threading.Event()
+        self.write_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.busy
+
+    def save(self, manifest: Manifest, snapshot: Snapshot) -> None:
+        """Starts to write a snapshot; if not asynchronous, waits until it is written."""
+        self.collect()
+        tensors = self._own_part(snapshot.tensors)
+        tensors |= {f"{OWN}{name}": value for name, value in snapshot.own.tensors.items()}
+        self._session.saves += 1
+        job = f"{self._job}-{self._session.saves}"
+        notes = snapshot.own.notes
+        self._writer.submit(lambda: self._write(job, manifest, tensors, notes))
+        if not self._asynchronous:
+            self.collect()
+
+    def collect(self) -> None:
+        """Waits for the last write, and reports or raises its error.
+
+        Raises:
+            OSError: If the write failed and `raises` is set.
+        """
+        try:
+            self._writer.wait()
+        except OSError as error:
+            said = f"A checkpoint could not be written to {self._session.path} on rank "
+            said += f"{self._ranks.rank}: {error}. Those from before are whole."
+            if self._raises:
+                raise OSError(f"{said} Make room, and start the job again.") from error
+            say(f"WARNING: {said} Training goes on without it.")
+
+    def give_up(self) -> None:
+        """Stops waiting for other ranks' parts, which are lost; removes partial checkpoints."""
+        self._given_up.set()
+        with contextlib.suppress(OSError):
+            self._writer.wait()
+
+    def _own_part(self, shared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the part of the shared state that this rank writes."""
+        written = [0] * self._ranks.size
+        own = {}
+        for name, value in shared.items():
+            rank = written.index(min(written))
+            written[rank] += value.nbytes
+            if rank == self._ranks.rank:
+                own[name] = value
+        return own
+
+    def _write(self, job: str, manifest: Manifest, tensors: dict, notes: dict) -> None:
+        """Writes this rank's part, in the writer's thread."""
+        began = time.perf_counter()
+        session, rank = self._session, self._ranks.rank
+        if rank == 0:
+            session.directory.check_claim()
+        checkpointing.save(
+            session.files,
+            session.path,
+            job,
+            rank,
+            manifest,
+            tensors,
+            notes,
+            given_up=self._given_up.is_set,
+        )
+        if rank == 0:
+            best = manifest.state["best"]
+            session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])
+        self.write_seconds = time.perf_counter() - began

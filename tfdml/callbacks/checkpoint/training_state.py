@@ -1,0 +1,107 @@
+"""The whole state of a training at one moment, and its restoration."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.callbacks.checkpoint import random_state
+from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.model_state import ModelState
+from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+from tfdml.strategies.replicas.rank_state import RankState
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnState:
+    """State that belongs to one rank.
+
+    Attributes:
+        tensors: Arrays by name: the rank's state between steps, its random generators, its
+            callbacks.
+        notes: Data for JSON.
+    """
+
+    tensors: dict[str, np.ndarray]
+    notes: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """State of a training at one moment, as seen by one rank.
+
+    Attributes:
+        shared: Data for JSON that is the same on all ranks.
+        tensors: Arrays by name that are the same on all ranks, and no longer change.
+        own: State that belongs to this rank.
+    """
+
+    shared: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    own: OwnState
+
+
+class TrainingState:
+    """State of a `fit`: of its model, callbacks, data, ranks and random generators.
+
+    Args:
+        model: The model, built and compiled.
+        callbacks: State of the other callbacks of `fit`.
+        data: Position in the training data.
+        ranks: State of this rank.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: CallbackState,
+        data: DataPosition,
+        ranks: RankState,
+    ):
+        self._model, self._data, self._ranks = model, data, ranks
+        self._model_state = ModelState(model)
+        self._callback_state = callbacks
+        self._layout = self._model_state.layout()
+
+    def read(self, step: int) -> Snapshot:
+        """Returns the current state.
+
+        Args:
+            step: The number of the epoch's batches that have been used; 0 between epochs.
+        """
+        self._ranks.wait_for_steps()
+        callbacks, arrays = self._callback_state.read()
+        notes, random = random_state.read()
+        shared = {
+            "step": step,
+            "data": self._data.state(step),
+            "layout": self._layout,
+            "stopped": bool(self._model.stop_training),
+        }
+        kept = {f"kept/{name}": value for name, value in self._ranks.kept().items()}
+        # Callbacks may have different state on each rank.
+        own = OwnState({**random, **kept, **arrays}, {"random": notes, "callbacks": callbacks})
+        return Snapshot(shared, self._model_state.read(), own)
+
+    def check(self, shared: dict[str, Any], path: str) -> None:
+        """Checks that a state belongs to this model and optimizer; see `ModelState.check`."""
+        self._model_state.check(shared["layout"], path)
+
+    def restore(
+        self, shared: dict[str, Any], tensors: dict[str, np.ndarray], own: Sequence[OwnState]
+    ) -> None:
+        """Restores a state.
+
+        Args:
+            shared: A snapshot's `shared`.
+            tensors: A snapshot's `tensors`.
+            own: State of each rank at the time, in rank order, for any number of ranks.
+        """
+        self._model_state.restore(tensors)
+        kept = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
+        self._ranks.restore(kept)
+        mine = own[self._ranks.rank % len(own)]
+        self._callback_state.restore(mine.notes["callbacks"], mine.tensors)
+        random_state.restore(mine.notes["random"], mine.tensors)

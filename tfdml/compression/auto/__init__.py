@@ -1,0 +1,1 @@
+"""Automatic choice of a codec from measured costs."""

@@ -1,0 +1,91 @@
+"""Measurements of the link between the processes and of the codecs, in about a second."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.loopback import EchoCollective
+from tfdml.compression.auto.cost_model import Link
+from tfdml.compression.compressor import ChunkCompressor, Compressor
+from tfdml.compression.error_feedback import Scales
+from tfdml.compression.exchange.rounds import sum_in_rounds
+from tfdml.compression.exchange.two_phase import sum_in_two_phases
+
+_REPEATS = 5
+# Returns the time in seconds: float64, shape [].
+Clock = Callable[[], tf.Tensor]
+
+# A message grows until it takes this long, so that its latency does not count: the queues of a
+# slow network swallow the first hundred kilobytes.
+_LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
+# Codecs are timed on a matrix of 1 MB.
+_SHAPE = (512, 512)
+
+
+def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
+    """Returns the measured latency and bandwidth, the same on all ranks; a collective call."""
+    small = tf.zeros([2])
+    _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)
+    latency = _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
+    (latency,) = agreed(collective, [latency])
+    length = _FIRST_BYTES
+    while True:
+        large = tf.zeros([length // 4])
+
+        def exchange(large=large, name=f"link/bandwidth_{length}"):
+            return collective.all_reduce([large], name)
+
+        _seconds(clock, exchange, 1)
+        seconds = _seconds(clock, exchange, 2)
+        (seconds,) = agreed(collective, [seconds])
+        if seconds > _LEAST_SECONDS or length >= _MOST_BYTES:
+            break
+        length *= 4
+    sent = 2 * (collective.size - 1) / collective.size * length
+    return Link(latency, sent / max(seconds - latency, 1e-9))
+
+
+def measure_codec(
+    collective: Collective, compressor: Compressor, clock: Clock = tf.timestamp
+) -> float:
+    """Measures encoding and decoding, including error feedback; a collective call.
+
+    Returns:
+        Seconds per byte of gradients, the same on all ranks.
+    """
+    alone = EchoCollective(collective.size)
+    memory = compressor.memory(collective.size)
+    gradient = tf.random.stateless_normal(_SHAPE, [1, collective.rank])
+    scales = Scales(tf.constant(1.0), tf.constant(1.0))
+
+    def step() -> None:
+        own, kept = [gradient], [memory.init(_SHAPE)]
+        if isinstance(compressor, ChunkCompressor):
+            total = sum_in_two_phases(
+                alone, compressor, own, kept, [{}], scales, tf.constant(0), "codec"
+            )
+        else:
+            states = [compressor.init("codec", _SHAPE)]
+            total = sum_in_rounds(alone, compressor, own, kept, states, scales, "codec")
+        total[1].numpy()
+
+    _seconds(clock, step, 1)
+    return agreed(collective, [_seconds(clock, step, _REPEATS)])[0] / (4 * _SHAPE[0] * _SHAPE[1])
+
+
+def agreed(collective: Collective, values: Sequence[float]) -> list[float]:
+    """Returns the means over all ranks; a collective call."""
+    (total,) = collective.all_reduce([tf.constant(values, tf.float64)], f"agreed_{len(values)}")
+    return [float(v) / collective.size for v in total.numpy()]
+
+
+def _seconds(clock: Clock, call: Callable[[], object], repeats: int) -> float:
+    """Returns the median duration of `repeats` calls."""
+    times = []
+    for _ in range(repeats):
+        begin = clock()
+        call()
+        times.append(float(clock() - begin))
+    return statistics.median(times)

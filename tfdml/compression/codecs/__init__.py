@@ -1,0 +1,1 @@
+"""Codecs: one compression algorithm a file."""

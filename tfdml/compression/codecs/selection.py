@@ -1,0 +1,162 @@
+"""Exact selection of the largest values of a row, in one pass over its values."""
+
+import math
+
+import tensorflow as tf
+
+from tfdml import native
+from tfdml.compression.codecs.packing import bytes_to_floats, floats_to_bytes
+
+# The bits of infinity: values that are not finite count as infinity, so they are chosen first.
+_INFINITE = 0x7F800000
+# A row is scanned in this many parts side by side.
+_PARTS = 8
+# Largest values that a sample should hold, and the safety margin in standard deviations.
+_SAMPLED, _DEVIATIONS = 100, 4.0
+# Room for values that pass the threshold: a multiple of the wanted number, plus a constant.
+_ROOM, _LEAST_ROOM = 2.0, 256
+# Values that are counted side by side.
+_LANES = 64
+
+
+def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
+    """Returns the largest values of each row, followed by their indices, as bytes.
+
+    Args:
+        rows: float32, shape `[rows, n]`.
+        count: Values to choose per row, from 1 to `most`: int32, shape `[]`.
+        most: Upper limit of `count`.
+
+    Returns:
+        uint8, shape `[rows, 8 * count]`.
+    """
+    size = None if tf.is_tensor(count) else 8 * count
+    library = native.usable()
+    if library is not None:
+        values, places = library.tfdml_largest(rows, count)
+        pairs = tf.stack([tf.bitcast(values, tf.int32), places], 1)
+        return tf.reshape(
+            tf.bitcast(pairs, tf.uint8), [rows.shape[0], -1 if tf.is_tensor(count) else 8 * count]
+        )
+
+    def encoded(row: tf.Tensor) -> tf.Tensor:
+        places = largest(row, count, most)
+        pair = tf.stack([tf.bitcast(tf.gather(row, places), tf.int32), places])
+        return tf.reshape(floats_to_bytes(pair), [-1])
+
+    return tf.map_fn(encoded, rows, fn_output_signature=tf.TensorSpec([size], tf.uint8))
+
+
+def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the rows that `encoded_largest` encoded, with zeros for values that were not sent.
+
+    Args:
+        payload: uint8, shape `[rows, 8 * count]`.
+        length: Values per row.
+    """
+    values, places = _pairs(payload)
+    rows = tf.shape(payload)[0]
+    flat = tf.range(rows)[:, None] * length + places
+    spread = _scattered(values, flat, rows * length)
+    return tf.reshape(spread, [payload.shape[0] or rows, length])
+
+
+def decoded_sum(payload: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the sum of the decoded rows: float32, shape `[length]`."""
+    return _scattered(*_pairs(payload), length)
+
+
+def _pairs(payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the values and their indices in a row, each of shape `[rows, count]`."""
+    parts = tf.reshape(payload, [tf.shape(payload)[0], 2, -1])
+    return bytes_to_floats(parts[:, 0], tf.float32), bytes_to_floats(parts[:, 1], tf.int32)
+
+
+def _scattered(values: tf.Tensor, places: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
+    return tf.scatter_nd(tf.reshape(places, [-1, 1]), tf.reshape(values, [-1]), [length])
+
+
+def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
+    """Returns the indices of the largest values of a row, in no particular order.
+
+    A sample gives a threshold that slightly more values pass than are wanted. One pass over the row
+    finds them, and the exact limit is searched for among them alone. If the sample was misleading,
+    and on GPUs, whose `top_k` keeps everything on the device, `top_k` of the whole row is used.
+
+    Args:
+        row: float32, shape `[n]`. Values that are not finite count as the largest.
+        count: Values to choose, from 1 to `most`: int32, shape `[]`.
+        most: Upper limit of `count`.
+
+    Returns:
+        int32, shape `[count]`.
+    """
+    length = row.shape[0]
+    room = int(_ROOM * most) + _LEAST_ROOM
+    if length % _PARTS or room >= length or tf.config.list_logical_devices("GPU"):
+        return _of_all(row, count)
+    threshold = _likely_threshold(row, count, most)
+    width = length // _PARTS
+    columns = tf.where(_columns_with(row, threshold))[:, 0]
+    sizes = _sizes(tf.gather(tf.reshape(row, [_PARTS, width]), columns, axis=1))
+    passed = tf.where(sizes >= threshold)
+    places = tf.cast(passed[:, 0] * width + tf.gather(columns, passed[:, 1]), tf.int32)
+    number = tf.size(places)
+
+    def among() -> tf.Tensor:
+        found = tf.gather_nd(sizes, passed)
+        padded = tf.pad(found, [[0, room - number]], constant_values=-1)
+        limit = _limit(tf.ensure_shape(padded, [room]), count)
+        equal = tf.where(found == limit)[:, 0]
+        chosen = tf.concat([tf.where(found > limit)[:, 0], equal], 0)[:count]
+        return tf.gather(places, chosen)
+
+    fits = tf.logical_and(number >= count, number <= room)
+    return tf.cond(fits, among, lambda: _of_all(row, count))
+
+
+def _sizes(values: tf.Tensor) -> tf.Tensor:
+    """Returns integers in the order of the values' magnitudes: int32, from 0."""
+    bits = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF)
+    return tf.minimum(bits, _INFINITE)
+
+
+def _of_all(row: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
+    return tf.math.top_k(_sizes(row), count, sorted=False).indices
+
+
+def _likely_threshold(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
+    """Returns a magnitude that most likely at least `count` values reach, and not many more."""
+    stride = most // _SAMPLED | 1  # Odd: rows of a matrix have even lengths.
+    sample = _sizes(row[::stride])
+    part = tf.cast(count, tf.float32) / row.shape[0] * sample.shape[0]
+    among = tf.cast(tf.math.ceil(part + _DEVIATIONS * tf.sqrt(part)), tf.int32)
+    return _limit(sample, tf.clip_by_value(among, 1, sample.shape[0]))
+
+
+@tf.function(jit_compile=True)
+def _columns_with(row: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """Returns which columns have a value of at least that magnitude in one of the row's parts."""
+    parts = tf.reshape(row, [_PARTS, -1])
+    return tf.reduce_max(_sizes(parts), 0) >= threshold
+
+
+@tf.function(jit_compile=True)
+def _limit(sizes: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
+    """Returns the smallest magnitude among the `count` largest, by bisection."""
+    lanes = tf.reshape(
+        tf.pad(sizes, [[0, -sizes.shape[0] % _LANES]], constant_values=-1), [-1, _LANES]
+    )
+
+    def halved(low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        middle = low + (high - low + 1) // 2
+        counts = tf.reduce_sum(tf.cast(lanes >= middle, tf.int32), 0)
+        enough = tf.reduce_sum(counts) >= count
+        return tf.where(enough, middle, low), tf.where(enough, high, middle - 1)
+
+    steps = math.ceil(math.log2(_INFINITE + 1))
+    start = (tf.constant(0), tf.constant(_INFINITE))
+    low, _ = tf.while_loop(
+        lambda low, high: True, halved, start, maximum_iterations=steps, back_prop=False
+    )
+    return low

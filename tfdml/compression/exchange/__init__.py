@@ -1,0 +1,1 @@
+"""Exchange of encoded gradients between processes, and the state it keeps."""

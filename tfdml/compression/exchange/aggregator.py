@@ -1,0 +1,290 @@
+"""Sums of compressed gradients over all processes, with error feedback."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import (
+    Gradient,
+    GradientAggregator,
+    StepGradients,
+    dense_buckets,
+    on_device,
+    sum_in_buckets,
+)
+from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
+from tfdml.collectives.collective import Collective
+from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
+from tfdml.compression.error_feedback import Scales, State
+from tfdml.compression.exchange.kept_state import KeptState
+from tfdml.compression.exchange.redistribution import PART, SERVER
+from tfdml.compression.exchange.rounds import sum_in_rounds
+from tfdml.compression.exchange.sparse import sum_sparse
+from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
+
+
+@dataclasses.dataclass
+class _Sums:
+    """A step's sums so far, and the updates that depend on them.
+
+    Attributes:
+        totals: The sums by gradient index; None where not computed yet.
+        finite: Whether sums are finite: a boolean for each group of them.
+        commits: Variables and their new values, assigned only if all of the step's sums are finite.
+    """
+
+    totals: list[Gradient | None]
+    finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    commits: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+
+class CompressedAggregator(GradientAggregator):
+    """Aggregator that sums this process's gradients compressed, with error feedback.
+
+    A biased compressor's error is kept per variable as a residual and added to the next gradient.
+    Residuals are in the units of the unscaled loss, so changes of the loss scale do not matter.
+    They are rescaled when the learning rate changes, because the weights would have received them
+    at the earlier rate. A step whose sums are not finite (an overflow) leaves all state as it was;
+    its sums are non-finite on all processes.
+
+    Args:
+        collective: Collective that moves tensors between processes.
+        compressor: Compressor of the gradients.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+        state: Dict that receives the state variables; aggregators may share it.
+        prefix: Prefix of the exchanges' names.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        compressor: Compressor,
+        bucket_bytes: int = BUCKET_BYTES,
+        state: dict[str, tf.Variable] | None = None,
+        prefix: str = "",
+    ):
+        self._collective = collective
+        self._compressor = compressor
+        self._memory = compressor.memory(collective.size)
+        self._bucket_bytes = bucket_bytes
+        self._kept = KeptState({} if state is None else state, prefix)
+        self._prefix = prefix
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """This process's own variables that are kept between steps, by name."""
+        return dict(self._kept.variables)
+
+    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
+        self._kept.restore(before, self._collective.rank, self._collective.size)
+
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
+        """Sums gradients over all processes; see `GradientAggregator`."""
+        compressed, plain = self._divided(gradients)
+        sums = _Sums([None] * len(gradients.values))
+        scales = self._scales(gradients, sums)
+        totals = self._sum_plain(plain, gradients, scales, sums)
+        if compressed or sums.commits:
+            sums.finite += _all_finite(totals)
+            self._sum_compressed(compressed, gradients, scales, sums)
+            # The sums are the same on all processes, so all take the same branch.
+            _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
+        return sums.totals
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns which gradients are exchanged together; see `GradientAggregator`."""
+        compressed, plain = self._divided(gradients)
+        uncompressed = dense_buckets([gradients.values[i] for i in plain], self._bucket_bytes)
+        return [
+            *self._compressed_buckets(compressed, gradients),
+            *(Bucket([plain[i] for i in b.indices], b.nbytes) for b in uncompressed),
+        ]
+
+    def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
+        """Returns the indices of the gradients that are compressed, and of the others."""
+        count = len(gradients.values)
+        compressed = [i for i in range(count) if self._takes(gradients.values[i])]
+        return compressed, [i for i in range(count) if i not in compressed]
+
+    def _compressed_buckets(self, places: Sequence[int], gradients: StepGradients) -> list[Bucket]:
+        sizes = [4 * gradients.values[i].shape.num_elements() for i in places]
+        buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
+        return [Bucket([places[i] for i in b.indices], b.nbytes) for b in buckets]
+
+    def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
+        """Returns the step's factors, and records its learning rate for the next step."""
+        loss_scale, learning_rate = gradients.rates()
+        loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
+        if learning_rate is None or not self._compressor.biased:
+            return Scales(loss, tf.constant(1.0))
+        now = tf.cast(learning_rate, tf.float32)
+        last = self._kept.scalar(f"learning_rate/{gradients.label}")
+        before = last.read_value()
+        sums.commits.append((last, now))
+        return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
+
+    def _sum_plain(
+        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
+    ) -> list[Gradient]:
+        """Sums the gradients that are not compressed; returns the sums as received."""
+        values, name = gradients.values, self._name(gradients)
+        sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
+        dense = [i for i in places if i not in sparse]
+        own = gradients.at(dense)
+        totals = [
+            *sum_in_buckets(
+                self._collective, own.values, name, self._bucket_bytes, devices=own.devices
+            ),
+            *sum_sparse(self._collective, gradients.at(sparse), name),
+        ]
+        for i, total in zip([*dense, *sparse], totals, strict=True):
+            with on_device(gradients.devices, [i]):
+                sums.totals[i] = self._after_sum(total, gradients.names[i], scales, sums)
+        return totals
+
+    def _sum_compressed(
+        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
+    ) -> None:
+        """Sums the compressed gradients bucket by bucket, and counts the step."""
+        step = self._kept.scalar("step", tf.int32)
+        sums.commits.append((step, step + 1))
+        name = self._name(gradients)
+        summable = isinstance(self._compressor, SummableCompressor)
+        exchange = self._in_rounds if summable else self._in_two_phases
+        for number, bucket in enumerate(self._compressed_buckets(places, gradients)):
+            own = gradients.at(bucket.indices)
+            with on_device(gradients.devices, bucket.indices) as device:
+                totals, finite, commits = exchange(
+                    self._collective.on(device), own, scales, step, f"{name}/compressed_{number}"
+                )
+            sums.finite.append(finite)
+            sums.commits += commits
+            for i, total in zip(bucket.indices, totals, strict=True):
+                sums.totals[i] = total
+
+    def _name(self, gradients: StepGradients) -> str:
+        return f"{self._prefix}{gradients.label}"
+
+    def _takes(self, gradient: Gradient) -> bool:
+        if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
+            return False
+        return self._compressor.takes(gradient.shape, gradient.dtype)
+
+    def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
+        """Returns the sum of an uncompressed gradient after the memory's update, e.g. momentum."""
+        variables = self._kept.of_gradient(name, self._memory.init_plain, total.shape)
+        if not variables:
+            return total
+        state = {key: value * scales.memory for key, value in _values(variables).items()}
+        dense = tf.cast(tf.convert_to_tensor(total), tf.float32) / scales.loss
+        result, after = self._memory.after_sum(dense, state)
+        sums.commits += _pairs([variables], [after])
+        return tf.cast(result * scales.loss, total.dtype)
+
+    def _in_two_phases(
+        self,
+        collective: Collective,
+        gradients: StepGradients,
+        scales: Scales,
+        step: tf.Tensor,
+        name: str,
+    ) -> tuple[list, tf.Tensor, list]:
+        """Returns a bucket's sums, whether they are finite, and the state's new values."""
+        own, names, label = gradients.values, gradients.names, self._name(gradients)
+        memories = self._memories(gradients)
+        servers = [
+            self._server(codec, [own[i] for i in places], f"{label}/{names[places[0]]}")
+            for codec, places in self._compressor.parts([g.shape for g in own])
+        ]
+        sums, finite, after, servers_after = sum_in_two_phases(
+            collective,
+            self._compressor,
+            own,
+            [_values(m) for m in memories],
+            [_values(s) for s in servers],
+            scales,
+            step,
+            name,
+        )
+        return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
+
+    def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
+        """Returns what the compressor's memory keeps of each gradient."""
+        return [
+            self._kept.of_gradient(name, self._memory.init, gradient.shape)
+            for name, gradient in zip(gradients.names, gradients.values, strict=True)
+        ]
+
+    def _server(
+        self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
+    ) -> dict[str, tf.Variable]:
+        """Returns the residual that a chunk's owner keeps for a part of a bucket.
+
+        It is named after the part's first variable, so a part that has changed is detected by its
+        length.
+        """
+        if not codec.biased:
+            return {}
+        length = sum(g.shape.num_elements() for g in gradients)
+        chunk = chunk_length(length, self._collective.size, codec.block)
+        # Needed to cut the residual into new chunks when the number of processes changes.
+        self._kept.value(f"{PART}{name}", lambda: tf.constant([length, codec.block]))
+        return {"residual": self._kept.value(f"{SERVER}{name}", lambda: tf.zeros([chunk]))}
+
+    def _in_rounds(
+        self,
+        collective: Collective,
+        gradients: StepGradients,
+        scales: Scales,
+        step: tf.Tensor,
+        name: str,
+    ) -> tuple[list, tf.Tensor, list]:
+        """Returns a bucket's sums, whether they are finite, and the state's new values."""
+        del step
+        own, names = gradients.values, gradients.names
+        memories = self._memories(gradients)
+        states = [
+            self._kept.of_gradient(n, self._compressor.init, n, g.shape)
+            for n, g in zip(names, own, strict=True)
+        ]
+        sums, finite, after, states_after = sum_in_rounds(
+            collective,
+            self._compressor,
+            own,
+            [_values(m) for m in memories],
+            [_values(s) for s in states],
+            scales,
+            name,
+        )
+        return sums, finite, _pairs([*memories, *states], [*after, *states_after])
+
+
+def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
+    """Returns for each sum of floats whether it is finite."""
+    values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in totals]
+    return [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
+
+
+def _values(variables: dict[str, tf.Variable]) -> State:
+    return {key: variable.read_value() for key, variable in variables.items()}
+
+
+def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State]) -> list[tuple]:
+    return [
+        (variable, new[key])
+        for own, new in zip(variables, values, strict=True)
+        for key, variable in own.items()
+    ]
+
+
+def _assign_if(condition: tf.Tensor, pairs: Sequence[tuple[tf.Variable, tf.Tensor]]) -> None:
+    """Assigns values to variables if the condition holds; a branch avoids copies."""
+
+    def assign() -> None:
+        for variable, value in pairs:
+            variable.assign(value, read_value=False)
+
+    tf.cond(condition, assign, lambda: None)

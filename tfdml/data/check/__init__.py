@@ -1,0 +1,1 @@
+"""Checks of TFRecord shards: verification, inspection and diagnosis of speed."""

@@ -1,0 +1,1 @@
+"""Format of the shards on disk: records, index, manifest, schema and storage."""

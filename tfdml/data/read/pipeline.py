@@ -1,0 +1,228 @@
+"""Batches for `fit` from sharded TFRecords, from any position of any epoch, for any strategy."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.order import Order
+from tfdml.data.read.balancing import BalancedDataset
+from tfdml.data.read.batch import finisher
+from tfdml.data.read.dataset import RecordDataset
+from tfdml.data.read.epoch_graph import passes
+from tfdml.data.read.fetching import Fetcher
+from tfdml.data.read.ledger import Ledger
+from tfdml.data.read.mixing import MixedDataset
+from tfdml.data.read.parsing import decoder, parser
+from tfdml.data.read.position import Position, PositionCallback, from_state, to_state
+from tfdml.data.read.read_options import ReadOptions
+from tfdml.row_split import LocalReplicas
+
+
+class TFRecordPipeline(tf.data.Dataset):
+    """`tf.data.Dataset` of global batches, whose position is a few numbers.
+
+    The samples of batch k of an epoch depend on the seed and the epoch alone, for any number of
+    workers. Each pass over the pipeline is one epoch: a pass that is read to its end moves the
+    pipeline to the next epoch; one that is abandoned does not. With
+    `callbacks=[pipeline.callback()]` the epoch is that of `fit`, and `state()` returns at any time
+    what has been used, however much is read ahead.
+
+    Under a strategy of tfdml with several processes, each process reads, parses and decodes only
+    its own rows of every batch. The dataset then has `AutoShardPolicy.OFF`, and the strategy asks
+    it for these rows: it is an `OwnShareDataset` (`tfdml.row_split`). Iterated by hand there, it
+    yields the process's own rows in groups of `batch_size`, the global size, as everywhere in
+    tfdml.
+
+    Use `read_tfrecords`, which documents the arguments.
+
+    Args:
+        dataset: Data set to read.
+        options: Options for reading.
+        worker: This process's replicas, among those that share the batches.
+        state: State to resume from, as `state()` returned it; None for the beginning.
+
+    Attributes:
+        batch_size: Number of rows in a global batch.
+        steps_per_epoch: Number of global batches in a whole epoch, the same for all workers.
+    """
+
+    def __init__(
+        self,
+        dataset: RecordDataset | MixedDataset | BalancedDataset,
+        options: ReadOptions,
+        worker: LocalReplicas,
+        state: dict[str, Any] | None,
+    ):
+        self._dataset, self._reading, self._worker = dataset, options, worker
+        self._lock = threading.Lock()
+        self._orders: dict[int, Order] = {}
+        batches = options.batches
+        self.batch_size = batches.batch_size
+        length = len(self._order(0))
+        self.steps_per_epoch = batches.steps(length)
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"`batch_size` must be at most the number of records for end='drop'. Received: "
+                f"batch_size={self.batch_size}, of {length} records."
+            )
+        own = worker.count(self.batch_size)
+        if not own:
+            raise ValueError(
+                f"`batch_size` must be at least the number of processes, because each reads its "
+                f"part of every batch. Received: batch_size={self.batch_size} for "
+                f"{worker.num_processes} processes."
+            )
+        # Start of the next pass; start of the pass in use, and the position reached in it.
+        self._next = from_state(state, self._recipe())
+        self._began: Position | None = None
+        self._position = self._next
+        self._ledger = None
+        if options.ledger:
+            noted = {**self._recipe(), "batch_size": self.batch_size, "end": batches.end}
+            self._ledger = Ledger(options.ledger, worker, noted)
+        self._fetcher = Fetcher(
+            dataset.reader(options.shuffling.window, options.cache),
+            batches,
+            worker,
+            self._order,
+            options.shuffling.seed or 0,
+            options.skips_corrupt,
+            self._ledger,
+        )
+        schema, names = dataset.manifest.schema, options.features
+        self._shares = passes(
+            self._begin_pass,
+            self._fetcher.fetch,
+            self._end_pass,
+            parser(schema, names),
+            finisher(decoder(schema, names, options.images), options),
+            own,
+        )
+        self._inner = self._shares if worker.is_alone else self._grouped()
+        super().__init__(self._inner._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._inner]
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure, shapes and dtypes of a batch."""
+        return self._inner.element_spec
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Ids of damaged records that were skipped, each with a description of the damage."""
+        return self._fetcher.skipped
+
+    @property
+    def records(self) -> int:
+        """Number of samples in an epoch."""
+        return len(self._order(0))
+
+    def callback(self) -> PositionCallback:
+        """Returns a callback that keeps the pipeline at the position of `fit`."""
+        return PositionCallback(self)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position, less than 1 KB of JSON, for `read_tfrecords(state=...)`.
+
+        It is the position that the callback has counted; without the callback, the beginning of the
+        epoch that the next pass reads.
+        """
+        return to_state(self._position if self._began else self._next, self._recipe())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Makes the next pass resume from a state, as `read_tfrecords(state=...)` does.
+
+        Raises:
+            ValueError: If `state` is of other data or another order.
+        """
+        self._next = self._position = from_state(state, self._recipe())
+        self._began = None
+
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Returns the state after `step` batches of a whole epoch."""
+        return to_state(Position(epoch, step * self.batch_size), self._recipe())
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Makes the next pass read an epoch: from the resumed position, or from its beginning."""
+        if self._next.epoch != epoch:
+            self._next = Position(epoch)
+        self._began = self._position = self._next
+
+    def used(self, batches: int) -> None:
+        """Reports how many batches have been used since the epoch was begun."""
+        began, size = self._began, self.batch_size
+        if self._ledger:
+            before = -(-(self._position.sample - began.sample) // size)
+            self._ledger.used(began, before, batches, size)
+        sample = min(began.sample + batches * size, len(self._order(began.epoch)))
+        self._position = Position(began.epoch, sample)
+
+    def ids(self, epoch: int, step: int) -> np.ndarray:
+        """Returns the ids of the samples of a global batch, in the order of its rows: int64.
+
+        Args:
+            epoch: Number of the epoch.
+            step: Number of the batch, from 0.
+        """
+        return self._reading.batches.rows(self._order(epoch), 0, step, LocalReplicas()).ids
+
+    def _recipe(self) -> dict[str, Any]:
+        """Returns the data and options that determine the order."""
+        shuffling = self._reading.shuffling
+        return {
+            "data": self._dataset.digest,
+            "records": len(self._order(0)),
+            "seed": shuffling.seed,
+            "window": shuffling.window if shuffling.seed is not None else 0,
+            "shards_at_once": shuffling.shards_at_once,
+            "reshuffle": shuffling.reshuffle,
+            "bucket": shuffling.bucket,
+            "keep_shards": shuffling.keep_shards,
+        }
+
+    def _order(self, epoch: int) -> Order:
+        with self._lock:
+            if epoch not in self._orders:
+                self._orders = dict(list(self._orders.items())[-1:])
+                self._orders[epoch] = self._dataset.order(self._reading.shuffling, epoch)
+            return self._orders[epoch]
+
+    def _grouped(self) -> tf.data.Dataset:
+        """Returns this process's own rows in groups of the global batch size."""
+        options = tf.data.Options()
+        policy = tf.data.experimental.AutoShardPolicy.OFF
+        options.experimental_distribute.auto_shard_policy = policy
+        return self._shares.rebatch(self.batch_size).with_options(options)
+
+    def cardinality(self) -> tf.Tensor:
+        """Returns the number of global batches in a whole epoch, even if a pass begins in one."""
+        return tf.constant(self.steps_per_epoch, tf.int64)
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Number of rows in a global batch; None if this process reads all of them."""
+        return None if self._worker.is_alone else self.batch_size
+
+    def own_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
+        """Returns a process's rows of each global batch; see `OwnShareDataset`."""
+        if replicas.rows(self.batch_size) == self._worker.rows(self.batch_size):
+            return self._shares, self.steps_per_epoch
+        return self.rebatch(replicas.count(self.batch_size)), None
+
+    def _begin_pass(self) -> np.ndarray:
+        """Begins a pass; returns its epoch, first sample, own batches and spans: int64, `[4]`."""
+        epoch, first = self._next.epoch, self._next.sample
+        self._fetcher.begin_pass()
+        left = len(self._order(epoch)) - first
+        steps = self._reading.batches.own_steps(left, self._worker)
+        if not steps:
+            self._end_pass(epoch)
+        return np.array([epoch, first, steps, self._fetcher.spans.count(steps)], np.int64)
+
+    def _end_pass(self, epoch: int) -> None:
+        if self._next.epoch == epoch:
+            self._next = Position(epoch + 1)

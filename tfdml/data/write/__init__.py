@@ -1,0 +1,1 @@
+"""Writing of TFRecord shards from any source, without TensorFlow."""

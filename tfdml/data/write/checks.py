@@ -1,0 +1,120 @@
+"""Checks before and after a conversion: disk space, an output to write to, an unchanged input."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tfdml
+from tfdml.data.format import storage
+from tfdml.data.format.manifest import SUFFIX
+from tfdml.data.sources.source import Source
+from tfdml.data.write import tfds_metadata
+from tfdml.data.write.plan import Options, Plan
+
+
+def check_places(source: Source, output: str) -> None:
+    """Raises a ValueError if the output is within the input."""
+    if not storage.is_local(output):
+        return
+    real = os.path.realpath(output)
+    folder = source.folder
+    if folder is not None and storage.is_local(folder):
+        inside = os.path.realpath(folder)
+        if real == inside or real.startswith(inside + os.sep):
+            raise ValueError(
+                f"`output` must not be within the input. Received: {output!r}, in {folder!r}."
+            )
+
+
+def check_output(output: str, work: str, name: str, resume: bool, overwrite: bool) -> None:
+    """Raises a ValueError if the output holds other files; removes files to be overwritten."""
+    own = [os.path.basename(work), os.path.basename(f"{work}.lock")]
+    there = [n for n in storage.names_in(output) if n not in own]
+    if overwrite:
+        for file in there:
+            if file.startswith((f"{name}-", f"{name}.")) or file in tfds_metadata.FILES:
+                storage.remove(storage.join(output, file))
+        shutil.rmtree(work, ignore_errors=True)
+        there = []
+    if resume:
+        if name + SUFFIX in there or not os.path.isdir(work):
+            raise ValueError(
+                f"`resume` must be given for a conversion that was ended. Received: {output!r}, "
+                f"which has {'a finished one' if name + SUFFIX in there else 'none'}."
+            )
+        for file in there:
+            if file.endswith(storage.PARTIAL):
+                storage.remove(storage.join(output, file))
+    elif os.path.isdir(work):
+        raise ValueError(
+            f"`output` has a conversion that was ended. Received: {output!r}. Go on with it by "
+            f"--resume, or begin anew by --overwrite."
+        )
+    elif there:
+        raise ValueError(
+            f"`output` must be empty. Received: {output!r}, with {there[:3]}. Choose another "
+            f"directory, or remove its data set {name!r} by --overwrite."
+        )
+
+
+def identity(source: Source, options: Options, plan: Plan, files: dict) -> dict[str, Any]:
+    """Returns the properties that must be the same when a conversion is resumed."""
+    prints = hashlib.sha256(json.dumps(files, sort_keys=True, default=str).encode()).hexdigest()
+    return {
+        "tool": tfdml.__version__,
+        "rows": plan.rows,
+        "files": prints,
+        "options": dataclasses.asdict(options) | {"max_errors": None, "on_error": None},
+        "schema": source.schema.to_json(),
+    }
+
+
+def note_plan(work: str, identity: dict[str, Any]) -> None:
+    """Notes what is converted; raises a ValueError if an earlier note differs."""
+    noted = Path(work, "plan.json")
+    said = json.loads(json.dumps(identity))
+    if not noted.exists():
+        storage.write_bytes(str(noted), json.dumps(said).encode())
+        return
+    before = json.loads(noted.read_text())
+    differ = sorted(key for key in said if said[key] != before.get(key))
+    if differ:
+        raise ValueError(
+            f"`resume` must go on with the same input and options. Received: another "
+            f"{', '.join(differ)}. Begin anew by --overwrite."
+        )
+
+
+def check_space(output: str, work: str, plan: Plan, options: Options) -> None:
+    """Raises a ValueError if a disk has less free space than what is about to be written."""
+    done = sum(f.stat().st_size for f in Path(work).glob("dealt-*"))
+    needed = {os.path.dirname(work): max(0, plan.bytes - done) if options.deals else 0}
+    if storage.is_local(output) and not options.compressed:
+        needed[output] = needed.get(output, 0) + plan.bytes
+        needed[output] -= sum(
+            os.path.getsize(os.path.join(output, n)) for n in storage.names_in(output)
+        )
+    for directory, wanted in needed.items():
+        free = shutil.disk_usage(directory).free
+        if wanted > free:
+            raise ValueError(
+                f"`output` must have room for about {wanted / 1e9:.1f} GB. Received: "
+                f"{free / 1e9:.1f} GB free at {directory}."
+            )
+
+
+def check_unchanged(before: dict[str, list]) -> None:
+    """Raises a ValueError if a file has changed since its fingerprint was taken."""
+    changed = []
+    for path, printed in before.items():
+        if not storage.exists(path) or storage.fingerprint(path) != printed:
+            changed.append(path)
+    if changed:
+        raise ValueError(
+            f"The input must not change while it is converted. Received: {len(changed)} changed "
+            f"files, such as {changed[0]}. Begin anew by --overwrite."
+        )

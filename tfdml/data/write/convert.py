@@ -1,0 +1,158 @@
+"""Conversion of an input to shards and a manifest: one at a time, in many processes, resumable."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+import tfdml
+from tfdml.data.format import storage
+from tfdml.data.format.manifest import Manifest, Shard
+from tfdml.data.sources.source import Source
+from tfdml.data.write import checks as checks
+from tfdml.data.write import tasks, tfds_metadata
+from tfdml.data.write.plan import Options, Plan
+from tfdml.data.write.tasks import Job
+from tfdml.data.write.workers import Progress, workers
+
+REJECTS = ".rejects.jsonl"
+# Amount of input that is worth the start of another process.
+PROCESS_BYTES = 16 << 20
+
+
+def convert(
+    source: Source,
+    output: str,
+    options: Options,
+    *,
+    processes: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Converts an input to sharded TFRecords.
+
+    Shards appear whole; the manifest appears last. Finished steps are noted in a work directory, so
+    `resume` can continue a conversion, whatever interrupted it.
+
+    Args:
+        source: Input to convert.
+        output: Directory to write to.
+        options: Options of the conversion.
+        processes: Number of processes; by default that of the cores, or fewer for a small input.
+            The bytes written are the same for any number.
+        resume: Whether to continue a conversion that was interrupted.
+        overwrite: Whether to remove a data set of this name first.
+        progress: Function called from time to time with the number of rows that are done, and the
+            number of all rows.
+
+    Returns:
+        Manifest of the data set.
+
+    Raises:
+        ValueError: If the output is not empty, is within the input, is being written, or lacks
+            space; if a row cannot be converted, or too many; if the input changes meanwhile.
+    """
+    checks.check_places(source, output)
+    storage.make_directory(output)
+    work = _work_directory(output, options.name)
+    with _only_one(work, output):
+        checks.check_output(output, work, options.name, resume, overwrite)
+        os.makedirs(work, exist_ok=True)
+        job = Job(source, options, output, work)
+        plan = tasks.plan_of(job)
+        before = {path: storage.fingerprint(path) for path in source.files}
+        checks.note_plan(work, checks.identity(source, options, plan, before))
+        checks.check_space(output, work, plan, options)
+        if processes is None:
+            processes = min(os.cpu_count() or 1, -(-plan.bytes // PROCESS_BYTES))
+        manifest, rejects = _run(job, plan, processes, progress)
+        checks.check_unchanged(before)
+        _finish(job, manifest, rejects)
+        shutil.rmtree(work, ignore_errors=True)
+        # A process that has opened this very file finds a data set, and refuses.
+        Path(f"{work}.lock").unlink(missing_ok=True)
+    return manifest
+
+
+def _work_directory(output: str, name: str) -> str:
+    if storage.is_local(output):
+        return os.path.join(output, f".{name}.converting")
+    # A store can be neither locked nor appended to.
+    digest = hashlib.sha256(f"{output}/{name}".encode()).hexdigest()[:16]
+    return os.path.join(platformdirs.user_cache_dir("tfdml"), f"converting-{digest}")
+
+
+@contextmanager
+def _only_one(work: str, output: str) -> Iterator[None]:
+    """Context manager: holds a lock that ends with the process, however that ends.
+
+    Raises:
+        ValueError: If another process holds it.
+    """
+    os.makedirs(os.path.dirname(work), exist_ok=True)
+    lock = filelock.FileLock(f"{work}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise ValueError(
+            f"`output` must be written by one conversion at a time. Received: {output!r}, which "
+            f"another one is writing. Wait for it, or choose another directory."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run(
+    job: Job, plan: Plan, processes: int, progress: Progress | None
+) -> tuple[Manifest, list[dict[str, str]]]:
+    """Runs all steps; returns the manifest and the rows that were skipped."""
+    first = "deal" if job.options.deals else "convert"
+    with workers(job, processes) as do:
+        done = do(first, len(plan.ranges), progress, plan.rows)
+        rejects = [reject for noted in done for reject in noted["rejects"]]
+        if first == "deal":
+            done = do("collect", len(plan.targets), None, plan.rows)
+    splits: dict[str, list[Shard]] = {}
+    for target, noted in zip(plan.targets, done, strict=True):
+        splits.setdefault(target.split, []).append(Shard(**noted["shard"]))
+    written = sum(shard.records for shards in splits.values() for shard in shards)
+    if written + len(rejects) != plan.rows:
+        raise ValueError(
+            f"All {plan.rows} rows must be written or skipped. Received: {written} written, "
+            f"{len(rejects)} skipped. The input has changed; begin anew by --overwrite."
+        )
+    counts = {"in": plan.rows, "written": written, "rejected": len(rejects)}
+    return _manifest(job, splits, counts), rejects
+
+
+def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> Manifest:
+    names = [path.rsplit("/", 1)[-1] for path in job.source.files]
+    said = {
+        "kind": type(job.source).__name__.removesuffix("Source").lower(),
+        "files": names[:100],
+        "number_of_files": len(names),
+        "options": dataclasses.asdict(job.options),
+    }
+    said = json.loads(json.dumps(said))
+    return Manifest(
+        job.output, job.options.name, job.source.schema, splits, said, tfdml.__version__, counts
+    )
+
+
+def _finish(job: Job, manifest: Manifest, rejects: list[dict[str, str]]) -> None:
+    if rejects:
+        lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
+        path = storage.join(job.output, job.options.name + REJECTS)
+        storage.write_bytes(path, lines.encode())
+    tfds_metadata.write(manifest)
+    manifest.save()

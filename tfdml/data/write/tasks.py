@@ -1,0 +1,134 @@
+"""Steps of a conversion, each of which any process can run, and run again.
+
+If records keep their order, a step reads rows and writes their shard. Otherwise a first step reads
+rows and deals their records into a file, sorted by shard; a second one collects one shard's records
+from all those files. Memory holds the records of one step.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdml.data.format import storage
+from tfdml.data.format.framing import FRAME, Frames, cut
+from tfdml.data.format.writer import write_shard
+from tfdml.data.sources.source import Source
+from tfdml.data.write.encoding import Rejects, encoded
+from tfdml.data.write.plan import Options, Plan
+
+_ENTRY = np.dtype([("target", "<i8"), ("place", "<i8"), ("offset", "<i8"), ("length", "<i8")])
+
+# Number of collected records that are written at once.
+_COLLECTED = 1024
+
+
+class Job(NamedTuple):
+    """A conversion; all its processes have a copy.
+
+    Attributes:
+        source: Input to convert.
+        options: Options of the conversion.
+        output: Directory of the shards.
+        work: Local directory for notes and intermediate files.
+    """
+
+    source: Source
+    options: Options
+    output: str
+    work: str
+
+
+@functools.lru_cache(maxsize=1)
+def plan_of(job: Job) -> Plan:
+    """Returns the job's plan, which is made once in each process."""
+    return Plan(job.source, job.options)
+
+
+def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Writes the shard of a range of rows; returns the note of the step."""
+    plan, rejects = plan_of(job), Rejects(job.options)
+    parts = (
+        p.frames
+        for p in encoded(job.source, job.options, plan, plan.ranges[number], rejects, progress)
+    )
+    shard = write_shard(job.output, plan.targets[number].name, parts)
+    return {"shard": vars(shard), "rejects": rejects.rows}
+
+
+def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Deals the records of a range of rows into a file; returns the note of the step."""
+    plan, rejects, rows = plan_of(job), Rejects(job.options), plan_of(job).ranges[number]
+    all_places = plan.places(rows)
+    targets, places, sizes = ([np.empty(0, np.int64)] for _ in range(3))
+    frames: list[bytes] = []
+    for part in encoded(job.source, job.options, plan, rows, rejects, progress):
+        place = all_places[part.ordinals - rows.begin]
+        targets.append(plan.targets_of(part.ordinals, place, part.keys))
+        places.append(place)
+        sizes.append(part.frames.lengths + FRAME)
+        frames += cut(part.frames.data, sizes[-1])
+    entries = np.empty(len(frames), _ENTRY)
+    entries["target"], entries["place"], entries["length"] = map(
+        np.concatenate, (targets, places, sizes)
+    )
+    order = np.lexsort((entries["place"], entries["target"]))
+    entries = entries[order]
+    entries["offset"] = np.cumsum(entries["length"]) - entries["length"]
+    with storage.writing(_dealt(job, number)) as file:
+        file.writelines([frames[i] for i in order.tolist()])
+    with storage.writing(_dealt(job, number) + ".npy") as file:
+        np.save(file, entries)
+    return {"rejects": rejects.rows}
+
+
+def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Writes a shard of the records that were dealt to it; returns the note of the step."""
+    plan = plan_of(job)
+    places, sizes = ([np.empty(0, np.int64)] for _ in range(2))
+    frames: list[bytes] = []
+    for i in range(len(plan.ranges)):
+        entries = np.load(_dealt(job, i) + ".npy", mmap_mode="r")
+        begin, end = np.searchsorted(entries["target"], [number, number + 1])
+        own = entries[begin:end]
+        if len(own):
+            length = int(own["length"].sum())
+            data = storage.read_range(_dealt(job, i), int(own["offset"][0]), length)
+            places.append(own["place"])
+            sizes.append(own["length"])
+            frames += cut(data, own["length"])
+    order = np.argsort(np.concatenate(places), kind="stable")
+    lengths = np.concatenate(sizes) - FRAME
+    parts = (
+        Frames(b"".join([frames[i] for i in part.tolist()]), lengths[part])
+        for part in (order[b : b + _COLLECTED] for b in range(0, len(order), _COLLECTED))
+    )
+    shard = write_shard(job.output, plan.targets[number].name, parts)
+    progress(0)
+    return {"shard": vars(shard), "rejects": []}
+
+
+STEPS = {"convert": convert_range, "deal": deal_range, "collect": collect_target}
+
+
+def note(job: Job, step: str, number: int) -> Path:
+    """Returns the path of the note that a step is done."""
+    return Path(job.work, f"{step}-{number:06d}.json")
+
+
+def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Runs a step, unless it is done; returns its note."""
+    noted = note(job, step, number)
+    if noted.exists():
+        return json.loads(noted.read_text())
+    done = STEPS[step](job, number, progress)
+    storage.write_bytes(str(noted), json.dumps(done).encode())
+    return done
+
+
+def _dealt(job: Job, number: int) -> str:
+    return os.path.join(job.work, f"dealt-{number:06d}")

@@ -1,0 +1,1 @@
+"""Guard between the ranks: heartbeats, activities, fingerprints and the verdict on a failure."""

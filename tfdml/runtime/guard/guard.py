@@ -1,0 +1,343 @@
+"""Guard that ends all ranks of a job when one of them cannot continue.
+
+Each process runs a guard thread. The others connect to rank 0's, and all send heartbeats. Rank 0
+decides (`members.verdict`) and informs all ranks; if rank 0 itself is lost, each of the others
+detects that on its own. No exception reaches a main thread that is blocked in a collective, so the
+guard thread prints the reason and ends the process.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import tensorflow as tf
+
+from tfdml import topology
+from tfdml.collectives.collective import Collective
+from tfdml.runtime.descriptions import describe_error
+from tfdml.runtime.errors import OtherRankError
+from tfdml.runtime.guard import channel
+from tfdml.runtime.guard.activity import Place
+from tfdml.runtime.guard.verdict import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
+from tfdml.runtime.immediate_exit import EXIT_SECONDS, end_after, end_now
+from tfdml.runtime.plain_words import BROKEN
+
+_CONNECT_SECONDS = 30.0
+_PAYLOAD_BYTES = 4096
+
+_CONSEQUENCES = (OtherRankError, *BROKEN)
+
+
+class Guard:
+    """One process's part of the guard.
+
+    Args:
+        collective: Collective that carries rank 0's address and secret; used only once.
+        limit: Seconds without a message after which a rank counts as lost.
+
+    Attributes:
+        place: Current activity of the main thread, which updates it.
+        threads: Threads of the guard.
+    """
+
+    def __init__(self, collective: Collective, limit: float):
+        self.place = Place()
+        self._rank, self._size = collective.rank, collective.size
+        self._limit = limit
+        self._beat = min(1.0, limit / 4)
+        self._ending = threading.Event()
+        self._told = threading.Event()
+        self._who = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._events: queue.Queue = queue.Queue()
+        self._channels: dict[int, channel.Channel] = {}
+        self._members = {self._rank: self._member(self._who)}
+        self._meet(collective)
+        self._sent_collectives = 0
+        self.threads: list[threading.Thread] = []
+        self._start(self._run_hub if self._rank == 0 else self._run_spoke)
+        previous = sys.excepthook
+        sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
+        atexit.register(self._say_bye)
+
+    def _start(self, target, *arguments: object) -> None:
+        def run() -> None:
+            try:
+                target(*arguments)
+            except Exception:  # noqa: BLE001 (whatever it is, the job ends and says so)
+                # Otherwise the others would end the job later, and blame a healthy rank's silence.
+                if not self._ending.is_set():
+                    said = traceback.format_exc()
+                    told = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
+                    self._end(told, self._rank)
+
+        thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    # -- Reports of the main thread ------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Context manager: this process is in a call that all processes make, such as `fit`."""
+        if self.place.call is not None:  # `fit` calls `evaluate`.
+            with self.place.within(name):
+                yield
+            return
+        self.place.begin(name)
+        number = self.place.calls
+        try:
+            yield
+        except Exception as error:
+            self._tell_failure(error, number)
+            if isinstance(error, BROKEN):
+                # A lost rank may be the cause: then rank 0 reports which, and this one ends.
+                self._told.wait(LEFT_GRACE + 2 * self._beat)
+            raise
+        finally:
+            self.place.end()
+
+    def _tell_failure(self, error: BaseException, call: int | None) -> None:
+        self.place.failed = True
+        self._tell(
+            {
+                "kind": "failure",
+                "error": describe_error(error),
+                "place": self.place.describe(),
+                "call": call,
+                "consequence": isinstance(error, _CONSEQUENCES),
+            }
+        )
+
+    def _on_uncaught(self, previous, kind, error, trace) -> None:
+        previous(kind, error, trace)
+        self._ending.set()
+        self._tell_failure(error, None)
+        # Only as long as rank 0 needs to inform all. Then this process exits normally, unless an
+        # exit handler waits for the others.
+        self._told.wait(LEFT_GRACE)
+        end_after(EXIT_SECONDS)
+
+    def _say_bye(self) -> None:
+        self._tell({"kind": "bye"})
+        if self._rank == 0:
+            for other in self._channels.values():
+                other.send({"kind": "bye"})
+        self._ending.set()
+
+    def _tell(self, message: dict) -> None:
+        if self._rank == 0:
+            self._events.put((0, message))
+        else:
+            self._members[self._rank].hear(message, time.monotonic())
+            self._channels[0].send(message)
+
+    # -- Connecting the processes --------------------------------------------------------------
+
+    def _meet(self, collective: Collective) -> None:
+        """Connects every process to rank 0; the collective broadcasts its address and secret."""
+        machines = collective.all_gather(tf.constant([_machine()], tf.int64), "guard/machine")
+        alone = len(set(machines.numpy().tolist())) == 1
+        payload = bytes(_PAYLOAD_BYTES)
+        listener = None
+        if self._rank == 0:
+            listener = channel.listen("127.0.0.1" if alone else "")
+            meeting = {
+                "hosts": ["127.0.0.1"] if alone else _addresses(),
+                "port": listener.getsockname()[1],
+                "secret": secrets.token_hex(32),
+                "who": self._who,
+            }
+            payload = json.dumps(meeting).encode().ljust(_PAYLOAD_BYTES)
+        words = tf.constant(list(payload), tf.uint8)
+        meeting = json.loads(bytes(collective.broadcast(words, "guard/meeting").numpy().tolist()))
+        secret = bytes.fromhex(meeting["secret"])
+        if listener is not None:
+            with listener:
+                self._accept_all(listener, secret)
+            return
+        self._members[0] = self._member(meeting["who"])
+        for host in meeting["hosts"]:
+            connected = channel.connect(host, meeting["port"], secret, _CONNECT_SECONDS / 6)
+            if connected is not None:
+                connected.send({"kind": "hello", **self._who})
+                self._channels[0] = connected
+                return
+        raise RuntimeError(
+            f"Rank 0 must be reachable from every rank. Received on rank {self._rank}: no answer "
+            f"at {', '.join(meeting['hosts'])}, port {meeting['port']}. Check firewalls, and run "
+            f"`tfdml doctor` on both machines."
+        )
+
+    def _accept_all(self, listener: socket.socket, secret: bytes) -> None:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while len(self._channels) < self._size - 1:
+            connected = channel.accept(listener, secret, max(0.1, deadline - time.monotonic()))
+            hello = connected.receive(_CONNECT_SECONDS / 6) if connected is not None else None
+            if hello is not None and hello.get("kind") == "hello":
+                self._members[hello["rank"]] = self._member(hello)
+                self._channels[hello["rank"]] = connected
+            elif time.monotonic() > deadline:
+                missing = sorted(set(range(self._size)) - self._members.keys())
+                raise RuntimeError(
+                    f"Every rank must reach rank 0. Received: no connection from ranks {missing} "
+                    f"at {', '.join(_addresses())} in {_CONNECT_SECONDS:.0f} s. Check firewalls, "
+                    f"and run `tfdml doctor` on both machines."
+                )
+
+    def _member(self, who: dict) -> Member:
+        now = time.monotonic()
+        return Member(who["rank"], who["host"], who["pid"], heard=now, moved=now)
+
+    # -- The thread ----------------------------------------------------------------------------
+
+    def _own_beat(self) -> dict:
+        place = self.place
+        # Read in this order: a graph reported as finished is then complete, and whatever is noted
+        # during the copy is sent with the next heartbeat.
+        tracing, noted = place.tracing, place.collectives_noted
+        collectives = None
+        if noted != self._sent_collectives:
+            collectives = {step: dict(found) for step, found in list(place.collectives.items())}
+            self._sent_collectives = noted
+        return {
+            "kind": "beat",
+            "place": place.describe(),
+            "call": place.call,
+            "calls": place.calls,
+            "waits_for": place.waits_for,
+            "progress": place.progress,
+            "tracing": tracing,
+            "collectives": collectives,
+        }
+
+    def _run_hub(self) -> None:
+        for rank in self._channels:
+            self._start(self._listen_to, rank)
+        next_beat = 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                rank, message = self._events.get(timeout=self._beat / 2)
+                if message is None:
+                    self._members[rank].lost = True
+                else:
+                    self._members[rank].hear(message, time.monotonic())
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + self._beat
+                beat = self._own_beat()
+                self._members[0].hear(beat, now)
+                for other in self._channels.values():
+                    other.send(beat)
+            found = verdict([self._members[r] for r in sorted(self._members)], self._limit, now)
+            if found is not None:
+                message = self._explain(found)
+                for other in self._channels.values():
+                    other.send({"kind": "end", "message": message, "rank": found.rank})
+                return self._end(message, found.rank)
+
+    def _listen_to(self, rank: int) -> None:
+        try:
+            while True:
+                message = self._channels[rank].receive(3600.0)
+                if message is not None:
+                    self._events.put((rank, message))
+        except ConnectionError:
+            self._events.put((rank, None))
+
+    def _run_spoke(self) -> None:
+        hub, rank_0 = self._channels[0], self._members[0]
+        next_beat = 0.0
+        while True:
+            try:
+                message = hub.receive(self._beat / 2)
+            except ConnectionError:
+                message = None
+                rank_0.lost = True
+            now = time.monotonic()
+            if message is not None:
+                rank_0.hear(message, now)
+                if message.get("kind") == "end":
+                    return self._end(str(message.get("message")), int(message.get("rank", 0)))
+            if now >= next_beat:
+                next_beat = now + self._beat
+                own = self._own_beat()
+                self._members[self._rank].hear(own, now)
+                hub.send(own)
+            # Rank 0 decides everything else; only its own loss is detected here.
+            found = verdict_of_rank_0(rank_0, self._members[self._rank], self._limit, now)
+            if found is not None and not self._ending.is_set():
+                return self._end(self._explain(found), 0)
+            if rank_0.lost:
+                time.sleep(self._beat / 2)
+
+    # -- The end -------------------------------------------------------------------------------
+
+    def _explain(self, found: Verdict) -> str:
+        now = time.monotonic()
+        lines = [
+            f"tfdml: the job ends on all {self._size} ranks, because rank {found.rank} "
+            f"{found.why}.",
+            f"  {self._members[found.rank].describe(now)}",
+        ]
+        if found.error:
+            lines.append("  error: " + found.error.replace("\n", "\n    "))
+        lines.append(f"  likely cause: {found.likely}.")
+        return "\n".join(lines)
+
+    def _end(self, message: str, rank: int) -> None:
+        own = f"(This is rank {self._rank}, {self.place.describe()}.)"
+        os.write(2, f"\n{message}\n  {own}\n".encode())
+        if self._ending.is_set() or (rank == self._rank and self.place.failed):
+            # This rank raised, or is already exiting: let it exit normally.
+            self._told.set()
+            end_after(EXIT_SECONDS)
+            return
+        # Time to deliver the message: the other ranks must not take rank 0 for dead.
+        time.sleep(0.2 if self._rank == 0 else 0.0)
+        end_now()
+
+
+def _machine() -> int:
+    """Returns a number that is equal on processes that share a loopback interface."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    network = Path("/proc/self/ns/net").stat().st_ino
+    return int.from_bytes(hashlib.sha256(f"{boot} {network}".encode()).digest()[:8], "big") >> 1
+
+
+def _addresses() -> list[str]:
+    """Returns this machine's name in the job, then its IPv4 addresses, loopback last.
+
+    The name comes first: it leads through the network chosen for the job, for example a tunnel.
+    """
+    found = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == socket.AF_INET
+    ]
+    found.sort(key=lambda address: address.startswith("127."))
+    name = topology.own_host()
+    return found if name is None else list(dict.fromkeys([name, *found]))
+
+
+_guards: dict[tuple[int, int], Guard] = {}
+
+
+def guard_of(collective: Collective, limit: float) -> Guard:
+    """Returns this process's guard; the first strategy of a job starts it."""
+    key = (collective.rank, collective.size)
+    if key not in _guards:
+        _guards[key] = Guard(collective, limit)
+    return _guards[key]

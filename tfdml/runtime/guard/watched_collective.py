@@ -1,0 +1,79 @@
+"""Collective that reports its waits and the tensors in its graphs, for the guard to compare."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.runtime.guard.activity import Place
+from tfdml.runtime.plain_words import in_plain_words
+
+
+class WatchedCollective(Collective):
+    """Wrapper that records every operation and delegates it.
+
+    An eager operation marks the process as waiting; one in a graph is recorded when it is traced.
+
+    Args:
+        collective: Collective that moves the tensors.
+        place: Activity record of this process, which the guard reads.
+    """
+
+    def __init__(self, collective: Collective, place: Place):
+        super().__init__(collective.topology)
+        self._collective = collective
+        self._place = place
+
+    @property
+    def beside_steps(self) -> Collective:
+        """Collective for background exchanges, unwatched: `place` is the main thread's activity."""
+        return self._collective.beside_steps
+
+    def on(self, device: str | None) -> Collective:
+        """Returns the watched collective of a device; see `Collective`."""
+        collective = self._collective.on(device)
+        if collective is self._collective:
+            return self
+        return WatchedCollective(collective, self._place)
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager:
+        """Context manager: this process waits for the others in `what`."""
+        return self._place.waiting(what)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums each tensor over all processes; see `Collective`."""
+        with self._watched("all_reduce", name, [_in_words(t, t.shape) for t in tensors]):
+            return self._collective.all_reduce(tensors, name)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
+        with self._watched("all_gather", name, [_in_words(tensor, tensor.shape[1:])]):
+            return self._collective.all_gather(tensor, name)
+
+    def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends row i to process i; see `Collective`."""
+        with self._watched("all_to_all", name, [_in_words(tensor, tensor.shape)]):
+            return self._collective.all_to_all(tensor, name)
+
+    def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
+        """Gives every process the tensor of `root`; see `Collective`."""
+        with self._watched("broadcast", name, [_in_words(tensor, tensor.shape)]):
+            return self._collective.broadcast(tensor, name, root)
+
+    def _watched(
+        self, kind: str, name: str, tensors: list[str]
+    ) -> contextlib.AbstractContextManager:
+        if tf.executing_eagerly():
+            return self._waiting_eagerly(f"{kind} of {name}")
+        self._place.note_collective(f"{kind} of {name}", ", ".join(tensors))
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _waiting_eagerly(self, what: str) -> Iterator[None]:
+        with in_plain_words(), self._place.waiting(what):
+            yield
+
+
+def _in_words(tensor: tf.Tensor, shape: tf.TensorShape) -> str:
+    return f"{tensor.dtype.name} {shape}"

@@ -1,0 +1,1 @@
+"""Starting of a job's processes: locally, on hosts, and by schedulers' scripts."""

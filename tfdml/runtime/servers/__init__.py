@@ -1,0 +1,1 @@
+"""Processes of a parameter-server cluster that serve: workers and servers."""

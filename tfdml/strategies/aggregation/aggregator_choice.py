@@ -1,0 +1,73 @@
+"""Choice of the way in which a strategy sums an optimizer's gradients."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import GradientAggregator
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.device_group import DeviceGroup
+from tfdml.compression.auto.aggregator import make_aggregator
+from tfdml.runtime.guard.guard import Guard
+from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
+from tfdml.strategies.aggregation.device_aggregator import DeviceAggregator
+from tfdml.strategies.aggregation.device_group_aggregator import DeviceGroupAggregator
+from tfdml.strategies.arguments import ReplicaOptions
+
+
+class AggregatorChoice:
+    """Creates the aggregators of a strategy's optimizers.
+
+    A strategy's constructor sets the attributes.
+
+    Attributes:
+        cross_device_ops: TensorFlow's all-reduce between devices that the user has asked for.
+        device_group: Group of all devices, if it sums faster than `spread` does.
+        between_devices: Whether gradients are compressed between the devices of a single process.
+
+    Args:
+        devices: This process's devices.
+        options: The strategy's options.
+        guard: Guard that exchanges are reported to; None for a single process.
+    """
+
+    def __init__(self, devices: Sequence[str], options: ReplicaOptions, guard: Guard | None):
+        self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
+        self.device_group: DeviceGroup | None = None
+        self.between_devices = False
+        self._devices = devices
+        self._options = options
+        self._guard = guard
+
+    def compresses(self, collective: Collective) -> bool:
+        """Returns whether gradients are compressed; a single sender has nothing to send.
+
+        Args:
+            collective: Collective between the processes.
+        """
+        several = len(self._devices) if self.between_devices else collective.size
+        return self._options.compression is not None and several > 1
+
+    def make(self, collective: Collective) -> GradientAggregator:
+        """Creates an optimizer's aggregator.
+
+        Args:
+            collective: Collective between the processes.
+        """
+        bucket_bytes = self._options.bucket_bytes
+        compressor = self._options.compression if self.compresses(collective) else None
+        if self.cross_device_ops is not None:
+            return CrossDeviceAggregator(self.cross_device_ops)
+        if compressor is not None and self.between_devices:
+            return DeviceAggregator(self._devices, compressor, bucket_bytes)
+        if compressor is None and self.device_group is not None:
+            return DeviceGroupAggregator(
+                self.device_group, collective, bucket_bytes, self._note_exchange
+            )
+        return make_aggregator(collective, compressor, bucket_bytes)
+
+    def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
+        """Reports to the guard an exchange between devices in the graph being traced."""
+        if self._guard is not None and not tf.executing_eagerly():
+            words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
+            self._guard.place.note_collective(f"all_reduce of {name}", words)

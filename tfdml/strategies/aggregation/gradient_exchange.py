@@ -1,0 +1,93 @@
+"""Exchange of a step's gradients between the replicas and processes, and back to the replicas."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
+from tfdml.collectives.buckets import spread
+from tfdml.strategies.observers.noise_scale import NoiseScale
+from tfdml.strategies.observers.step_clock import StepClock
+from tfdml.strategies.replicas.extended import ReplicaExtended
+
+
+def sum_over_replicas(
+    extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
+) -> list[Gradient | None]:
+    """Sums gradients over all replicas; every replica calls this, in replica context.
+
+    Args:
+        extended: The strategy's extended part.
+        aggregator: The optimizer's aggregator.
+        gradients: This replica's gradients; a value is None if a variable has no gradient.
+
+    Returns:
+        The sums in the same order, None where there was no gradient.
+    """
+    places = [i for i, g in enumerate(gradients.values) if g is not None]
+    result: list[Gradient | None] = [None] * len(gradients.values)
+    if places:
+        exchange = _by_replica if aggregator.per_replica else _by_process
+        sums = exchange(extended, aggregator, gradients.at(places))
+        for i, total in zip(places, sums, strict=True):
+            result[i] = total
+    return result
+
+
+def _by_process(
+    extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
+) -> list[Gradient]:
+    """Sums over this process's replicas first, so that each process sends one gradient.
+
+    One of the process's devices sums, exchanges and distributes each bucket of gradients.
+    """
+
+    def merge(_, *per_replica):
+        buckets = aggregator.buckets(gradients)
+        devices = spread(buckets, len(per_replica), extended.local_devices)
+        sums = [extended.local_sum(v, d) for v, d in zip(per_replica, devices, strict=True)]
+        local = dataclasses.replace(gradients, values=sums, devices=devices)
+        clock = extended.observer(StepClock)
+        if clock is not None:
+            clock.note_gradients(local.values)
+        sums = aggregator.aggregate(local)
+        if clock is not None:
+            clock.note_sums(sums)
+        _observe_noise(extended, per_replica, sums, gradients.rates)
+        return [extended.on_all_devices(total) for total in sums]
+
+    return tf.distribute.get_replica_context().merge_call(merge, args=gradients.values)
+
+
+def _by_replica(
+    extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
+) -> list[Gradient]:
+    """Sums gradients with an aggregator in which each replica exchanges its own."""
+    sums = aggregator.aggregate(gradients)
+    count = len(sums)
+
+    def merge(_, *both):
+        clock = extended.observer(StepClock)
+        if clock is not None:
+            local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
+            clock.note_gradients(local)
+            clock.note_sums(total)
+        _observe_noise(extended, both[:count], both[count:], gradients.rates)
+
+    tf.distribute.get_replica_context().merge_call(merge, args=(*gradients.values, *sums))
+    return sums
+
+
+def _observe_noise(
+    extended: ReplicaExtended, per_replica: Sequence, sums: Sequence, rates: Callable[[], Rates]
+) -> None:
+    """Passes the replicas' gradients and their sums to the session's `NoiseScale`, if any."""
+    noise_scale = extended.observer(NoiseScale)
+    if noise_scale is None:
+        return
+    own = [extended.parts_of(v) for v in per_replica]
+    sums = [extended.parts_of(total)[0] for total in sums]
+    accumulator = extended.session.accumulator
+    rows = extended.shares[0].global_rows * (1 if accumulator is None else accumulator.steps)
+    noise_scale.observe(own, sums, rates().loss_scale, rows)

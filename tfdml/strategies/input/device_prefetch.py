@@ -1,0 +1,88 @@
+"""Prefetching of data to the replicas' devices."""
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.strategies.input.iterators import opened
+from tfdml.strategies.input.local_batch import Portion
+
+# Number of portions that are copied while a step runs.
+AHEAD = 2
+
+
+class OnDevices:
+    """Iterable of portions of global batches, with the rows already on their replicas' devices.
+
+    A thread reads and copies the next portions while steps run, so a GPU does not wait for its
+    rows. The row counts stay on the CPU: the step branches on them, and would have to wait for the
+    GPU to return them. Portions already read are lost if the iteration is dropped.
+
+    Args:
+        dataset: Iterable of portions with an `element_spec`.
+        devices: This process's devices, one per replica.
+    """
+
+    def __init__(self, dataset: Any, devices: Sequence[str]):
+        self.dataset = dataset
+        self._devices = tuple(devices)
+
+    @property
+    def element_spec(self) -> Any:
+        """The dataset's element spec."""
+        return self.dataset.element_spec
+
+    def __iter__(self) -> Iterator[Portion]:
+        """Yields the portions in order; like `iter(dataset)`, starts the dataset's pass at once.
+
+        Raises:
+            Exception: Whatever the dataset raises, at the position of the failed portion.
+        """
+        return self._ahead(opened(self.dataset))
+
+    def _ahead(self, portions: Iterator[Portion]) -> Iterator[Portion]:
+        copier = ThreadPoolExecutor(1, "tfdml-on-devices")
+        try:
+            coming = collections.deque(copier.submit(self._next, portions) for _ in range(AHEAD))
+            while (portion := coming.popleft().result()) is not None:
+                coming.append(copier.submit(self._next, portions))
+                yield portion
+        finally:
+            copier.shutdown(cancel_futures=True)
+
+    def _next(self, portions: Iterator[Portion]) -> Portion | None:
+        portion = next(portions, None)
+        if portion is None:
+            return None
+        pairs = zip(portion.parts, self._devices, strict=True)
+        return portion._replace(parts=tuple(_copied(part, device) for part, device in pairs))
+
+
+def has_accelerators(devices: Iterable[str]) -> bool:
+    """Returns whether any device is not a CPU, so that rows must be copied to it."""
+    return any(tf.DeviceSpec.from_string(device).device_type != "CPU" for device in devices)
+
+
+def _copied(part: Any, device: str) -> Any:
+    """Returns a replica's rows on its device.
+
+    Not copied are strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU
+    for every device.
+    """
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or not _goes(value.dtype):
+            return value
+        with tf.device(device):
+            return tf.identity(value)
+
+    return tf.nest.map_structure(copied, part)
+
+
+def _goes(dtype: tf.DType) -> bool:
+    if dtype == tf.int32:
+        return False
+    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool

@@ -1,0 +1,217 @@
+"""Portions for `AutoShardPolicy.OFF`: each process reads its own part of every global batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.row_split import OwnShareDataset
+from tfdml.strategies.input.feed_modes import ShardedFeed
+from tfdml.strategies.input.local_batch import Portion, Splitter, count_rows, take_rows, unpacked
+
+# A process announces its number of rows, or one of these.
+UNKNOWN, ENDLESS = -1, -2
+
+# Stages at the end of a pipeline that yield their input batches unchanged.
+_PASSING_ON = {"_PrefetchDataset", "CacheDataset", "_OptionsDataset"}
+_BATCHING = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
+# Other stages whose batches have the size of their input batches.
+_CHOOSING = {
+    "_AssertCardinalityDataset",
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_RepeatDataset",
+    "_ShardDataset",
+    "_ShuffleDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+}
+
+
+def own_portions(
+    dataset: tf.data.Dataset, collective: Collective, splitter: Splitter
+) -> tuple[tf.data.Dataset | ShardedFeed, int | None]:
+    """Returns a process's portions of global batches, and their number, None if unknown.
+
+    If all processes know their number of rows and need the same number of batches for them, the
+    processes do not have to agree before each step.
+
+    Args:
+        dataset: The process's part of the data, batched by the global batch size.
+        collective: Collective by which the processes agree.
+        splitter: Splitter of global batches over the replicas.
+
+    Raises:
+        ValueError: If the batch size is unknown, or smaller than the number of processes.
+    """
+    batch_size = _batch_size(dataset, splitter)
+    own = splitter.count(batch_size)
+    rows = known_rows(dataset)
+    announced = tf.constant([[rows, own]], tf.int64)
+    everybody = collective.all_gather(announced, "own_parts").numpy().tolist()
+    tail = _tail(everybody)
+    if tail is None:
+        shares, length = own_shares(dataset, splitter)
+        length = _ceil(rows, own) if rows >= 0 else length
+        feed = ShardedFeed(shares, collective, splitter, length)
+        return feed, feed.num_batches
+    number, last = tail
+    full = [of_process for _, of_process in everybody]
+    numbered = dataset.rebatch(own).enumerate()
+    portions = numbered.map(
+        _counted(full, last, number, collective.rank, splitter.local_replicas),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+    return portions.prefetch(tf.data.AUTOTUNE), number
+
+
+def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
+    """Returns a process's part of the data as portions the size of its share of a global batch.
+
+    Their `global_rows` count only this process's rows; `ShardedFeed` sums over the processes.
+
+    Args:
+        dataset: The process's part of the data, batched by the global batch size.
+        splitter: Splitter of global batches over the replicas.
+
+    Returns:
+        The portions, and their number, None if unknown.
+
+    Raises:
+        ValueError: If the batch size is unknown, or smaller than the number of processes.
+    """
+    batch_size = _batch_size(dataset, splitter)
+    if isinstance(dataset, OwnShareDataset):
+        batches, length = dataset.own_shares(splitter)
+    else:
+        batches = dataset.rebatch(splitter.count(batch_size))
+        length = int(batches.cardinality())
+        length = length if length >= 0 else None
+    local = splitter.local_replicas
+    portions = batches.map(
+        lambda *element: _shares(unpacked(element), local), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    return portions, length
+
+
+def known_rows(dataset: tf.data.Dataset) -> int:
+    """Returns the number of rows in one pass over batches, if the pipeline's stages show it.
+
+    They do if the last stages are `batch`, `cache` and `prefetch`, and the batched dataset has a
+    known cardinality. A `map` after `batch` may change the number of rows, so stages before it are
+    ignored.
+
+    Args:
+        dataset: Pipeline that yields batches.
+
+    Returns:
+        The number of rows, `UNKNOWN` or `ENDLESS`.
+    """
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        return ENDLESS
+    kind = type(dataset).__name__
+    if kind not in _PASSING_ON | _BATCHING:
+        return UNKNOWN
+    (source,) = dataset._inputs()
+    if kind in _PASSING_ON:
+        return known_rows(source)
+    elements = int(source.cardinality())
+    if elements < 0:
+        return UNKNOWN
+    whole = elements - elements % int(dataset._batch_size)
+    return whole if bool(dataset._drop_remainder) else elements
+
+
+def _batch_size(dataset: tf.data.Dataset, splitter: Splitter) -> int:
+    """Returns the global batch size."""
+    batch_size = _visible_batch_size(dataset)
+    if batch_size is None or not splitter.count(batch_size):
+        received = f"batch({batch_size})" if batch_size else "no batch size that can be seen"
+        raise ValueError(
+            f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
+            f"size and at least the number of processes, {splitter.num_processes}. Received: "
+            f"{received}."
+        )
+    return batch_size
+
+
+def _visible_batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the batch size that a dataset declares or its last stages show, else None."""
+    if isinstance(dataset, OwnShareDataset):
+        return dataset.global_batch_size
+    size = int(tf.raw_ops.ComputeBatchSize(input_dataset=dataset._variant_tensor))
+    if size >= 0:
+        return size
+    # TensorFlow does not know the batch size of our datasets, which may be inputs of such stages.
+    if type(dataset).__name__ not in _PASSING_ON | _CHOOSING:
+        return None
+    sizes = {_visible_batch_size(source) for source in dataset._inputs()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _ceil(rows: int, size: int) -> int:
+    return -(-rows // size)
+
+
+def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | None:
+    """Returns the number of global batches, and each process's rows of the last one.
+
+    Args:
+        announced: Each process's number of rows, and its rows of a full global batch.
+
+    Returns:
+        The number, None if the data do not end, and the rows by rank; None instead of the pair if
+        the processes have to agree on each batch.
+    """
+    if all(rows == ENDLESS for rows, _ in announced):
+        return None, [full for _, full in announced]
+    numbers = {_ceil(rows, full) for rows, full in announced}
+    if any(rows <= 0 for rows, _ in announced) or len(numbers) > 1:
+        return None
+    number = numbers.pop()
+    return number, [rows - (number - 1) * full for rows, full in announced]
+
+
+def _counted(
+    full: Sequence[int], last: Sequence[int], number: int | None, rank: int, local_replicas: int
+) -> Callable[..., Portion]:
+    """Returns a function that turns a process's numbered batches into portions.
+
+    Args:
+        full: Each process's rows of a full global batch.
+        last: Each process's rows of the last global batch.
+        number: Number of batches, None if they do not end.
+        rank: Rank of this process.
+        local_replicas: Number of this process's replicas.
+    """
+
+    def of_all(rows: Sequence[int]) -> tf.Tensor:
+        return tf.constant([rows[rank], sum(rows)], tf.int64)
+
+    def portion(index: tf.Tensor, *element) -> Portion:
+        counts = of_all(full)
+        if number is not None:
+            counts = tf.where(index < number - 1, counts, of_all(last))
+        shares = _shares(unpacked(element), local_replicas)
+        # Not `tf.debugging.Assert`: its branch costs more than everything else here.
+        tf.raw_ops.Assert(
+            condition=tf.reduce_sum(shares.rows) == counts[0],
+            data=[
+                f"The data must have as many rows as their pipeline says. Received on rank {rank}, "
+                "in a batch:",
+                tf.reduce_sum(shares.rows),
+                "rows instead of",
+                counts[0],
+            ],
+        )
+        return shares._replace(global_rows=counts[1])
+
+    return portion
+
+
+def _shares(batch: Any, local_replicas: int) -> Portion:
+    """Returns a process's rows of a global batch, split over its own replicas."""
+    local = Splitter(0, local_replicas, local_replicas)
+    return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))

@@ -1,0 +1,1 @@
+"""Seam to Keras's `fit`, `evaluate` and `predict`: loops, data adapters, callbacks, progress."""

@@ -1,0 +1,167 @@
+"""Callbacks on several processes: all start with the same state, one writes, all stop together."""
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.runtime.guard.activity import Place
+from tfdml.runtime.guard.guard import Guard
+from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_alike
+
+
+class CommonStart(keras.callbacks.Callback):
+    """Callback that starts all processes from rank 0's weights, optimizer state and first epoch.
+
+    It comes last, after a callback of rank 0 may have restored a checkpoint.
+
+    Args:
+        extended: The extension of the model's strategy.
+    """
+
+    def __init__(self, extended: ReplicaExtended):
+        super().__init__()
+        self._collective = extended.collective
+
+    def on_train_begin(self, logs=None):
+        """Broadcasts weights, optimizer state and the initial epoch."""
+        optimizer = self.model.optimizer
+        slots = optimizer.variables if optimizer is not None else []
+        start_alike([*self.model.variables, *slots], self._collective)
+        epoch = agree_on_number(self.model._initial_epoch, self._collective)
+        self.model._initial_epoch = epoch
+
+    def on_test_begin(self, logs=None):
+        """Broadcasts the weights for a call of `evaluate`."""
+        start_alike(self.model.variables, self._collective)
+
+    def on_predict_begin(self, logs=None):
+        """Broadcasts the weights for a call of `predict`."""
+        start_alike(self.model.variables, self._collective)
+
+
+class Watch(keras.callbacks.Callback):
+    """Callback that reports the current epoch to the guard.
+
+    Args:
+        guard: The guard.
+    """
+
+    def __init__(self, guard: Guard):
+        super().__init__()
+        self._guard = guard
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Reports the epoch."""
+        self._guard.place.epoch = epoch
+        self._guard.place.step = 0
+
+
+class NotedCallbacks(list):
+    """List of callbacks that records which callback the main thread is running.
+
+    Args:
+        callbacks: The callbacks.
+        place: The guard's record of this process's current activity.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], place: Place):
+        super().__init__(callbacks)
+        self._place = place
+
+    def __iter__(self) -> Iterator[keras.callbacks.Callback]:
+        """Yields the callbacks to the `CallbackList` method that calls the same method of each."""
+        if threading.current_thread() is not threading.main_thread():
+            yield from super().__iter__()
+            return
+        method = sys._getframe(1).f_code.co_name.lstrip("_")
+        outer = self._place.callback
+        try:
+            for callback in super().__iter__():
+                self._place.callback = callback, method
+                yield callback
+        finally:
+            self._place.callback = outer
+
+
+class DesyncCheck(keras.callbacks.Callback):
+    """Callback that compares all weights between processes, every `check_desync` steps of an epoch.
+
+    Args:
+        extended: The extension of the model's strategy.
+    """
+
+    def __init__(self, extended: ReplicaExtended):
+        super().__init__()
+        self._extended = extended
+        self._next = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Restarts the count of steps."""
+        self._next = self._extended.options.check_desync
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Compares the weights if a comparison is due."""
+        if batch + 1 >= self._next:
+            self._next += self._extended.options.check_desync
+            check_values(self.model.variables, self._extended.collective)
+
+
+class AgreedStop(keras.callbacks.Callback):
+    """Callback that ends training after an epoch on all processes if any of them asked for it.
+
+    Args:
+        collective: Collective by which the processes agree.
+    """
+
+    def __init__(self, collective: Collective):
+        super().__init__()
+        self._collective = collective
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Agrees with the other processes whether to stop."""
+        own = tf.constant([int(self.model.stop_training)], tf.int32)
+        wishes = self._collective.all_gather(own, "stop_training").numpy()
+        self.model.stop_training = bool(wishes.any())
+
+
+def for_this_process(
+    callbacks: Sequence[keras.callbacks.Callback] | None, extended: ReplicaExtended, trains: bool
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that this process runs.
+
+    Only rank 0 writes: on the other ranks, loggers are left out, and `ModelCheckpoint` and
+    `BackupAndRestore` save nothing.
+
+    Args:
+        callbacks: The user's callbacks.
+        extended: The extension of the model's strategy.
+        trains: Whether the call is `fit`.
+    """
+    collective = extended.collective
+    kept = keras.tree.flatten(callbacks) if callbacks else []
+    if not collective.topology.is_chief:
+        warn_of_active_loggers(collective.topology.rank)
+        kept = [c for c in kept if not is_logger(c)]
+        for callback in kept:
+            if isinstance(
+                callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore
+            ):
+                callback._save_model = _save_nothing
+                callback.delete_checkpoint = False
+    if not trains:
+        return [*kept, CommonStart(extended)]
+    own = [CommonStart(extended), AgreedStop(collective)]
+    # Keras waits for every batch if a callback needs its result; by default none of ours does.
+    if extended.options.check_desync:
+        own.insert(0, DesyncCheck(extended))
+    return [*([Watch(extended.guard)] if extended.guard else []), *kept, *own]
+
+
+def _save_nothing(*args, **kwargs) -> None:
+    del args, kwargs

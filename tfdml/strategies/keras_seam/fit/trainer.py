@@ -1,0 +1,225 @@
+"""Replicas' part in `fit`, `evaluate` and `predict`: checks, data, steps on global batches."""
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from tfdml.collectives.collective import LocalCollective
+from tfdml.runtime.guard.fingerprint import check_fingerprint, fingerprint
+from tfdml.strategies import usage_checks
+from tfdml.strategies.input.input_checks import check_arrays
+from tfdml.strategies.input.iterators import Passes
+from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
+from tfdml.strategies.keras_seam.calls import Call, current_call
+from tfdml.strategies.keras_seam.current import extended_of, replicas_of
+from tfdml.strategies.keras_seam.fit.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.keras_seam.fit.building import (
+    build_for_predict,
+    build_optimizer,
+    is_called_by_own_steps,
+)
+from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_process
+from tfdml.strategies.keras_seam.fit.data_source import batch_spec, portions
+from tfdml.strategies.keras_seam.fit.progress import with_progress
+from tfdml.strategies.keras_seam.hooks import Hooks
+from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.resume import resuming
+from tfdml.strategies.keras_seam.step.compiled import compiled, compiled_whole, not_as_a_whole
+from tfdml.strategies.keras_seam.step.optimizers import apply
+from tfdml.strategies.keras_seam.step.replica_math import next_seed
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.global_step import MetricStep, PredictStep
+from tfdml.strategies.replicas.row_gathering import concat_rows
+from tfdml.strategies.session import session_of
+
+
+def _train_on_batch(original: Callable) -> Callable:
+    def train_on_batch(self, *args, **kwargs):
+        adopt_read(self)
+        if extended_of(self._distribute_strategy) is None:
+            check_made_inside(self, "train_on_batch")
+        return original(self, *args, **kwargs)
+
+    return train_on_batch
+
+
+def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaExtended) -> None:
+    """Checks a call, and replaces its callbacks by those of this process."""
+    collective = extended.collective
+    for name in ("x", "validation_data"):
+        if extended.whole_of(arguments.get(name)) is not None:
+            arguments[name] = extended.whole_of(arguments[name])
+    adopt(model)
+    usage_checks.check(model, arguments, collective)
+    if not collective.topology.is_chief:
+        arguments["verbose"] = 0
+    given = arguments.get("callbacks")
+    # `fit` passes its own `CallbackList` to `evaluate`.
+    if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
+        check_fingerprint(fingerprint(model, call, arguments, extended.alike), collective)
+        own = for_this_process(given, extended, trains=call == "fit")
+        arguments["callbacks"] = with_progress(own, arguments.get("verbose", "auto"))
+
+
+def _callback_list(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        model = signature.bind(self, *args, **kwargs).arguments.get("model")
+        extended = extended_of(getattr(model, "_distribute_strategy", None))
+        if extended is not None and extended.guard is not None:
+            self.callbacks = NotedCallbacks(self.callbacks, extended.guard.place)
+
+    return __init__
+
+
+def _get_iterator(original: Callable) -> Callable:
+    def get_iterator(self):
+        data = original(self)
+        return data if extended_of(self._distribute_strategy) is None else Passes(data)
+
+    return get_iterator
+
+
+def _get_tf_dataset(original: Callable) -> Callable:
+    def get_tf_dataset(self):
+        call = current_call()
+        if call is None or (call.extended is None and call.position is None):
+            return original(self)
+        extended, position = call.extended, call.position
+        collective = LocalCollective() if extended is None else extended.collective
+        check_arrays(self._inputs, collective)
+
+        def seed() -> int | None:
+            return agreed_seed(collective) if self._shuffle else None
+
+        order = ArrayOrder(seed()) if position is None else position.array_order(seed)
+        splitter = None
+        if extended is not None and extended._num_replicas_in_sync > 1:
+            splitter = extended.splitter
+        return array_batches(self, order, splitter)
+
+    return get_tf_dataset
+
+
+def _enumerate_iterator(original: Callable) -> Callable:
+    def enumerate_iterator(self):
+        found = getattr(self, "_tfdml_position", None)
+        return original(self) if found is None else found.steps()
+
+    return enumerate_iterator
+
+
+def _logs_of_epoch(original: Callable) -> Callable:
+    def get_metrics_result_or_logs(self, logs):
+        found = session_of(self).position
+        # An epoch that was resumed after its last step has no logs of its own.
+        return original(self, found.logs if found is not None and not logs else logs)
+
+    return get_metrics_result_or_logs
+
+
+class ReplicaHooks(Hooks):
+    """Hooks of the replicas, which take steps on global batches."""
+
+    @contextlib.contextmanager
+    def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
+        """Checks the call, and reports it to the guard while it runs."""
+        extended = extended_of(call.model._distribute_strategy)
+        with extended.collective_call(call.name):
+            _prepare(call.model, call.name, arguments, extended)
+            with resuming.resumed(call, arguments):
+                yield
+
+    def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
+        """Makes the iterator yield portions of global batches; see `feed_modes`."""
+        extended = strategy.extended
+        with call.having(extended=extended), extended.global_steps():
+            keras_init(iterator, strategy, *args, **kwargs)
+        iterator.data_adapter, iterator._distributed_dataset = portions(
+            iterator.data_adapter,
+            iterator._distributed_dataset,
+            extended,
+            by_steps=iterator.steps_per_epoch is not None,
+        )
+        iterator._num_batches = iterator.data_adapter.num_batches
+
+    def build(self, keras_build, model, iterator, data_batch) -> None:
+        """Builds the model from the data's element spec, without reading a batch."""
+        if is_called_by_own_steps(model):
+            build_optimizer(model)
+        elif iterator is None:
+            adopt(model)
+            keras_build(model, iterator, data_batch)
+        else:
+            # Keras would consume a batch, which is lost if the data are a generator.
+            keras_build(model, data_batch=batch_spec(iterator._distributed_dataset))
+
+    def make_function(self, keras_make, model, step) -> Callable:
+        """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
+        extended, name = extended_of(model._distribute_strategy), step.__name__
+        if replicas_of(model) is None:
+            function = keras_make(model, compiled_whole(step) if model.jit_compile else step)
+        else:
+            around = functools.partial(compiled, model) if model.jit_compile else None
+            with not_as_a_whole(model):
+                # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on the portion.
+                function = keras_make(model, MetricStep(model, step, around))
+
+        def on_batches(iterator):
+            if isinstance(iterator, Generator):
+                # Detect its end here, because Keras's loop over steps does not handle it.
+                more = itertools.islice(iterator, model.steps_per_execution - 1)
+                iterator = itertools.chain([next(iterator)], more)
+            with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
+                return function(iterator)
+
+        return on_batches
+
+    def make_predict_function(self, keras_make, model, force) -> None:
+        """Sets a predict function that runs a `PredictStep` on global batches."""
+        extended = replicas_of(model)
+        if extended is None:
+            keras_make(model, force)
+            return
+        around = functools.partial(compiled, model) if model.jit_compile else None
+        step = PredictStep(model, model.predict_step, around)
+
+        def predict_function(data: list) -> Any:
+            outputs = [model.distribute_strategy.run(step, args=(batch,)) for batch in data]
+            return tf.nest.map_structure(lambda *parts: concat_rows(parts), *outputs)
+
+        if not model.run_eagerly:
+            own = tf.autograph.experimental.do_not_convert(predict_function)
+            predict_function = tf.function(own, reduce_retracing=True)
+
+        def on_batches(data: list) -> Any:
+            if model.jit_compile:
+                build_for_predict(model, extended.portion_of(data[0]).parts[0])
+            with extended.collective_step("the exchange of predict_step", len(data)):
+                return predict_function(data)
+
+        model.predict_function = on_batches
+
+    next_seed = staticmethod(next_seed)
+    apply = staticmethod(apply)
+
+
+REPLACEMENTS: list[Replacement] = [
+    (TensorFlowTrainer, "train_on_batch", _train_on_batch),
+    (CallbackList, "__init__", _callback_list),
+    (TFEpochIterator, "_get_iterator", _get_iterator),
+    (TFEpochIterator, "_enumerate_iterator", _enumerate_iterator),
+    (ArrayDataAdapter, "get_tf_dataset", _get_tf_dataset),
+    (TensorFlowTrainer, "_get_metrics_result_or_logs", _logs_of_epoch),
+]

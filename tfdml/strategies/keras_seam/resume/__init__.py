@@ -1,0 +1,1 @@
+"""Seam to Keras for training that continues from a saved position."""

@@ -1,0 +1,1 @@
+"""Seam to Keras within a step: losses, gradients, optimizers, layers and compilation."""

@@ -1,0 +1,171 @@
+"""Optimizers' `apply`, which sums gradients over all replicas before it does anything else."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import Rates, StepGradients
+from tfdml.collectives.rows import add_up_rows
+from tfdml.strategies.aggregation.accumulation import GatheredAlike, restart
+from tfdml.strategies.aggregation.gradient_exchange import sum_over_replicas
+from tfdml.strategies.input.input_checks import check_gradients_alike
+from tfdml.strategies.keras_seam.current import (
+    current_replicas,
+    current_strategy,
+    is_updating,
+    updating,
+)
+from tfdml.strategies.keras_seam.keras_versions import distinct_name
+from tfdml.strategies.keras_seam.step.compiled import hold_back
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.traced import traced
+
+
+def apply(
+    keras_apply: Callable,
+    optimizer: keras.Optimizer,
+    gradients: Sequence,
+    given: Sequence | None,
+) -> None:
+    """Sums the gradients over all replicas, then applies them.
+
+    Args:
+        keras_apply: Keras's own `apply`.
+        optimizer: The optimizer that was called, with or without a loss scale around it.
+        gradients: A replica's gradients; outside of replicas, the whole job's.
+        given: Their variables; None for all variables of the optimizer.
+    """
+    if current_strategy() is None:
+        _apply_alike(keras_apply, optimizer, list(gradients), given)
+        return
+    if is_updating():
+        # Keras's own call of the optimizer inside a loss scale.
+        keras_apply(optimizer, gradients, given)
+        return
+    update = functools.partial(_update, keras_apply, optimizer, given=given)
+    if not hold_back(update, gradients):
+        update(gradients)
+
+
+def _update(
+    keras_apply: Callable, optimizer: keras.Optimizer, gradients: Sequence, given: Sequence | None
+) -> None:
+    """Makes the update in every replica, or accumulates the gradients for a later one."""
+    inner = inner_of(optimizer)
+    variables = list(inner._trainable_variables if given is None else given)
+    grads = [each_row_once(g, v) for g, v in zip(gradients, variables, strict=True)]
+    extended = current_replicas()
+    if extended is None:
+        with updating():
+            keras_apply(optimizer, grads, given)
+        return
+    accumulator = extended.accumulator
+    if inner.gradient_accumulation_steps:
+        if accumulator is None or accumulator.optimizer is not inner:
+            raise ValueError(
+                "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
+                f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
+                "applied elsewhere. Sum the gradients of several steps yourself there."
+            )
+        if not accumulator.updates:
+            accumulator.keep(grads, variables)
+            return
+        grads = accumulator.take(grads, variables)
+    grads = _summed(extended, optimizer, grads, variables)
+    before = tf.convert_to_tensor(inner._iterations)
+    with updating():
+        keras_apply(optimizer, grads, variables)
+    if inner is not optimizer and inner.gradient_accumulation_steps:
+        restart(inner, before)
+
+
+def _summed(
+    extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
+) -> list:
+    """Sums gradients over replicas; takes the maximum of those that replace their variable."""
+    inner, label = inner_of(outer), f"gradients/{distinct_name(outer)}"
+    if extended.compressor is not None:
+        extended.compressor.check_optimizer(inner)
+    replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+    given = StepGradients(
+        [None if r else g for g, r in zip(grads, replaces, strict=True)],
+        _distinct_names(inner, variables),
+        label,
+        functools.partial(_rates, outer, inner),
+    )
+    sums = sum_over_replicas(extended, extended.aggregator_of(outer), given)
+    places = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
+    largest = extended.largest(f"{label}/replacing", [grads[i] for i in places])
+    for i, value in zip(places, largest, strict=True):
+        sums[i] = value
+    return sums
+
+
+def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Returns an optimizer without the loss scale around it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _apply_alike(
+    original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
+) -> None:
+    """Applies gradients outside of a step, where they are the whole job's, on every replica."""
+    strategy, inner = outer._distribution_strategy, inner_of(outer)
+    check_gradients_alike(grads, strategy.extended.collective)
+    with strategy.scope():
+        if not outer.built and given is not None:
+            # Variables must be created outside of the replicas.
+            outer.build(list(given))
+        variables = list(inner._trainable_variables if given is None else given)
+        grads = [each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+
+        def update(values: list) -> None:
+            with updating():
+                original(outer, values, given)
+
+        if not inner.gradient_accumulation_steps:
+            strategy.run(update, args=(grads,))
+            return
+        gathered = GatheredAlike(inner, variables)
+        before = tf.convert_to_tensor(inner._iterations) + 0
+
+        def take() -> None:
+            strategy.run(update, args=(gathered.take(grads),))
+            if inner is not outer:
+                restart(inner, before)
+
+        tf.cond(gathered.is_whole(), take, lambda: gathered.keep(grads))
+
+
+def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
+    """Returns the variables' paths, with a number appended to repeated ones."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for variable in [*getattr(optimizer, "_trainable_variables", ()), *variables]:
+        if id(variable) not in names:
+            number = counts.get(variable.path, 0)
+            counts[variable.path] = number + 1
+            names[id(variable)] = f"{variable.path}#{number}" if number else variable.path
+    return [names[id(variable)] for variable in variables]
+
+
+def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
+    """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
+
+    In a graph, the shape of an embedding's gradient is unknown. XLA cannot compile code in which
+    the number of rows depends on the data, so there the gradient becomes dense.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.constant(tuple(variable.shape), tf.int64)
+    gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
+    return tf.convert_to_tensor(gradient) if traced().compiled_whole else add_up_rows(gradient)
+
+
+def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> Rates:
+    """Returns the loss scale, None without one, and the learning rate."""
+    scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
+    return Rates(scale, tf.convert_to_tensor(inner.learning_rate))

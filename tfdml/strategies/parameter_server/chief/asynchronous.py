@@ -1,0 +1,78 @@
+"""Asynchronous training: each worker takes its own steps on the current values of the variables."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.strategies.parameter_server.chief.remote_datasets import RemoteIterators
+from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
+from tfdml.strategies.parameter_server.chief.result_table import ResultTable
+from tfdml.strategies.parameter_server.extended import Task
+from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
+
+# Rows of the result table per task that may be in flight; the chief reads many rows at once.
+_ROWS = 16
+
+
+class AsynchronousTraining(LoggingFunction):
+    """Train function that schedules a step, and returns the logs of the finished steps.
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        step: The step that a worker runs.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
+        super().__init__(model, strategy, step)
+        self._table = ResultTable(strategy.coordinator, _ROWS * self._most)
+        self._rows: dict[Task, int] = {}
+        self._function = None
+        self._seen = False
+
+    def __call__(self, iterators: RemoteIterators) -> dict[str, float]:
+        """Schedules `steps_per_execution` steps as one task.
+
+        Returns:
+            Recent logs of the steps finished on all workers.
+        """
+        if not isinstance(iterators, RemoteIterators):  # `train_on_batch`.
+            self._begin_on(next(iterators))
+            return self.join()
+        if self._function is None:
+            self._function = self._step.on_iterator(iterators.values, self._table)
+        self._wait_for_turn()
+        logs = self._collect()
+        if self._table.is_full:
+            logs = self._logs.result()
+        row = self._table.take_row()
+        arguments = (iterators.values, self._strategy.streams, self._table.on_workers(row))
+        self._rows[self._window.begin(self._function, arguments)] = row
+        if not self._seen:
+            # Keras needs logs from the first step.
+            self._seen = True
+            return self.join()
+        return logs
+
+    def _results_of(self, tasks: list[Task]) -> list[np.ndarray]:
+        given = [task for task in tasks if task not in self._rows]
+        rows = [self._rows.pop(task) for task in tasks if task in self._rows]
+        return [*super()._results_of(given), *self._table.read(rows)]
+
+    def _wait_for_turn(self) -> None:
+        """Waits for a free worker, and for tasks whose staleness is at its bound."""
+        bound = self._strategy.max_staleness
+        # A step may overlap with as many steps that began before it as with ones that began after.
+        spread = self._most if bound is None else bound // 2
+        self._window.wait_until(
+            lambda: (
+                self._window.size < self._most and (bound is None or self._window.spread <= spread)
+            )
+        )
+
+    def cancel(self) -> None:
+        """Cancels the scheduled tasks."""
+        super().cancel()
+        self._rows.clear()
+        self._table.clear()
+        self._seen = False

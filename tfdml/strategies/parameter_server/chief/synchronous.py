@@ -1,0 +1,112 @@
+"""Synchronous training: all workers compute gradients of one global batch, then one update is made.
+
+The chief reads a batch and sends each worker its share of the rows. If a worker dies, its share
+goes to another one. Nothing changes before all results have arrived, so a step is atomic.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.input.local_batch import Splitter, as_tensors
+from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
+from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
+from tfdml.strategies.parameter_server.step.share_step import ShareStep
+
+
+class SynchronousTraining(LoggingFunction):
+    """Train function that takes a step with all workers and returns when it is done.
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        step: The step that a worker runs on its share.
+
+    Attributes:
+        workers: Indices of the workers that took part in the last step.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: ShareStep):
+        super().__init__(model, strategy, step)
+        self._steps = model.steps_per_execution
+        workers = strategy.size
+        self._splitter = Splitter(0, workers, workers)
+        self._needed = workers - strategy.backup_workers
+        self._update: Callable | None = None
+        self.workers: set[int] = set()
+
+    def __call__(self, batches: Iterator) -> dict:
+        """Takes `steps_per_execution` steps.
+
+        Returns:
+            The logs after the last step.
+
+        Raises:
+            StopIteration: At the end of the data.
+        """
+        for number in range(self._steps):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                if number:
+                    break
+                raise
+            self._take(batch)
+        return self._logs.result()
+
+    def _take(self, batch: Any) -> None:
+        with tf.device(CHIEF_DEVICE):
+            # `train_on_batch` takes arrays.
+            portion = self._splitter.split(as_tensors(batch))
+            shares = [
+                (part, portion.rows[i], portion.global_rows) for i, part in enumerate(portion.parts)
+            ]
+            streams = [tf.constant(i, tf.int64) for i in range(len(shares))]
+        totals = tf.zeros([0], tf.float64)
+        counts = self._step.counts(*shares[0], streams[0])
+        if counts is not None:
+            arguments = [(*s, stream) for s, stream in zip(shares, streams, strict=True)]
+            totals = tf.add_n(self._run(counts, arguments, len(shares)))
+        function = self._step.on_share(*shares[0], streams[0], totals)
+        arguments = [(*s, stream, totals) for s, stream in zip(shares, streams, strict=True)]
+        results = self._run(function, arguments, self._needed)
+        if self._update is None:
+            self._update = tf.function(self._apply)
+        vectors, gradients = zip(*results, strict=True)
+        with self._strategy.scope():
+            self._logs.add(self._update(list(vectors), list(gradients)).numpy())
+
+    def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
+        """Runs a task per share; returns the first `needed` results, in the order of the shares."""
+        tasks = [self._window.begin(function, own) for own in arguments]
+        done = lambda: [t for t in tasks if t.value is not None]  # noqa: E731
+        self._window.wait_until(lambda: len(done()) >= needed)
+        first = done()[:needed] if needed < len(tasks) else tasks
+        self._window.forget()
+        self.workers = {task.worker for task in first}
+        return [task.value for task in first]
+
+    def _apply(self, vectors: list, gradients: list) -> tf.Tensor:
+        """Applies the sum of all shares' gradients; returns the metrics and own results, summed."""
+        with tf.device(CHIEF_DEVICE):
+            whole = [self._step.decode(g) for g in gradients]
+            sums = [_sum(parts) for parts in zip(*whole, strict=True)]
+            vector = tf.add_n(vectors)
+            rest = self._step.assign_state(vector, vectors[0])
+        optimizer, variables = self._model.optimizer, self._model.trainable_variables
+        present = iter(sums)
+        summed = [next(present) if has else None for has in self._step.has_gradient]
+        self._strategy.run(lambda: optimizer.apply(summed, variables))
+        return rest
+
+
+def _sum(parts: tuple) -> Any:
+    if isinstance(parts[0], tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([p.values for p in parts], 0),
+            tf.concat([p.indices for p in parts], 0),
+            parts[0].dense_shape,
+        )
+    return tf.add_n(list(parts))

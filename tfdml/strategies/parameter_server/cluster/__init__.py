@@ -1,0 +1,1 @@
+"""Cluster of parameter servers: connection, checks, and placement of variables."""

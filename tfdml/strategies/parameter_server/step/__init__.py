@@ -1,0 +1,1 @@
+"""Steps of workers: which rows they compute on and how they push gradients."""
