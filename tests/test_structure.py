@@ -8,7 +8,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "tfdml"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Which rooms a room may import from, besides itself.
+# Packages that a package may import from, besides itself. Modules at the top of a package, such as
+# `strategies/session.py`, may use all of the package; its subpackages may use those modules.
 MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},
@@ -44,6 +45,37 @@ MAY_IMPORT = {
     },
 }
 
+# Subpackages that a subpackage may import from, besides itself.
+MAY_IMPORT_WITHIN = {
+    "callbacks/checkpoint": set(),
+    "cli/checks": set(),
+    "cli/selftest": set(),
+    "compression/codecs": set(),
+    "compression/exchange": {"codecs"},
+    "compression/auto": {"codecs", "exchange"},
+    "data/format": set(),
+    "data/sources": {"format"},
+    "data/read": {"format"},
+    "data/write": {"format", "sources"},
+    "data/check": {"format", "read", "sources"},
+    "runtime/guard": set(),
+    "runtime/servers": {"guard"},
+    "runtime/launch": {"servers"},
+    "strategies/observers": set(),
+    "strategies/input": set(),
+    "strategies/aggregation": set(),
+    "strategies/replicas": {"aggregation", "input", "observers"},
+    "strategies/parameter_server": {"input", "replicas", "keras_seam"},
+    "strategies/parameter_server/step": set(),
+    "strategies/parameter_server/cluster": set(),
+    "strategies/parameter_server/chief": {"step"},
+    "strategies/keras_seam": {"aggregation", "input", "parameter_server", "replicas"},
+    "strategies/keras_seam/data": set(),
+    "strategies/keras_seam/step": set(),
+    "strategies/keras_seam/fit": {"data", "step"},
+    "strategies/keras_seam/parameter_servers": {"data", "fit", "step"},
+}
+
 
 def _imports(file: Path) -> set[str]:
     """Returns the modules that a file imports, with what it takes out of them."""
@@ -60,6 +92,12 @@ def _room(file: Path) -> str:
     return file.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+def _packages(file: Path) -> list[str]:
+    """Returns the package and the subpackages that a file lies in, outermost first."""
+    folders = file.relative_to(PACKAGE).parts[:-1]
+    return ["/".join(folders[:n]) for n in range(1, len(folders) + 1)]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_imports_point_one_way(file):
     rooms = {n.split(".")[1] for n in _imports(file) if n.startswith("tfdml.")}
@@ -67,8 +105,19 @@ def test_imports_point_one_way(file):
     if room == "__init__":
         assert not rooms, "`import tfdml` must not import TensorFlow: names are loaded on use."
     else:
-        assert room in MAY_IMPORT, f"{room} is a new room: say in MAY_IMPORT what it may use."
+        assert room in MAY_IMPORT, f"{room} is a new package: say in MAY_IMPORT what it may use."
         assert rooms - {room, "__version__"} <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_between_subpackages_point_one_way(file):
+    for package in _packages(file)[1:]:
+        assert package in MAY_IMPORT_WITHIN, f"{package} is new: say here what it may use."
+        parent, own = package.rsplit("/", 1)
+        start = f"tfdml.{parent.replace('/', '.')}."
+        used = {n.removeprefix(start).split(".")[0] for n in _imports(file) if n.startswith(start)}
+        used = {name for name in used if (PACKAGE / parent / name).is_dir()}
+        assert used - {own} <= MAY_IMPORT_WITHIN[package]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))

@@ -9,7 +9,7 @@ from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
 from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.schedules import scale_learning_rate
-from tfdml.strategies.keras_seam.resume.resuming import ResumingCallback, begin_with
+from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with
 from tfdml.strategies.replicas.rank_state import RankState
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCh
 from tfdml.callbacks.checkpoint.training_state import OwnState, Snapshot
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.elastic.committer import Committer
-from tfdml.strategies.keras_seam.resume.resuming import ResumingCallback
+from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml.strategies.aggregation.accumulation import Accumulator
 
 if TYPE_CHECKING:
-    from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+    from tfdml.strategies.keras_seam.data.data_position import DataPosition
 
 
 class Observer(Protocol):

@@ -56,7 +56,7 @@ def readings(strategy) -> dict[str, Reading]:
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     from tfdml.strategies.input.local_batch import Splitter
-    from tfdml.strategies.keras_seam.fit.data_source import OneByOne
+    from tfdml.strategies.keras_seam.data.data_source import OneByOne
 
     x, y = images(STEPS)
     whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(GLOBAL_BATCH).cache()

@@ -12,7 +12,8 @@ from tests.strategies.compare import assert_invariant
 from tests.strategies.contract import custom_cases, training_cases
 from tfdml.collectives import aggregator
 from tfdml.strategies.input import local_batch
-from tfdml.strategies.keras_seam.fit import array_data, trainer
+from tfdml.strategies.keras_seam.data import array_data
+from tfdml.strategies.keras_seam.fit import trainer
 from tfdml.strategies.replicas import extended
 
 

@@ -14,7 +14,7 @@ from tfdml.strategies.input.device_prefetch import OnDevices
 from tfdml.strategies.input.feed_modes import ReplicatedFeed
 from tfdml.strategies.input.iterators import Passes
 from tfdml.strategies.input.local_batch import Splitter
-from tfdml.strategies.keras_seam.fit.data_source import OneByOne
+from tfdml.strategies.keras_seam.data.data_source import OneByOne
 
 ONE = Splitter(0, 1, 1)
 SECONDS = 20

@@ -11,7 +11,7 @@ from keras import layers
 from tests.strategies.cases import CLASSES, data
 from tfdml.strategies import ParameterServerStrategy
 from tfdml.strategies.parameter_server.chief import asynchronous, metric_log
-from tfdml.strategies.parameter_server.chief.result_table import ResultTable
+from tfdml.strategies.parameter_server.result_table import ResultTable
 
 STEPS = 25
 BATCH = 8
@@ -370,7 +370,7 @@ def other_data() -> dict:
 def what_each_worker_reads() -> dict[int, list[int]]:
     """Returns the numbers of the samples in each worker's first batches."""
     from tfdml.strategies.parameter_server.chief.in_flight_tasks import Window
-    from tfdml.strategies.parameter_server.chief.remote_datasets import ShippedDataset
+    from tfdml.strategies.parameter_server.remote_datasets import ShippedDataset
 
     strategy = ParameterServerStrategy()
     numbered = tf.data.Dataset.range(96).batch(8)

@@ -22,7 +22,7 @@ from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.checkpointing import Manifest
 from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
-from tfdml.strategies.keras_seam.resume.resuming import ResumingCallback, begin_with
+from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with
 from tfdml.strategies.replicas.rank_state import RankState
 
 

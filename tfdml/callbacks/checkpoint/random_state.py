@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.keras_seam.resume.resuming import global_seed_generator
+from tfdml.strategies.keras_seam.fit.resuming import global_seed_generator
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
 

@@ -10,7 +10,7 @@ import numpy as np
 from tfdml.callbacks.checkpoint import random_state
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.model_state import ModelState
-from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.replicas.rank_state import RankState
 
 

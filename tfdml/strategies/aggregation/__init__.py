@@ -1,1 +1,1 @@
-"""Aggregation of a step's gradients over a process's devices and the processes."""
+"""Summation of gradients over a process's devices and over processes."""

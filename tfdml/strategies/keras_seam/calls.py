@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
 

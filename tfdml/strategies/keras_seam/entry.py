@@ -16,9 +16,9 @@ from keras.src.random.seed_generator import SeedGenerator
 from tfdml.strategies.keras_seam.adopting import adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, in_call
 from tfdml.strategies.keras_seam.current import current_strategy
+from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.hooks import hooks_of
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.resume import resuming
 
 
 def _loop(original: Callable) -> Callable:

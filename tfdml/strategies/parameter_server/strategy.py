@@ -11,11 +11,11 @@ from tfdml.runtime.servers.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
 from tfdml.strategies.alone import note_strategy
 from tfdml.strategies.keras_seam import parameter_servers
-from tfdml.strategies.parameter_server.chief.remote_datasets import on_each_worker
 from tfdml.strategies.parameter_server.cluster import checks
 from tfdml.strategies.parameter_server.cluster.connection import chief_task, connect
 from tfdml.strategies.parameter_server.cluster.placement import placement_table
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.remote_datasets import on_each_worker
 from tfdml.strategies.parameter_server.step.gradient_encoding import check_compressor
 
 # All tasks have started by then, so TensorFlow only has to connect.

@@ -1,1 +1,1 @@
-"""Seam to Keras's `fit`, `evaluate` and `predict`: loops, data adapters, callbacks, progress."""
+"""Seam to Keras's `fit`, `evaluate` and `predict`: loops, callbacks, progress, resuming."""

@@ -21,18 +21,18 @@ from tfdml.strategies.input.iterators import Passes
 from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, current_call
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
-from tfdml.strategies.keras_seam.fit.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.keras_seam.data.data_source import batch_spec, portions
+from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.fit.building import (
     build_for_predict,
     build_optimizer,
     is_called_by_own_steps,
 )
 from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_process
-from tfdml.strategies.keras_seam.fit.data_source import batch_spec, portions
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.resume import resuming
 from tfdml.strategies.keras_seam.step.compiled import compiled, compiled_whole, not_as_a_whole
 from tfdml.strategies.keras_seam.step.optimizers import apply
 from tfdml.strategies.keras_seam.step.replica_math import next_seed

@@ -12,8 +12,8 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.keras_seam.calls import Call
-from tfdml.strategies.keras_seam.fit.array_data import ArrayOrder, agreed_seed, array_batches
-from tfdml.strategies.parameter_server.chief.remote_datasets import (
+from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed, array_batches
+from tfdml.strategies.parameter_server.remote_datasets import (
     ShippedDataset,
     as_dataset,
     on_renamed_device,

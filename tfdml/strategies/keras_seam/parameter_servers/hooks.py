@@ -12,11 +12,11 @@ from tfdml.strategies.input.local_batch import without_optionals
 from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.calls import Call
 from tfdml.strategies.keras_seam.current import current_strategy, is_updating, updating
+from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.parameter_servers import data
-from tfdml.strategies.keras_seam.resume import resuming
 from tfdml.strategies.keras_seam.step.optimizers import each_row_once, inner_of
 from tfdml.strategies.parameter_server.chief.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.chief.remote_function import functions_of

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
 from tfdml.strategies.aggregation.accumulation import GatheredAlike, restart
-from tfdml.strategies.aggregation.gradient_exchange import sum_over_replicas
 from tfdml.strategies.input.input_checks import check_gradients_alike
 from tfdml.strategies.keras_seam.current import (
     current_replicas,
@@ -21,6 +20,7 @@ from tfdml.strategies.keras_seam.current import (
 from tfdml.strategies.keras_seam.keras_versions import distinct_name
 from tfdml.strategies.keras_seam.step.compiled import hold_back
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.gradient_exchange import sum_over_replicas
 from tfdml.strategies.traced import traced
 
 

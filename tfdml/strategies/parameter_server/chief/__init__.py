@@ -1,1 +1,1 @@
-"""The chief's work: scheduling steps on workers, shipping datasets, collecting results."""
+"""The chief's work: scheduling steps on workers and collecting their metrics."""

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.parameter_server.chief.remote_datasets import RemoteIterators
 from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
-from tfdml.strategies.parameter_server.chief.result_table import ResultTable
 from tfdml.strategies.parameter_server.extended import Task
+from tfdml.strategies.parameter_server.remote_datasets import RemoteIterators
+from tfdml.strategies.parameter_server.result_table import ResultTable
 from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
 
 # Rows of the result table per task that may be in flight; the chief reads many rows at once.

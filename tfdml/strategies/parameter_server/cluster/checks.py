@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfdml.runtime.servers.server_task import SERVER, name_of
-from tfdml.strategies.parameter_server.chief.remote_datasets import HOW_TO_READ
 from tfdml.strategies.parameter_server.partition import is_partitioned
+from tfdml.strategies.parameter_server.remote_datasets import HOW_TO_READ
 
 # TensorFlow's operations notice a lost connection slightly earlier than the link.
 _LINK_SECONDS = 5.0

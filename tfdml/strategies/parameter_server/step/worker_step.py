@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.input.local_batch import unpacked, without_optionals
-from tfdml.strategies.parameter_server.chief.result_table import ROW_SPEC, ResultTable
+from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
 from tfdml.strategies.parameter_server.step.packing import pack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
 from tfdml.strategies.replicas.replica_step import ReplicaStep, Result, metric_variables

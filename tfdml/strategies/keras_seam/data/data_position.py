@@ -18,9 +18,9 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfdml.strategies.input.device_prefetch import OnDevices
 from tfdml.strategies.input.feed import Feed
-from tfdml.strategies.keras_seam.fit.array_data import ArrayOrder
-from tfdml.strategies.keras_seam.fit.data_source import OneByOne, batch_spec
-from tfdml.strategies.parameter_server.chief.remote_datasets import ShippedDataset
+from tfdml.strategies.keras_seam.data.array_data import ArrayOrder
+from tfdml.strategies.keras_seam.data.data_source import OneByOne, batch_spec
+from tfdml.strategies.parameter_server.remote_datasets import ShippedDataset
 
 
 class Pipeline(Protocol):

@@ -9,7 +9,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.random import seed_generator
 
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
-from tfdml.strategies.keras_seam.resume.data_position import DataPosition
+from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.session import session_of
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.unmanaged_variable import own_variable
-from tfdml.strategies.parameter_server.chief.remote_datasets import on_each_worker
+from tfdml.strategies.parameter_server.remote_datasets import on_each_worker
 
 _DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
 ROW_SPEC = tf.TensorSpec([], tf.int64)

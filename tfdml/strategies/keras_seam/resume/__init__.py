@@ -1,1 +1,0 @@
-"""Seam to Keras for training that continues from a saved position."""
