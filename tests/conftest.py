@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+# Fixtures become known where they are imported.
+from tests.harness.command import commands, environment_without, tfdml_command  # noqa: F401
 from tests.harness.pool import RankPools
 from tests.harness.server_cluster import ServerCluster
 

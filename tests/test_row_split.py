@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfdml import row_split
 from tfdml.data.read.sharding import worker_of
 from tfdml.row_split import LocalReplicas, OwnShareDataset
-from tfdml.strategies.input.local_batch import Splitter
+from tfdml.strategies.input.local_batch import BatchSplitter
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 4))
@@ -45,8 +45,8 @@ def test_strategies_and_data_split_by_this_alone():
         num_replicas_in_sync, size, rank = 6, 2, 1
 
     assert worker_of(Two()) == LocalReplicas(3, 3, 6)
-    assert Splitter.bounds is LocalReplicas.bounds
-    assert Splitter.rows is LocalReplicas.rows
+    assert BatchSplitter.bounds is LocalReplicas.bounds
+    assert BatchSplitter.rows is LocalReplicas.rows
 
 
 def test_plain_datasets_do_not_say_their_shares():

@@ -73,7 +73,7 @@ class OwnShareDataset(Protocol):
 
     global_batch_size: int | None
 
-    def own_shares(self, replicas: LocalReplicas) -> tuple[Any, int | None]:
+    def local_shares(self, replicas: LocalReplicas) -> tuple[Any, int | None]:
         """Returns a dataset whose elements are the process's rows of one global batch each.
 
         Args:

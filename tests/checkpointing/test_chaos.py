@@ -15,7 +15,7 @@ import pytest
 from tests.checkpointing import cases
 from tests.harness.pool import RankFailure
 from tfdml.checkpointing import chaos
-from tfdml.checkpointing.chaos import Fault, Plan
+from tfdml.checkpointing.chaos import Fault, FaultPlan
 from tfdml.cli.chaos import kill_stopped
 
 
@@ -47,7 +47,7 @@ def stopped_ranks_are_killed() -> Iterator[None]:
 
 def start(ranks, size: int, directory: str, fault: Fault | None = None, rank: int = 0):
     """Runs the program; returns its exit codes, None if it died."""
-    plan = Plan(directory, fault, rank).to_json()
+    plan = FaultPlan(directory, fault, rank).to_json()
     try:
         with stopped_ranks_are_killed():
             return [r["code"] for r in ranks(size).run(train, plan, size, timeout=40)]
@@ -142,7 +142,7 @@ def train_longer(directory: str) -> None:
 
 
 def test_plans_are_json():
-    plan = Plan("there", Fault("SIGKILL", "step", 3), 1)
-    assert Plan.from_json(plan.to_json()) == plan
-    assert Plan.from_json(Plan("there").to_json()).fault is None
+    plan = FaultPlan("there", Fault("SIGKILL", "step", 3), 1)
+    assert FaultPlan.from_json(plan.to_json()) == plan
+    assert FaultPlan.from_json(FaultPlan("there").to_json()).fault is None
     assert signal.Signals["SIGKILL"]

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.checkpointing.faulty_files import Crash, CrashingFiles, FailingFiles
 from tfdml import checkpointing
-from tfdml.checkpointing import CheckpointDirectory, Files, Manifest
+from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files
 from tfdml.checkpointing.commit import write_member
 from tfdml.checkpointing.files import remove_tree
 
@@ -26,7 +26,7 @@ def tensors(step: int, rank: int) -> dict[str, np.ndarray]:
 
 def save(files: Files, directory: Path, step: int) -> None:
     """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
-    manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+    manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
         checkpointing.save(
@@ -242,7 +242,7 @@ def test_without_checksums_damage_goes_unnoticed(base, monkeypatch):
 def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
     own, said = opened(Files(), base), []
     for step in (2, 3):
-        manifest = Manifest(0, 0, step, 1, (), {})
+        manifest = CheckpointManifest(0, 0, step, 1, (), {})
         checkpointing.save(Files(), str(base), "job", 0, manifest, tensors(step, 0), {"r": 0})
     member = base / "fit-000-epoch-0000-step-0000000003" / "rank-00000-of-00001.safetensors"
     member.write_bytes(member.read_bytes()[:-1])
@@ -289,7 +289,7 @@ def test_what_is_kept(tmp_path):
     own = opened(Files(), tmp_path)
     for fit, steps in ((0, (1, 2, 3)), (1, (1, 2, 3, 4))):
         for step in steps:
-            manifest = Manifest(fit, 0, step, 1, (), {})
+            manifest = CheckpointManifest(fit, 0, step, 1, (), {})
             checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {})
             own.keep(2, fit, also=["fit-001-epoch-0000-step-0000000001"])
     assert own.checkpoints(0) == ["fit-000-epoch-0000-step-0000000003"]
@@ -297,7 +297,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_a_rank_whose_part_does_not_come_is_named(tmp_path):
-    manifest = Manifest(0, 0, 1, 2, (), {})
+    manifest = CheckpointManifest(0, 0, 1, 2, (), {})
     with pytest.raises(TimeoutError, match="rank 1 must write its part"):
         checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {}, wait=0.05)
     assert os.listdir(tmp_path) == []

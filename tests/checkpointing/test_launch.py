@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 
 # 160 MB of weights. Steps go on while they are written; the most memory after the first is printed.
 # Zeros: what an initializer needed for random numbers stays with TensorFlow, and would hide a copy.

@@ -10,7 +10,7 @@ from tests.checkpointing.faulty_files import Crash
 from tests.checkpointing.stores import CrashingStore, FailingStore
 from tests.checkpointing.test_commit import RANKS, check_found, tensors
 from tfdml import checkpointing
-from tfdml.checkpointing import CheckpointDirectory, Files, Manifest, files_of
+from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files, files_of
 from tfdml.checkpointing.claim import DirectoryInUse, Lease
 
 
@@ -29,7 +29,7 @@ def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirect
 
 def save(files: Files, url: str, step: int) -> None:
     """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
-    manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+    manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
         checkpointing.save(files, url, f"job{step}", rank, manifest, part, {"r": rank}, wait=1.0)
@@ -103,7 +103,7 @@ def test_the_marker_comes_last(url, mutant):
 def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
     files, said = files_of(url), []
     for step in (1, 2):
-        manifest = Manifest(0, 0, step, RANKS, (), {"step": step})
+        manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
         for rank in (1, 0):
             checkpointing.save(files, url, "job", rank, manifest, tensors(step, rank), {"r": rank})
     member = f"{url}/fit-000-epoch-0000-step-0000000002/job/rank-00001-of-00002.safetensors"
@@ -145,7 +145,7 @@ def test_errors_that_pass_are_waited_out(url, error):
 def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
     save(files_of(url), url, 1)
     files = FailingStore(url, error, times=10**6, patience=0.3)
-    manifest = Manifest(0, 0, 2, 1, (), {})
+    manifest = CheckpointManifest(0, 0, 2, 1, (), {})
     with pytest.raises(OSError, match=str(error.args[-1])):
         checkpointing.save(files, url, "job", 0, manifest, tensors(2, 0), {})
     assert files.tried == tries if tries else files.tried > 1

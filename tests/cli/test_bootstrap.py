@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.harness.command import ROOT
 
 pytestmark = pytest.mark.slow
 

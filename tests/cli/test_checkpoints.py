@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 
 PROGRAM = """
 import sys

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.cli.conftest import ROOT, run_python
+from tests.harness.command import ROOT, run_python
 from tfdml.cli import doctor
 from tfdml.cli.checks import devices, network, settings, versions
 from tfdml.cli.checks.all_reduce import check_all_reduce

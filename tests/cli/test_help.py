@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tests.cli.conftest import ROOT
+from tests.harness.command import ROOT
 from tfdml.cli.main import app
 
 ROOT_COMMAND = get_command(app)

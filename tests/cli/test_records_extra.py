@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 from tfdml.data.format.manifest import load
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 # Beginnings of the names of what is installed for the extras `records` and `hubs`.
 EXTRAS = ("h5py", "pil", "pyarrow", "datasets", "tensorflow_datasets")
@@ -50,7 +50,7 @@ def test_inputs_that_need_no_package(name, bare_python, inputs, tmp_path):
         python=bare_python,
     )
     assert done.returncode == 0, done.stderr
-    convert(open_source(where), str(tmp_path / "with"), Options())
+    convert(open_source(where), str(tmp_path / "with"), ConversionOptions())
     shards = [load(str(tmp_path / kind)).splits["train"] for kind in ("without", "with")]
     assert shards[0] == shards[1]
     assert sum(shard.records for shard in shards[0]) == ROWS
@@ -124,7 +124,7 @@ def test_the_command_shows_the_message_alone(bare_python, inputs, tmp_path):
         "tfdml records convert: Reading images needs the package pillow. Received: No module named "
         "'PIL'. Install it: pip install 'tfdml[records]'.\n"
     )
-    convert(open_source([str(inputs / "a.npz")]), str(tmp_path / "set"), Options())
+    convert(open_source([str(inputs / "a.npz")]), str(tmp_path / "set"), ConversionOptions())
     done = run_python(
         *("-m", "tfdml.cli.main", "records", "inspect", str(tmp_path / "set")),
         *("--sheet", str(tmp_path / "sheet.png")),

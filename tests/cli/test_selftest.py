@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.cli.conftest import ROOT
+from tests.harness.command import ROOT
 from tests.harness.ssh_lab import run_on_hosts
 from tfdml.cli.selftest import jobs
 from tfdml.cli.selftest.events import Event, Reader

@@ -3,7 +3,7 @@
 import pytest
 
 import tfdml
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 
 HEAVY = ("tensorflow", "keras", "horovod", "matplotlib")
 

@@ -16,7 +16,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
 from tfdml.compression.auto.aggregator import WINDOW, AutoAggregator
-from tfdml.compression.auto.candidate_choice import Choice
+from tfdml.compression.auto.candidate_choice import CandidateChoice
 from tfdml.compression.auto.cost_model import Link, Traffic, exchange_seconds, traffic
 
 SHAPES, DTYPES = [(1000, 1000), (1000,)], [tf.float32, tf.float32]
@@ -44,12 +44,12 @@ def test_an_exchange_takes_the_longer_of_wire_and_codec_and_a_bucket_of_the_othe
     assert exchange_seconds(sent, link, 1e-6) == pytest.approx(10 + 2.008 / 4)
 
 
-def choice(predicted: list[float], least: list[float] | None = None) -> Choice:
+def choice(predicted: list[float], least: list[float] | None = None) -> CandidateChoice:
     names = ["none", "half", "quarter"][: len(predicted)]
-    return Choice(names, predicted, least or [0.0] * len(predicted))
+    return CandidateChoice(names, predicted, least or [0.0] * len(predicted))
 
 
-def run(made: Choice, steps: dict[int, float], windows: int = 4) -> list[int]:
+def run(made: CandidateChoice, steps: dict[int, float], windows: int = 4) -> list[int]:
     """Returns what was chosen for each window, when steps take as long as they are said to."""
     chosen = []
     for _ in range(windows):

@@ -56,8 +56,8 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
     for _, total, sent in results:
         assert isinstance(total, tf.IndexedSlices)
         np.testing.assert_allclose(tf.convert_to_tensor(total), wanted, rtol=1e-5, atol=1e-6)
-        everyones = np.count_nonzero(np.any(wanted != 0, 1))
-        assert len(total.indices) == (everyones if sparse else ROWS)
+        gathered = np.count_nonzero(np.any(wanted != 0, 1))
+        assert len(total.indices) == (gathered if sparse else ROWS)
         most = min(
             (size - 1) / size * (rows + 3) * (4 * WIDTH + 8),
             2 * (size - 1) / size * ROWS * WIDTH * 4,
@@ -66,9 +66,9 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
 
 
 def test_it_works_in_a_graph_where_the_number_of_rows_changes():
-    from tfdml.collectives.loopback import EchoCollective
+    from tfdml.collectives.loopback import LoopbackCollective
 
-    aggregator = CompressedAggregator(EchoCollective(2), QSGD(8))
+    aggregator = CompressedAggregator(LoopbackCollective(2), QSGD(8))
     traces = []
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int64)])

@@ -90,7 +90,7 @@ def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
 
 def _with_overflow(strategy, model, x, y, at: int) -> dict:
     """Returns what is kept before and after a step in which the last row overflows."""
-    aggregator = strategy.extended.aggregator_of(model.optimizer)
+    aggregator = strategy.extended.get_aggregator(model.optimizer)
     for step in range(at + 1):
         weights = np.ones(8, "float32")
         kept = {n: v.numpy() for n, v in aggregator.state.items()}

@@ -77,15 +77,15 @@ def fit(
 
 def own_ids(directory: str) -> list[np.ndarray]:
     """Returns the ids that this rank reads, in each step of the strategy's."""
-    from tfdml.strategies.input.sharded_input import own_shares
+    from tfdml.strategies.input.sharded_input import local_shares
 
     strategy = rank_job.strategy()
     with strategy.scope():
         pipeline = tfdml.data.read_tfrecords(directory, BATCH, features=["id"], seed=5)
     if strategy.size == 1:
         return [batch.numpy() for batch in pipeline]
-    shares, _ = own_shares(pipeline, strategy.extended.splitter)
-    return [portion.parts[0].numpy() for portion in shares]
+    shares, _ = local_shares(pipeline, strategy.extended.splitter)
+    return [local_batch.parts[0].numpy() for local_batch in shares]
 
 
 def evaluate_and_predict(directory: str) -> tuple[float, np.ndarray]:

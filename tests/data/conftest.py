@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdml.data import write_tfrecords
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 
 
 def records(count: int) -> Iterator[dict]:
@@ -15,10 +15,10 @@ def records(count: int) -> Iterator[dict]:
 
 
 @pytest.fixture
-def dataset(tmp_path) -> Callable[..., Manifest]:
+def dataset(tmp_path) -> Callable[..., DatasetManifest]:
     """Returns a function that writes a small data set."""
 
-    def make(count: int = 100, shards: int = 3, **options) -> Manifest:
+    def make(count: int = 100, shards: int = 3, **options) -> DatasetManifest:
         return write_tfrecords(records(count), str(tmp_path / "set"), shards=shards, **options)
 
     return make

@@ -13,13 +13,15 @@ from tfdml.data.format import example
 from tfdml.data.format.framing import frame
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 
 def test_numpy(tmp_path):
     values = np.arange(6, dtype=">i4").reshape(3, 2)
     np.save(tmp_path / "a.npy", values)
-    manifest = convert(open_source([str(tmp_path / "a.npy")]), str(tmp_path / "out"), Options())
+    manifest = convert(
+        open_source([str(tmp_path / "a.npy")]), str(tmp_path / "out"), ConversionOptions()
+    )
     np.testing.assert_array_equal([row["a"] for row in rows(tmp_path / "out")], values)
     assert manifest.schema["a"].dtype == "int32"
     np.savez(tmp_path / "b.npz", x=np.ones((2, 3)), y=np.array([1, 2]))
@@ -54,7 +56,7 @@ def test_hdf5(tmp_path):
 def test_tfrecords_are_cut_anew(tmp_path):
     write_tfrecords(({"a": i, "b": "x"} for i in range(50)), str(tmp_path / "one"), shards=1)
     manifest = convert(
-        open_source([str(tmp_path / "one")]), str(tmp_path / "five"), Options(shards=5)
+        open_source([str(tmp_path / "one")]), str(tmp_path / "five"), ConversionOptions(shards=5)
     )
     assert [shard.records for shard in manifest.splits["train"]] == [10] * 5
     # Files of other tools have no index.
@@ -78,7 +80,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("tfdml.data.format.framing.LARGEST_RECORD", 2000)
     row = {"array": "row 0", "jsonl": "row 2"}[kind]
     with pytest.raises(ValueError, match=f"{path}, {row}: A record must have fewer than 2 GiB"):
-        convert(open_source([str(tmp_path / path)]), str(tmp_path / "out"), Options())
+        convert(open_source([str(tmp_path / path)]), str(tmp_path / "out"), ConversionOptions())
     assert not list((tmp_path / "out").glob("*.manifest.json"))
 
 

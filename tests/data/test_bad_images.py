@@ -13,7 +13,7 @@ from tfdml.data import read_tfrecords
 from tfdml.data.format.images import ImageOptions, prepare
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 
 def encoded(image: Image.Image, form: str, **options) -> bytes:
@@ -108,7 +108,7 @@ def test_image_folder_with_odd_names(tmp_path):
     odd = os.path.join(os.fsencode(path), b"dog", b"a b\n\xff.png")
     with open(odd, "wb") as file:
         file.write(encoded(NOISE, "PNG"))
-    manifest = convert(open_source([path]), str(tmp_path / "out"), Options())
+    manifest = convert(open_source([path]), str(tmp_path / "out"), ConversionOptions())
     assert manifest.counts["written"] == 3
     assert manifest.schema["label"].classes == ("cat", "dog")
     found = rows(tmp_path / "out")
@@ -138,7 +138,7 @@ def test_image_folders_that_are_refused(tmp_path, case):
         with open(os.path.join(inside, "notes.txt"), "w") as file:
             file.write("x")
     with pytest.raises(ValueError, match=message):
-        convert(open_source([path], kind="images"), output, Options())
+        convert(open_source([path], kind="images"), output, ConversionOptions())
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -160,7 +160,7 @@ def test_an_image_with_the_ending_of_another_kind_is_read_as_what_it_is(tmp_path
     """A PNG that is called .jpg: its bytes are kept, and TensorFlow looks at those."""
     (tmp_path / "in" / "cat").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "1.jpg").write_bytes(encoded(NOISE, "PNG"))
-    convert(open_source([str(tmp_path / "in")]), str(tmp_path / "out"), Options())
+    convert(open_source([str(tmp_path / "in")]), str(tmp_path / "out"), ConversionOptions())
     pipeline = read_tfrecords(
         str(tmp_path / "out"), 1, features=["image"], image_size=(40, 60), crop=crop
     )

@@ -9,7 +9,7 @@ from tests.data.opened import rows, stored
 from tfdml.data.format.schema import Schema
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 GOOD_CSV = {
     "bom": (b"\xef\xbb\xbfa,b\n1,x\n", [{"a": 1, "b": "x"}]),
@@ -110,8 +110,8 @@ def test_what_is_not_finite_is_a_value_only_where_that_is_asked_for(tmp_path, va
     (tmp_path / "a.csv").write_text(f"a\n1.5\n{value}\n")
     source = open_source([str(tmp_path / "a.csv")])
     with pytest.raises(ValueError, match="row 2: 'a' must be finite"):
-        convert(source, str(tmp_path / "strict"), Options())
-    convert(source, str(tmp_path / "out"), Options(allow_nonfinite=True))
+        convert(source, str(tmp_path / "strict"), ConversionOptions())
+    convert(source, str(tmp_path / "out"), ConversionOptions(allow_nonfinite=True))
     assert [float(r["a"]) for r in stored(tmp_path / "out")][0] == 1.5
     found = [float(r["a"]) for r in stored(tmp_path / "out")][1]
     assert not np.isfinite(found)

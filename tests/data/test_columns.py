@@ -20,7 +20,7 @@ from tfdml.data.sources.parquet import ParquetSource
 from tfdml.data.sources.source import Source
 from tfdml.data.write import write_tfrecords
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 SCHEMA = Schema(
     a=Feature("int64"),
@@ -145,7 +145,7 @@ def converted(path, directory, by_row: bool, monkeypatch, **options) -> dict | s
             for source in (CsvSource, ParquetSource, ArraySource):
                 patched.setattr(source, "columns", Source.columns)
         try:
-            convert(open_source([str(path)]), str(directory), Options(**options))
+            convert(open_source([str(path)]), str(directory), ConversionOptions(**options))
         except ValueError as error:
             return str(error)
     return {p.name: p.read_bytes() for p in sorted(directory.iterdir())}
@@ -231,7 +231,7 @@ def test_sound_rows_are_never_read_one_by_one(tmp_path, monkeypatch, name):
         raise AssertionError("row by row")
 
     monkeypatch.setattr(type(source), "rows", rows)
-    manifest = convert(source, str(tmp_path / "out"), Options())
+    manifest = convert(source, str(tmp_path / "out"), ConversionOptions())
     assert manifest.counts["written"] == manifest.counts["in"] > 0
 
 
@@ -239,7 +239,7 @@ def test_rows_behind_a_bad_one_are_converted_too(tmp_path):
     values = np.linspace(0, 1, 30_000).astype(np.float32)
     values[[0, 9000, 29_999]] = np.nan
     np.save(tmp_path / "x.npy", values)
-    options = Options(on_error="skip", split_key="x", splits=(("a", 0.5), ("b", 0.5)))
+    options = ConversionOptions(on_error="skip", split_key="x", splits=(("a", 0.5), ("b", 0.5)))
     manifest = convert(open_source([str(tmp_path / "x.npy")]), str(tmp_path / "out"), options)
     assert manifest.counts == {"in": 30_000, "written": 29_997, "rejected": 3}
     lines = (tmp_path / "out" / "data.rejects.jsonl").read_text().splitlines()

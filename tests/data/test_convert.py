@@ -18,7 +18,7 @@ from tfdml.data.format.schema import Schema
 from tfdml.data.sources.opening import open_source
 from tfdml.data.sources.tfrecords import TfrecordSource
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options, Plan
+from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 from tfdml.topology import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,10 +41,10 @@ def rows_of(directory: Path, split: str = "train") -> list[dict]:
 
 
 MODES = {
-    "in order": Options(shards=5),
-    "shuffled": Options(shards=5, shuffle_seed=3),
-    "splits": Options(shards=5, splits=(("train", 0.8), ("test", 0.2)), split_key="text"),
-    "gzip": Options(shards=3, compressed=True),
+    "in order": ConversionOptions(shards=5),
+    "shuffled": ConversionOptions(shards=5, shuffle_seed=3),
+    "splits": ConversionOptions(shards=5, splits=(("train", 0.8), ("test", 0.2)), split_key="text"),
+    "gzip": ConversionOptions(shards=3, compressed=True),
 }
 
 
@@ -79,7 +79,7 @@ def test_splits_stay_when_the_data_grow(tmp_path, key):
     members = []
     for rows in (2000, 3000):
         source = open_source([table(tmp_path / f"{rows}.csv", rows)])
-        options = Options(splits=(("train", 0.8), ("test", 0.2)), split_key=key)
+        options = ConversionOptions(splits=(("train", 0.8), ("test", 0.2)), split_key=key)
         convert(source, str(tmp_path / f"out{rows}"), options)
         members.append({int(r["id"]) for r in rows_of(tmp_path / f"out{rows}", "test")})
     assert members[0] == {i for i in members[1] if i < 2000}
@@ -171,7 +171,9 @@ def test_resume_after_a_write_that_failed(tmp_path):
     shards = sorted(p.name for p in (tmp_path / "out").glob("*.tfrecord"))
     assert len(shards) == 3
     assert not list((tmp_path / "out").glob("*.partial"))
-    convert(open_source([str(path)]), str(tmp_path / "out"), Options(shards=4), resume=True)
+    convert(
+        open_source([str(path)]), str(tmp_path / "out"), ConversionOptions(shards=4), resume=True
+    )
     assert verify(str(tmp_path / "out")).records == 1000
     assert [int(r["id"]) for r in rows_of(tmp_path / "out")] == list(range(1000))
 
@@ -182,19 +184,19 @@ def test_one_process_is_enough_for_little_input(tmp_path, monkeypatch):
 
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", pool)
     source = open_source([table(tmp_path / "a.csv", 100)])
-    convert(source, str(tmp_path / "out"), Options())
+    convert(source, str(tmp_path / "out"), ConversionOptions())
     monkeypatch.setattr("tfdml.data.write.convert.PROCESS_BYTES", 100)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(AssertionError, match="a second process"):
-        convert(source, str(tmp_path / "two"), Options())
+        convert(source, str(tmp_path / "two"), ConversionOptions())
 
 
 PEAK = """
 import resource, sys
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 from tfdml.data.sources.opening import open_source
-options = Options(shard_bytes=4 << 20, shuffle_seed=int(sys.argv[3]) or None)
+options = ConversionOptions(shard_bytes=4 << 20, shuffle_seed=int(sys.argv[3]) or None)
 convert(open_source([sys.argv[1]]), sys.argv[2], options, processes=1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
@@ -238,7 +240,7 @@ def test_a_second_converter_is_refused(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with pytest.raises(ValueError, match="`output` must be written by one conversion at a time"):
-        convert(open_source([path]), output, Options(shards=4), resume=True)
+        convert(open_source([path]), output, ConversionOptions(shards=4), resume=True)
     assert first.wait(timeout=120) == 0, first.stderr.read()
     assert verify(output).sound
 
@@ -250,12 +252,19 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
         # As when the process ends after its first steps.
         patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
-            convert(source, str(tmp_path / "out"), Options(shards=4))
+            convert(source, str(tmp_path / "out"), ConversionOptions(shards=4))
     time.sleep(0.01)
     table(path, 101)
     with pytest.raises(ValueError, match="must go on with the same input"):
-        convert(open_source([str(path)]), str(tmp_path / "out"), Options(shards=4), resume=True)
-    convert(open_source([str(path)]), str(tmp_path / "out"), Options(shards=4), overwrite=True)
+        convert(
+            open_source([str(path)]),
+            str(tmp_path / "out"),
+            ConversionOptions(shards=4),
+            resume=True,
+        )
+    convert(
+        open_source([str(path)]), str(tmp_path / "out"), ConversionOptions(shards=4), overwrite=True
+    )
     assert len(rows_of(tmp_path / "out")) == 101
 
 
@@ -272,7 +281,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(tmp_path):
         os.utime(path, ns=(1, 1))
 
     with pytest.raises(ValueError, match="The input must not change while it is converted"):
-        convert(source, str(tmp_path / "out"), Options(shards=4), progress=change)
+        convert(source, str(tmp_path / "out"), ConversionOptions(shards=4), progress=change)
     assert not list((tmp_path / "out").glob("*.manifest.json"))
 
 
@@ -282,10 +291,12 @@ def test_rejects_are_counted_and_written_down(tmp_path):
     path.write_text("\n".join(lines))
     source = open_source([str(path)], schema=Schema.from_json({"a": "int64"}))
     with pytest.raises(ValueError, match=r"a.jsonl, row 10: 'a' must be an integer. Received: 'no"):
-        convert(source, str(tmp_path / "strict"), Options())
+        convert(source, str(tmp_path / "strict"), ConversionOptions())
     with pytest.raises(ValueError, match="At most 9 rows may be skipped"):
-        convert(source, str(tmp_path / "few"), Options(on_error="skip", max_errors=9))
-    manifest = convert(source, str(tmp_path / "out"), Options(on_error="skip", max_errors=10))
+        convert(source, str(tmp_path / "few"), ConversionOptions(on_error="skip", max_errors=9))
+    manifest = convert(
+        source, str(tmp_path / "out"), ConversionOptions(on_error="skip", max_errors=10)
+    )
     assert manifest.counts == {"in": 100, "written": 90, "rejected": 10}
     rejects = (tmp_path / "out" / "data.rejects.jsonl").read_text().splitlines()
     assert len(rejects) == 10
@@ -296,7 +307,7 @@ def test_no_room(tmp_path, monkeypatch):
     source = open_source([table(tmp_path / "a.csv", 1000)])
     monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage)
     with pytest.raises(ValueError, match="`output` must have room for about"):
-        convert(source, str(tmp_path / "out"), Options())
+        convert(source, str(tmp_path / "out"), ConversionOptions())
 
 
 class _Usage:
@@ -308,16 +319,16 @@ def test_outputs_that_are_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     with pytest.raises(ValueError, match="`output` must be empty"):
-        convert(open_source([path]), str(tmp_path / "full"), Options())
+        convert(open_source([path]), str(tmp_path / "full"), ConversionOptions())
     with pytest.raises(ValueError, match="`shards` must be at most the number of records"):
-        convert(open_source([path]), str(tmp_path / "out"), Options(shards=11))
+        convert(open_source([path]), str(tmp_path / "out"), ConversionOptions(shards=11))
     with pytest.raises(ValueError, match="`resume` must be given for a conversion that was ended"):
-        convert(open_source([path]), str(tmp_path / "new"), Options(), resume=True)
+        convert(open_source([path]), str(tmp_path / "new"), ConversionOptions(), resume=True)
 
 
 def test_the_plan_reads_each_row_once(tmp_path):
     source = open_source([table(tmp_path / "a.csv", 1000)])
-    plan = Plan(source, Options(shards=7))
+    plan = ConversionPlan(source, ConversionOptions(shards=7))
     assert [r.begin for r in plan.ranges[1:]] == [r.end for r in plan.ranges[:-1]]
     rows = [
         row.values["id"]
@@ -363,7 +374,7 @@ def test_tensorflow_reads_the_files(tmp_path):
     source = open_source([table(tmp_path / "a.csv", 500)])
     for compressed in (False, True):
         output = tmp_path / f"out{compressed}"
-        manifest = convert(source, str(output), Options(shards=2, compressed=compressed))
+        manifest = convert(source, str(output), ConversionOptions(shards=2, compressed=compressed))
         paths = [manifest.path_of(s) for s in manifest.splits["train"]]
         kind = "GZIP" if compressed else ""
         records = list(tf.data.TFRecordDataset(paths, kind))

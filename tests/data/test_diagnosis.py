@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 from tfdml.data import write_tfrecords
 from tfdml.data.check import diagnosis
 from tfdml.data.check.diagnosis import diagnose

@@ -7,7 +7,7 @@ from tfdml.data import read_tfrecords
 from tfdml.data.format.images import ImageOptions
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 
 def test_tfds_opens_what_is_written(tmp_path):
@@ -16,7 +16,7 @@ def test_tfds_opens_what_is_written(tmp_path):
     np.save(tmp_path / "in" / "image.npy", np.arange(20 * 16).astype(np.uint8).reshape(20, 4, 4))
     np.save(tmp_path / "in" / "label.npy", np.arange(20) % 3)
     source = open_source([str(p) for p in sorted((tmp_path / "in").iterdir())])
-    options = Options(name="ours", shards=2, splits=(("train", 0.7), ("test", 0.3)))
+    options = ConversionOptions(name="ours", shards=2, splits=(("train", 0.7), ("test", 0.3)))
     manifest = convert(source, str(tmp_path / "out"), options)
     builder = tfds.builder_from_directory(str(tmp_path / "out"))
     rows = []
@@ -48,7 +48,7 @@ def test_a_tfds_data_set_round_trips(tmp_path):
     )
     theirs = list(tfds.as_numpy(builder.as_dataset(split="train")))
     source = open_source([str(builder.data_dir)], images=ImageOptions())
-    manifest = convert(source, str(tmp_path / "out"), Options(name="mine"))
+    manifest = convert(source, str(tmp_path / "out"), ConversionOptions(name="mine"))
     assert manifest.schema["label"].classes == ("a", "b", "c")
     (batch,) = read_tfrecords(str(tmp_path / "out"), 12, shuffle=False)
     np.testing.assert_array_equal(batch["image"], [row["image"] for row in theirs])
@@ -70,7 +70,7 @@ def test_a_hugging_face_data_set(tmp_path):
     }
     datasets.Dataset.from_dict(rows, features).save_to_disk(str(tmp_path / "hf"))
     manifest = convert(
-        open_source([str(tmp_path / "hf")]), str(tmp_path / "out"), Options(shards=2)
+        open_source([str(tmp_path / "hf")]), str(tmp_path / "out"), ConversionOptions(shards=2)
     )
     assert manifest.schema["label"].classes == ("no", "yes")
     (batch,) = read_tfrecords(str(tmp_path / "out"), 10, shuffle=False)

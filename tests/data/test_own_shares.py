@@ -10,11 +10,11 @@ from tests.data.conftest import records
 from tfdml.collectives.simulated import run_ranks
 from tfdml.data import TFRecordPipeline, read_tfrecords, write_tfrecords
 from tfdml.row_split import LocalReplicas, OwnShareDataset
-from tfdml.strategies.input.local_batch import Splitter
-from tfdml.strategies.input.sharded_input import _visible_batch_size, own_portions
+from tfdml.strategies.input.local_batch import BatchSplitter
+from tfdml.strategies.input.sharded_input import _visible_batch_size, sharded_batches
 
 SAMPLES, BATCH, RANKS = 100, 12, 2
-OFF = tf.data.Options()
+OFF = tf.data.ConversionOptions()
 OFF.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 
 
@@ -50,9 +50,11 @@ def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:
     """Returns for each rank its rows of each step and how many all have; and the steps it knows."""
 
     def of_rank(collective):
-        splitter = Splitter(collective.rank, 1, collective.size)
-        portions, number = own_portions(datasets[collective.rank], collective, splitter)
-        rows = [(p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in portions]
+        splitter = BatchSplitter(collective.rank, 1, collective.size)
+        local_batches, number = sharded_batches(datasets[collective.rank], collective, splitter)
+        rows = [
+            (p.parts[0][: p.rows[0]].numpy().tolist(), int(p.global_rows)) for p in local_batches
+        ]
         return rows, number
 
     rows, numbers = zip(*run_ranks(RANKS, of_rank), strict=True)
@@ -65,7 +67,7 @@ def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
 
 # What users may put behind a pipeline, with the batch size that is seen then, None if none.
 STAGES = {
-    "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
+    "options": (lambda d: d.with_options(tf.data.ConversionOptions()), BATCH),
     "prefetch": (lambda d: d.prefetch(2), BATCH),
     "cache": (lambda d: d.cache(), BATCH),
     "take": (lambda d: d.take(3), BATCH),
@@ -142,8 +144,8 @@ def test_shares_are_those_that_were_read_and_never_grouped(pipelines):
     for rank, pipeline in enumerate(pipelines):
         assert isinstance(pipeline, OwnShareDataset)
         assert pipeline.global_batch_size == BATCH
-        shares, steps = pipeline.own_shares(LocalReplicas(rank, 1, RANKS))
+        shares, steps = pipeline.local_shares(LocalReplicas(rank, 1, RANKS))
         assert (shares, steps) == (pipeline._shares, pipeline.steps_per_epoch)
         # Other replicas' rows cannot be read: its own are dealt in batches of another size.
-        other, steps = pipeline.own_shares(LocalReplicas(rank, 1, 4))
+        other, steps = pipeline.local_shares(LocalReplicas(rank, 1, 4))
         assert ([len(batch) for batch in other.take(2)], steps) == ([3, 3], None)

@@ -21,7 +21,7 @@ from tfdml.data.check.verification import verify
 from tfdml.data.format import index, storage
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 ROWS = 60
 
@@ -69,7 +69,7 @@ def test_inputs_and_outputs(store, name):
     path = f"{store}/in/{file}"
     storage.write_bytes(path, data if isinstance(data, bytes) else data.encode())
     inputs = [f"{feature}={path}" if feature else path]
-    convert(open_source(inputs), f"{store}/out", Options(shards=2))
+    convert(open_source(inputs), f"{store}/out", ConversionOptions(shards=2))
     assert verify(f"{store}/out").records == ROWS
     again = open_source([f"{store}/out"])
     found = [int(row.values["id"]) for c in again.chunks() for row in again.rows(c.key)]
@@ -81,7 +81,7 @@ def test_image_folder(store):
         picture = _bytes(lambda f, i=i: Image.new("RGB", (4, 4), (i, 0, 0)).save(f, "PNG"))
         storage.write_bytes(f"{store}/in/class{i % 2}/{i}.png", picture)
     source = open_source([f"{store}/in"])
-    manifest = convert(source, f"{store}/out", Options())
+    manifest = convert(source, f"{store}/out", ConversionOptions())
     assert manifest.schema["label"].classes == ("class0", "class1")
     (x, y), *_ = read_tfrecords(f"{store}/out", 4, label="label", features=["image"])
     assert x[:, 0, 0, 0].numpy().tolist() == [0, 2, 1, 3]
@@ -110,16 +110,16 @@ def test_a_conversion_that_was_ended_goes_on(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
-            convert(source, f"{store}/out", Options(shards=3))
+            convert(source, f"{store}/out", ConversionOptions(shards=3))
     with pytest.raises(ValueError, match="has a conversion that was ended"):
-        convert(source, f"{store}/out", Options(shards=3))
+        convert(source, f"{store}/out", ConversionOptions(shards=3))
     written = []
     monkeypatch.setattr("tfdml.data.write.tasks.write_shard", lambda *a: written.append(a))
-    convert(source, f"{store}/out", Options(shards=3), resume=True)
+    convert(source, f"{store}/out", ConversionOptions(shards=3), resume=True)
     assert verify(f"{store}/out").records == ROWS
     assert not written
     with pytest.raises(ValueError, match="`output` must be empty"):
-        convert(source, f"{store}/out", Options(shards=3))
+        convert(source, f"{store}/out", ConversionOptions(shards=3))
 
 
 def _interrupt(*_):

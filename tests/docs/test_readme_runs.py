@@ -31,7 +31,8 @@ ELSEWHERE = {
 }
 EPOCHS = 10
 # All that a run may say: nothing that a reader has to look up.
-PROGRESS = r"Epoch \d+/10(, step \d+/36, .* left)?: .* - accuracy: .* - loss: .*"
+WHERE = r"(, step \d+/36, .* left|, validation step \d+)?"
+PROGRESS = rf"Epoch \d+/10{WHERE}: .* - accuracy: .* - loss: .*"
 SAVE_COST = r"tfdml: checkpoints take .* % of training time.*"
 
 

@@ -44,7 +44,7 @@ if slow:
     Files.sync = sync_slowly
 
 
-class Plan(keras.callbacks.Callback):
+class MembershipPlan(keras.callbacks.Callback):
     """Does what was planned, once; remembers losses."""
 
     def __init__(self):
@@ -102,7 +102,7 @@ with strategy.scope():
 numbers = np.random.default_rng(0)
 x = numbers.normal(size=(SAMPLES, 6)).astype("float32")
 y = numbers.normal(size=(SAMPLES, 3)).astype("float32")
-plan = Plan()
+plan = MembershipPlan()
 
 
 @tfdml.elastic.run

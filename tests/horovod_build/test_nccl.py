@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.harness.command import ROOT
 from tests.horovod_build.test_requirements import assert_one_message
 from tfdml.horovod_build import BuildError, BuildOptions, cuda
 from tfdml.horovod_build.changes import RPATH_VARIABLE

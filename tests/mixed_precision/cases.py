@@ -40,7 +40,7 @@ def overflowing(
     bad[row] = np.inf
 
     def state() -> list[bytes]:
-        kept = list(strategy.extended.aggregator_of(scaled).state.values())
+        kept = list(strategy.extended.get_aggregator(scaled).state.values())
         return [v.numpy().tobytes() for v in [*model.variables, *inner.variables, *kept]]
 
     for _ in range(2):

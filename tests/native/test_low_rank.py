@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.native.test_stages import SEED, assert_same, numbers, ones
 from tfdml import native
-from tfdml.collectives.loopback import EchoCollective
+from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import QSGD, PowerSGD
 from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.native_rounds import NativeRounds, operations
@@ -71,7 +71,8 @@ def summed(gradients, codec=None):
     """Returns what sums of two processes alike give."""
     codec = codec or PowerSGD(4)
     return sum_in_rounds(
-        EchoCollective(2), codec, gradients, [{"residual": tf.zeros_like(g)} for g in gradients],
+        LoopbackCollective(2), codec, gradients,
+        [{"residual": tf.zeros_like(g)} for g in gradients],
         [codec.init("w", g.shape) for g in gradients], Scales(*ones()), "w",
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.compression import numpy_codecs
 from tfdml import native
-from tfdml.collectives.loopback import EchoCollective
+from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import QSGD, BFloat16, Float16, NaturalCompression, OneBit, TernGrad, TopK
 from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.native_stages import NativeStages, chunk_length, operations
@@ -75,10 +75,10 @@ def test_all_stages_give_the_same_bits(codec, size):
         assert_same(encoded, encoded_too)
         for key in server:
             assert_same(kept_back[key], kept_back_too[key])
-        everyones = tf.tile(encoded, [size, 1])
+        gathered = tf.tile(encoded, [size, 1])
         dtypes = (tf.float32, tf.float16, tf.float32, tf.float32, tf.float64)
-        sums, finite = decode(everyones, SHAPES, dtypes, scale)
-        sums_too, finite_too = compiled.decode(everyones, SHAPES, dtypes, scale)
+        sums, finite = decode(gathered, SHAPES, dtypes, scale)
+        sums_too, finite_too = compiled.decode(gathered, SHAPES, dtypes, scale)
         assert bool(finite) == bool(finite_too)
         for one, other in zip(sums, sums_too, strict=True):
             assert_same(one, other)
@@ -111,8 +111,8 @@ def test_what_is_not_finite_is_told(codec, bad):
         chunk = chunk_length(64 * 64, 2, codec.block)
         server = {"residual": tf.zeros([chunk])} if codec.biased else {}
         encoded, _ = compiled.add(payload, server, tf.constant(1.0), chunk, SEED)
-        everyones = tf.concat([payload[:1], encoded], 0)
-        _, finite = compiled.decode(everyones, [(64, 64)], [tf.float32], tf.constant(1.0))
+        gathered = tf.concat([payload[:1], encoded], 0)
+        _, finite = compiled.decode(gathered, [(64, 64)], [tf.float32], tf.constant(1.0))
         assert bool(finite) == np.isfinite(value)
 
 
@@ -144,7 +144,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
     for library in (native.load(), None):
         monkeypatch.setattr(native, "usable", lambda library=library: library)
         result = sum_in_two_phases(
-            EchoCollective(2), QSGD(), [gradient], [{"residual": gradient}],
+            LoopbackCollective(2), QSGD(), [gradient], [{"residual": gradient}],
             [{"residual": tf.zeros([2048])}], Scales(*ones()), tf.constant(0), "w",
         )  # fmt: skip
         results.append(tf.nest.flatten(result))
@@ -174,7 +174,7 @@ RIGHT = {
     ],
 )
 def test_what_would_read_beyond_the_end_is_refused(changed, message):
-    arguments = {**RIGHT, "shapes": [[32]], "everyones": tf.zeros([2, 24], tf.uint8)}
+    arguments = {**RIGHT, "shapes": [[32]], "gathered": tf.zeros([2, 24], tf.uint8)}
     native.load().tfdml_decode(scale=1.0, n=1, **arguments)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         native.load().tfdml_decode(scale=1.0, n=1, **{**arguments, **changed})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, run_python
+from tests.harness.command import ROOT, run_python
 
 RECIPE = ["recipes/compressed.py", "--data", "digits", "--epochs", "2"]
 

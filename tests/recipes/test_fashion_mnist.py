@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import ROOT, run_python
+from tests.harness.command import ROOT, run_python
 
 sys.path.insert(0, str(ROOT / "recipes"))
 import images

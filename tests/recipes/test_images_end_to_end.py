@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import tfdml
-from tests.cli.conftest import run_python
 from tests.harness import rank_job
+from tests.harness.command import run_python
 from tfdml.data.check.verification import verify
 from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
-from tfdml.data.write.plan import Options
+from tfdml.data.write.plan import ConversionOptions
 
 FILES = Path("/usr/share/datasets/fashion-mnist")
 
@@ -65,6 +65,6 @@ def test_labels_stay_with_their_images(tmp_path):
     np.save(tmp_path / "image.npy", np.arange(100, dtype=np.uint8).reshape(100, 1, 1))
     np.save(tmp_path / "label.npy", np.arange(100))
     source = open_source([str(tmp_path / "image.npy"), str(tmp_path / "label.npy")])
-    convert(source, str(tmp_path / "out"), Options(shuffle_seed=1, shards=3))
+    convert(source, str(tmp_path / "out"), ConversionOptions(shuffle_seed=1, shards=3))
     for x, y in tfdml.data.read_tfrecords(str(tmp_path / "out"), 16, label="label"):
         np.testing.assert_array_equal(x[:, 0, 0], y)

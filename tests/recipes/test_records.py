@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import run_python
+from tests.harness.command import run_python
 from tests.recipes import cases
 from tfdml.data import verify
 

@@ -10,7 +10,7 @@ import pytest
 
 from tfdml.horovod_build import child
 from tfdml.runtime.launch.supervisor import free_ports
-from tfdml.runtime.rendezvous import wait_for_all
+from tfdml.runtime.rendezvous import wait_for_peers
 from tfdml.topology import child_environment
 
 PROGRAM = "import tfdml; tfdml.MultiWorkerMirroredStrategy(start_limit=4.0); print('started')"
@@ -57,7 +57,7 @@ def test_all_ranks_find_each_other():
 
     def come(rank: int) -> None:
         time.sleep(0.3 * rank)
-        wait_for_all(addresses, rank, 10.0)
+        wait_for_peers(addresses, rank, 10.0)
         # TensorFlow's server listens there from now on.
         servers.append(socket.create_server(("", ports[rank])))
 

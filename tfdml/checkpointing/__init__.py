@@ -4,7 +4,7 @@ from tfdml.checkpointing.claim import DirectoryInUse
 from tfdml.checkpointing.commit import save
 from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory, NoWholeCheckpoint
 from tfdml.checkpointing.files import Files
-from tfdml.checkpointing.manifest import DamagedCheckpoint, Manifest, verify
+from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint, verify
 from tfdml.checkpointing.store import StoreFiles, files_of
 from tfdml.checkpointing.writer import Writer
 
@@ -14,7 +14,7 @@ __all__ = [
     "DamagedCheckpoint",
     "DirectoryInUse",
     "Files",
-    "Manifest",
+    "CheckpointManifest",
     "NoWholeCheckpoint",
     "StoreFiles",
     "Writer",

@@ -48,7 +48,7 @@ class Fault:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """Instructions for one run of a program.
 
     Attributes:
@@ -66,11 +66,11 @@ class Plan:
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "Plan":
+    def from_json(text: str) -> "FaultPlan":
         """Returns the plan in a value of the variable."""
         fields = json.loads(text)
         fault = Fault(**fields.pop("fault")) if fields["fault"] else None
-        return Plan(**{**fields, "fault": fault})
+        return FaultPlan(**{**fields, "fault": fault})
 
 
 class Chaos(Files):
@@ -223,11 +223,11 @@ def damage(directory: str, fault: Fault) -> bool:
     files = sorted(Path(directory, names[-1]).iterdir())
     path = files[fault.number % len(files)]
     content = bytearray(path.read_bytes())
-    place = fault.number % max(len(content), 1)
+    position = fault.number % max(len(content), 1)
     if fault.kind == "truncation":
-        content = content[:place]
+        content = content[:position]
     else:
-        content[place] ^= 1 << (fault.number % 8)
+        content[position] ^= 1 << (fault.number % 8)
     path.write_bytes(content)
     return True
 

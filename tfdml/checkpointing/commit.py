@@ -21,7 +21,7 @@ import numpy as np
 
 from tfdml.checkpointing import manifest as manifests
 from tfdml.checkpointing.files import Files, remove_tree, write_file
-from tfdml.checkpointing.manifest import Manifest, Member
+from tfdml.checkpointing.manifest import CheckpointManifest, RankFile
 from tfdml.checkpointing.tensors import write_tensors
 
 PARTIAL = "partial-"
@@ -38,7 +38,7 @@ def save(
     directory: str,
     job: str,
     rank: int,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     tensors: Mapping[str, np.ndarray],
     notes: Any,
     wait: float = 600.0,
@@ -61,26 +61,29 @@ def save(
         OSError: If it cannot be written. The part that was written is removed: a full disk needs
             the space.
     """
-    place = place_of(files, directory, manifest, job)
+    staging = staging_directory(files, directory, manifest, job)
     try:
-        own = write_member(files, place, rank, manifest.world_size, tensors, notes)
+        own = write_member(files, staging, rank, manifest.world_size, tensors, notes)
         if rank == 0:
-            members = [own, *_members_of_others(files, place, manifest.world_size, wait, given_up)]
-            commit(files, directory, place, manifest, members)
+            members = [
+                own,
+                *_members_of_others(files, staging, manifest.world_size, wait, given_up),
+            ]
+            commit(files, directory, staging, manifest, members)
     except OSError:
         if rank:
             # An empty file needs no space on most disks. Without it rank 0 waits for a while.
-            failed = os.path.join(place, member_name(rank, manifest.world_size)) + _FAILED
+            failed = os.path.join(staging, member_name(rank, manifest.world_size)) + _FAILED
             with contextlib.suppress(OSError):
                 write_file(files, failed, b"")
         else:
             with contextlib.suppress(OSError):
                 final = os.path.join(directory, manifest.directory)
-                remove_checkpoint(files, place if files.renames_whole else final)
+                remove_checkpoint(files, staging if files.renames_whole else final)
         raise
 
 
-def place_of(files: Files, directory: str, manifest: Manifest, job: str) -> str:
+def staging_directory(files: Files, directory: str, manifest: CheckpointManifest, job: str) -> str:
     """Returns the directory to which the members of a checkpoint are written."""
     if files.renames_whole:
         return os.path.join(directory, f"{PARTIAL}{manifest.directory}-{job}")
@@ -90,17 +93,17 @@ def place_of(files: Files, directory: str, manifest: Manifest, job: str) -> str:
 
 def write_member(
     files: Files,
-    place: str,
+    staging: str,
     rank: int,
     world_size: int,
     tensors: Mapping[str, np.ndarray],
     notes: Any,
-) -> Member:
+) -> RankFile:
     """Writes a rank's member.
 
     Args:
         files: File system to write to.
-        place: Directory of the members; created if missing.
+        staging: Directory of the members; created if missing.
         rank: Rank of this process.
         world_size: Number of ranks.
         tensors: This rank's part of the state.
@@ -109,10 +112,10 @@ def write_member(
     Returns:
         The member. Ranks other than 0 also write it to a note beside the file, for rank 0.
     """
-    files.make_directory(place)
+    files.make_directory(staging)
     name = member_name(rank, world_size)
-    path = os.path.join(place, name)
-    member = Member(name, *write_tensors(files, path, tensors, notes))
+    path = os.path.join(staging, name)
+    member = RankFile(name, *write_tensors(files, path, tensors, notes))
     if rank:
         # Under its final name the note is whole: rank 0 may look at any time.
         note = json.dumps(dataclasses.asdict(member)).encode()
@@ -122,39 +125,43 @@ def write_member(
 
 
 def _members_of_others(
-    files: Files, place: str, world_size: int, wait: float, given_up: Callable[[], bool]
-) -> Iterator[Member]:
+    files: Files, staging: str, world_size: int, wait: float, given_up: Callable[[], bool]
+) -> Iterator[RankFile]:
     for rank in range(1, world_size):
-        path = os.path.join(place, member_name(rank, world_size))
+        path = os.path.join(staging, member_name(rank, world_size))
         note = path + _NOTE
         _await(files, path, wait, given_up, f"rank {rank}")
-        yield Member(**json.loads(files.read(note)))
+        yield RankFile(**json.loads(files.read(note)))
         files.unlink(note)
 
 
 def commit(
-    files: Files, directory: str, place: str, manifest: Manifest, members: Sequence[Member]
+    files: Files,
+    directory: str,
+    staging: str,
+    manifest: CheckpointManifest,
+    members: Sequence[RankFile],
 ) -> None:
     """Makes a checkpoint of the members that all ranks have written; only rank 0 calls it.
 
     Args:
         files: File system to write to.
         directory: Directory of all checkpoints.
-        place: Directory of the members.
+        staging: Directory of the members.
         manifest: Manifest of the checkpoint; its members are added.
         members: Members of all ranks.
     """
     final = os.path.join(directory, manifest.directory)
     if not files.renames_whole:
-        inside = os.path.relpath(place, final)
+        inside = os.path.relpath(staging, final)
         members = [dataclasses.replace(m, name=f"{inside}/{m.name}") for m in members]
         manifests.write_manifest(
             files, final, dataclasses.replace(manifest, members=tuple(members))
         )
         return
-    manifests.write_manifest(files, place, dataclasses.replace(manifest, members=tuple(members)))
-    files.sync_directory(place)
-    files.rename(place, final)
+    manifests.write_manifest(files, staging, dataclasses.replace(manifest, members=tuple(members)))
+    files.sync_directory(staging)
+    files.rename(staging, final)
     files.sync_directory(directory)
 
 

@@ -12,7 +12,7 @@ from tfdml.checkpointing import manifest as manifests
 from tfdml.checkpointing.claim import claim_of
 from tfdml.checkpointing.commit import PARTIAL, is_committed, remove_checkpoint
 from tfdml.checkpointing.files import Files, remove_tree
-from tfdml.checkpointing.manifest import DamagedCheckpoint, Manifest
+from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint
 from tfdml.checkpointing.tensors import read_tensors
 
 DAMAGED = "damaged-"
@@ -34,7 +34,7 @@ class Checkpoint:
 
     files: Files
     path: str
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     def read(self) -> list[tuple[dict[str, np.ndarray], Any]]:
         """Returns each rank's tensors and notes.

@@ -20,7 +20,7 @@ class DamagedCheckpoint(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class RankFile:
     """One file of a checkpoint.
 
     Attributes:
@@ -35,7 +35,7 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """Description of a checkpoint, without its tensors.
 
     Attributes:
@@ -55,7 +55,7 @@ class Manifest:
     epoch: int
     step: int
     world_size: int
-    members: tuple[Member, ...]
+    members: tuple[RankFile, ...]
     state: dict[str, Any]
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     finished: bool = False
@@ -79,7 +79,7 @@ def fit_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_manifest(files: Files, directory: str, manifest: Manifest) -> None:
+def write_manifest(files: Files, directory: str, manifest: CheckpointManifest) -> None:
     """Writes a manifest with its own checksum, and makes its content durable."""
     write_file(files, os.path.join(directory, NAME), _encode(dataclasses.asdict(manifest)))
 
@@ -89,7 +89,7 @@ def _encode(fields: dict[str, Any]) -> bytes:
     return f'{{"crc32": {zlib.crc32(body.encode())}, "checkpoint": {body}}}\n'.encode()
 
 
-def read_manifest(files: Files, directory: str) -> Manifest:
+def read_manifest(files: Files, directory: str) -> CheckpointManifest:
     """Reads the manifest of a checkpoint.
 
     Args:
@@ -113,11 +113,11 @@ def read_manifest(files: Files, directory: str) -> Manifest:
             f"{path} must be of version {VERSION} or less. Received: {fields['version']}. Read it "
             f"with the tfdml that wrote it, or a later one."
         )
-    members = tuple(Member(**member) for member in fields.pop("members"))
-    return Manifest(members=members, **fields)
+    members = tuple(RankFile(**member) for member in fields.pop("members"))
+    return CheckpointManifest(members=members, **fields)
 
 
-def verify(files: Files, directory: str) -> Manifest:
+def verify(files: Files, directory: str) -> CheckpointManifest:
     """Reads a checkpoint's manifest, and checks all its members against it.
 
     Args:
@@ -133,7 +133,7 @@ def verify(files: Files, directory: str) -> Manifest:
     return manifest
 
 
-def read_member(files: Files, directory: str, member: Member) -> bytes:
+def read_member(files: Files, directory: str, member: RankFile) -> bytes:
     """Returns a member's content.
 
     Args:

@@ -95,7 +95,7 @@ class StoreFiles(Files):
                 raise
             raise OSError(f"{type(error).__name__}: {error}") from error
 
-    def _place(self, url: str) -> str:
+    def _path_in_store(self, url: str) -> str:
         return self._store._strip_protocol(url)
 
     # -- Reading -------------------------------------------------------------------------------
@@ -104,31 +104,31 @@ class StoreFiles(Files):
         """See `Files`."""
         self._store.invalidate_cache()
         try:
-            found = self._do(self._store.ls, self._place(path), detail=False)
+            found = self._do(self._store.ls, self._path_in_store(path), detail=False)
         except FileNotFoundError:  # In many stores a directory without objects does not exist.
             return []
-        own = self._place(path).rstrip("/")
+        own = self._path_in_store(path).rstrip("/")
         names = {name.rstrip("/") for name in found} - {own}
         return sorted(name.rsplit("/", 1)[-1] for name in names)
 
     def exists(self, path: str) -> bool:
         """See `Files`."""
         self._store.invalidate_cache()
-        return self._do(self._store.exists, self._place(path))
+        return self._do(self._store.exists, self._path_in_store(path))
 
     def is_directory(self, path: str) -> bool:
         """See `Files`."""
-        return self._do(self._store.isdir, self._place(path))
+        return self._do(self._store.isdir, self._path_in_store(path))
 
     def read(self, path: str) -> bytes:
         """See `Files`."""
-        return self._do(self._store.cat_file, self._place(path))
+        return self._do(self._store.cat_file, self._path_in_store(path))
 
     # -- Writing -------------------------------------------------------------------------------
 
     def make_directory(self, path: str) -> None:
         """See `Files`; a store may have no directories."""
-        self._do(self._store.makedirs, self._place(path), exist_ok=True)
+        self._do(self._store.makedirs, self._path_in_store(path), exist_ok=True)
 
     def create(self, path: str) -> Any:
         """See `Files`; nothing is in the store before `sync`."""
@@ -140,7 +140,7 @@ class StoreFiles(Files):
 
     def sync(self, file: Any) -> None:
         """See `Files`; uploads the file to the store."""
-        self._do(self._store.put_file, file[1].name, self._place(file[0]))
+        self._do(self._store.put_file, file[1].name, self._path_in_store(file[0]))
 
     def close(self, file: Any) -> None:
         """See `Files`."""
@@ -159,7 +159,7 @@ class StoreFiles(Files):
 
     def _copy(self, source: str, target: str) -> None:
         if not self.is_directory(source):
-            self._do(self._store.cp_file, self._place(source), self._place(target))
+            self._do(self._store.cp_file, self._path_in_store(source), self._path_in_store(target))
             return
         self.make_directory(target)
         for name in self.names(source):
@@ -169,12 +169,12 @@ class StoreFiles(Files):
         """See `Files`."""
         # It may be a retry, after a first attempt that succeeded without a response.
         with contextlib.suppress(FileNotFoundError):
-            self._do(self._store.rm_file, self._place(path))
+            self._do(self._store.rm_file, self._path_in_store(path))
 
     def remove_directory(self, path: str) -> None:
         """See `Files`; in many stores an empty directory does not exist anyway."""
         if self.exists(path):
-            self._do(self._store.rmdir, self._place(path))
+            self._do(self._store.rmdir, self._path_in_store(path))
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -45,14 +45,16 @@ def bench(
     program += ["--horovod"] if horovod else []
     program += ["--model", model] if model else []
     try:
-        places = launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
-        if sum(place.ranks for place in places) < 2:
+        parsed_hosts = (
+            launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
+        )
+        if sum(host.ranks for host in parsed_hosts) < 2:
             raise ValueError(
                 f"`hosts` must have two ranks or more, to measure what is between them. "
                 f"Received: hosts={hosts!r}."
             )
         start = launcher.start_horovod if horovod else launcher.start_workers
-        failed = launcher.run(start(places, program, sys.executable))
+        failed = launcher.run(start(parsed_hosts, program, sys.executable))
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml bench: {error}", err=True)
         raise typer.Exit(2) from error

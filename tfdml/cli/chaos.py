@@ -14,7 +14,7 @@ import psutil
 import typer
 
 from tfdml.checkpointing import chaos as faults
-from tfdml.checkpointing.chaos import Fault, Plan
+from tfdml.checkpointing.chaos import Fault, FaultPlan
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
@@ -72,7 +72,7 @@ class _Runner:
         """Runs the program until it has had `number` faults; returns the number of lost runs."""
         whole = self._scratch / "whole"
         began = time.monotonic()
-        ended = self._start(Plan(str(whole)))
+        ended = self._start(FaultPlan(str(whole)))
         if not ended.ok or not whole.exists():
             raise RuntimeError(
                 f"COMMAND must end well, and save with `FaultTolerantCheckpoint`. Received: exit "
@@ -117,19 +117,19 @@ class _Runner:
                 if directory.exists() and faults.damage(str(directory), fault):
                     happened.append(fault)
                 continue
-            ended = self._start(Plan(str(directory), fault, self._rank))
+            ended = self._start(FaultPlan(str(directory), fault, self._rank))
             if ended.timed_out:
                 return [*happened, fault], f"no end within {self._timeout:.0f} s"
             if ended.ok and fault.kind != "short write":
                 break  # The run was over before its fault.
             happened.append(fault)
-        ended = self._start(Plan(str(directory)))
+        ended = self._start(FaultPlan(str(directory)))
         if not ended.ok:
             return happened, f"the restart failed: {ended.output[-1500:]}"
         different = faults.differences(whole, str(directory))
         return happened, f"not the same: {', '.join(different[:5])}" if different else None
 
-    def _start(self, plan: Plan) -> child.Ended:
+    def _start(self, plan: FaultPlan) -> child.Ended:
         environment = child_environment(**{faults.VARIABLE: plan.to_json()})
         return child.run(
             self._command,

@@ -92,8 +92,10 @@ def launch(
                 typer.echo(make(workers, ps, program), nl=False)
                 return
             raise typer.Exit(server_job.run_server_job(workers, ps, program, max_restarts))
-        places = launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
-        ranks = sum(host.ranks for host in places)
+        parsed_hosts = (
+            launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
+        )
+        ranks = sum(host.ranks for host in parsed_hosts)
         if min_workers > ranks or (min_workers and not max_restarts):
             raise ValueError(
                 f"`--min-workers` must be at most the number of ranks, {ranks}, and needs "
@@ -101,37 +103,37 @@ def launch(
                 f"{max_restarts}."
             )
         if print_slurm or print_kubernetes:
-            typer.echo(_manifest(places, program, horovod, print_slurm), nl=False)
+            typer.echo(_manifest(parsed_hosts, program, horovod, print_slurm), nl=False)
             return
-        raise typer.Exit(_run(places, program, horovod, max_restarts, min_workers or ranks))
+        raise typer.Exit(_run(parsed_hosts, program, horovod, max_restarts, min_workers or ranks))
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml launch: {error}", err=True)
         raise typer.Exit(2) from error
 
 
 def _manifest(
-    places: list[launcher.Host], program: list[str], horovod: bool, for_slurm: bool
+    parsed_hosts: list[launcher.Host], program: list[str], horovod: bool, for_slurm: bool
 ) -> str:
-    ranks = {host.ranks for host in places}
+    ranks = {host.ranks for host in parsed_hosts}
     if len(ranks) != 1:
         raise ValueError(
             f"`hosts` must have equally many ranks each for a scheduler. Received: {sorted(ranks)}."
         )
     make = scheduler_scripts.slurm if for_slurm else scheduler_scripts.kubernetes
-    if len(places) == 1 and not for_slurm and not horovod:
+    if len(parsed_hosts) == 1 and not for_slurm and not horovod:
         # `--workers 4` without hosts means four pods.
-        return make(places[0].ranks, 1, program, horovod)
-    return make(len(places), ranks.pop(), program, horovod)
+        return make(parsed_hosts[0].ranks, 1, program, horovod)
+    return make(len(parsed_hosts), ranks.pop(), program, horovod)
 
 
 def _run(
-    places: list[launcher.Host],
+    parsed_hosts: list[launcher.Host],
     program: list[str],
     horovod: bool,
     max_restarts: int,
     min_workers: int,
 ) -> int:
-    for host in places:
+    for host in parsed_hosts:
         if host.is_public:
             typer.echo(
                 f"tfdml launch: {host.name} has a public address, and TensorFlow's servers and "
@@ -140,14 +142,14 @@ def _run(
                 err=True,
             )
     start = launcher.start_horovod if horovod else launcher.start_workers
-    there = places
+    there = parsed_hosts
     for attempt in range(max_restarts + 1):
         failed = launcher.run(start(there, program, sys.executable))
         if not failed:
             return 0
         typer.echo(launcher.explain(failed), err=True)
         if attempt < max_restarts:
-            there = launcher.gather(places, min_workers)
+            there = launcher.gather(parsed_hosts, min_workers)
             on = ", ".join(f"{host.name}:{host.ranks}" for host in there)
             typer.echo(f"tfdml launch: restart {attempt + 1} of {max_restarts}, on {on}.", err=True)
     return failed[0].code

@@ -136,11 +136,11 @@ def convert(
     from tfdml.data.format.schema import Schema
     from tfdml.data.sources.opening import open_source
     from tfdml.data.write.convert import convert as run
-    from tfdml.data.write.plan import Options
+    from tfdml.data.write.plan import ConversionOptions
 
     try:
         images = ImageOptions(_size(resize), image_format, quality, fix_images)
-        options = Options(
+        options = ConversionOptions(
             name,
             shards,
             shard_mb << 20,

@@ -55,7 +55,7 @@ def self_test(
     two. The exit code is 1 if a strategy failed or is wrong.
     """
     try:
-        places = launcher.parse_hosts(hosts) if hosts else []
+        parsed_hosts = launcher.parse_hosts(hosts) if hosts else []
         if json is not None and not json.parent.is_dir():
             raise ValueError(f"`json` must be in a directory that exists. Received: {json}.")
     except ValueError as error:
@@ -65,12 +65,14 @@ def self_test(
         job for job in jobs.JOBS if not only or job.strategy in {name.value for name in only}
     ]
     commands = {
-        run.name: jobs.command(job, workers, hosts, places) for job in wanted for run in job.runs
+        run.name: jobs.command(job, workers, hosts, parsed_hosts)
+        for job in wanted
+        for run in job.runs
     }
     console = Console(highlight=False)
     try:
         with report.Report(console) as shown:
-            _run(wanted, commands, workers, hosts, places, shown)
+            _run(wanted, commands, workers, hosts, parsed_hosts, shown)
     except KeyboardInterrupt:
         typer.echo("tfdml test: interrupted; its processes have been ended.", err=True)
         raise typer.Exit(130) from None
@@ -86,7 +88,7 @@ def _run(
     commands: dict[str, list[str]],
     workers: int,
     hosts: str,
-    places: list[launcher.Host],
+    parsed_hosts: list[launcher.Host],
     shown: report.Report,
 ) -> None:
     """Runs the jobs one after the other, the reference first."""
@@ -105,7 +107,7 @@ def _run(
             commands[job.runs[0].name],
             lambda event, runs=by_name, where=where: shown.begin(runs[event.run], where),
         )
-        replicas = sum(place.ranks for place in places) if far else workers
+        replicas = sum(host.ranks for host in parsed_hosts) if far else workers
         if job is jobs.REFERENCE:
             replicas = 1
         # A process with several devices reports once for all of them, and so does a chief.

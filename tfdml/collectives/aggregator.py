@@ -49,17 +49,17 @@ class StepGradients:
     rates: Callable[[], Rates] = Rates
     devices: Sequence[str] = ()
 
-    def at(self, places: Sequence[int]) -> "StepGradients":
+    def at(self, indices: Sequence[int]) -> "StepGradients":
         """Returns the gradients of the given indices.
 
         Args:
-            places: Indices of gradients, from 0.
+            indices: Indices of gradients, from 0.
         """
         return dataclasses.replace(
             self,
-            values=[self.values[i] for i in places],
-            names=[self.names[i] for i in places],
-            devices=[self.devices[i] for i in places] if self.devices else (),
+            values=[self.values[i] for i in indices],
+            names=[self.names[i] for i in indices],
+            devices=[self.devices[i] for i in indices] if self.devices else (),
         )
 
 
@@ -208,12 +208,12 @@ def dense_buckets(
 
 
 @contextlib.contextmanager
-def on_device(devices: Sequence[str], places: Sequence[int]) -> Iterator[str | None]:
+def on_device(devices: Sequence[str], indices: Sequence[int]) -> Iterator[str | None]:
     """Context manager: operations are placed on the device of the first of the given gradients.
 
     Args:
         devices: The device of each gradient; empty for the current device.
-        places: Indices of the gradients.
+        indices: Indices of the gradients.
 
     Yields:
         The device's name, None for the current device.
@@ -221,8 +221,8 @@ def on_device(devices: Sequence[str], places: Sequence[int]) -> Iterator[str | N
     if not devices:
         yield None
         return
-    with tf.device(devices[places[0]]):
-        yield devices[places[0]]
+    with tf.device(devices[indices[0]]):
+        yield devices[indices[0]]
 
 
 def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
@@ -248,11 +248,11 @@ def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) 
     """
     sums: list[tf.Tensor | None] = [None] * len(tensors)
     for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        packed = tf.concat([tf.reshape(tensors[i], [-1]) for i in places], 0)
+        indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        packed = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], 0)
         (total,) = collective.all_reduce([packed], f"{name}/{dtype.name}")
-        sizes = [tensors[i].shape.num_elements() for i in places]
-        for i, part in zip(places, tf.split(total, sizes), strict=True):
+        sizes = [tensors[i].shape.num_elements() for i in indices]
+        for i, part in zip(indices, tf.split(total, sizes), strict=True):
             sums[i] = tf.reshape(part, tensors[i].shape)
     return sums
 

@@ -87,11 +87,11 @@ def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> lis
         Each gradient's device: that of its bucket. Gradients without a bucket, which are sparse,
         are assigned in turns.
     """
-    places = [devices[i % len(devices)] for i in range(count)]
+    spread_over = [devices[i % len(devices)] for i in range(count)]
     loads = dict.fromkeys(devices, 0)
     for bucket in buckets:
         device = min(loads, key=loads.__getitem__)
         loads[device] += bucket.nbytes
         for i in bucket.indices:
-            places[i] = device
-    return places
+            spread_over[i] = device
+    return spread_over

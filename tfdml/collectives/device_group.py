@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.tensorflow import Member
+from tfdml.collectives.tensorflow import GroupMember
 from tfdml.topology import Topology
 
 # Group keys are int32; the module `tensorflow` uses lower ones.
@@ -33,7 +33,7 @@ class DeviceGroup:
         # Different devices form a different group, which TensorFlow identifies by its key.
         own = ",".join(device.rpartition("/device:")[2] for device in devices)
         key = _FIRST_GROUP + zlib.crc32(own.encode()) % _GROUPS
-        self._members = {device: Member(device, key, size, options) for device in devices}
+        self._members = {device: GroupMember(device, key, size, options) for device in devices}
         self._graphs: dict[str, Callable] = {}
 
     def all_reduce(self, parts: Sequence[Sequence[tf.Tensor]], name: str) -> list[list[tf.Tensor]]:

@@ -8,7 +8,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.topology import Topology
 
 
-class EchoCollective(Collective):
+class LoopbackCollective(Collective):
     """Collective that behaves as if all ranks sent the same tensors, instantly.
 
     Its all-reduce returns this rank's tensors without multiplying them by the number of ranks.

@@ -17,7 +17,7 @@ def add_up_rows(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.Indexe
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    indices, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.size(indices))
     values.set_shape([None, *gradient.values.shape[1:]])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.topology import Topology
 
 # Each device type and index has one group over all processes, with a key of its own from here on;
@@ -42,7 +42,7 @@ class TensorFlowCollective(Collective):
         super().__init__(topology)
         self._device, *others = devices
         number = tf.DeviceSpec.from_string(self._device).device_index
-        self._member = Member(
+        self._member = GroupMember(
             self._device, _GROUP_KEY + 2 * number + ("GPU" in self._device), self.size, options
         )
         self._others = {d: TensorFlowCollective(topology, [d], options) for d in others}
@@ -127,7 +127,7 @@ class TensorFlowCollective(Collective):
         )
 
 
-class Member:
+class GroupMember:
     """A device as a member of a group, for TensorFlow's collective operations.
 
     Args:
@@ -155,7 +155,7 @@ class Member:
         # processes launch kernels in different orders. Without a token of its own, a graph would
         # order them with all other stateful operations, of all devices.
         with tf.init_scope(), tf.device(device):
-            self._token = own_variable(tf.constant(0.0))
+            self._token = unmanaged_variable(tf.constant(0.0))
 
     @property
     def order(self) -> list[tf.Tensor]:

@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
-def own_variable(start: tf.Tensor) -> tf.Variable:
+def unmanaged_variable(start: tf.Tensor) -> tf.Variable:
     """Returns a variable on the current device alone, in whatever strategy's scope it is created.
 
     Args:

@@ -131,7 +131,7 @@ class Shuffled:
         blocks = self._permuted_blocks(layout, shards_at_once, keep_shards)
         counts = layout.block_records[blocks]
         # Position of each block's first record when blocks are laid end to end, and its id.
-        self._places = np.cumsum(counts) - counts
+        self._positions = np.cumsum(counts) - counts
         self._first_ids = layout.first_ids[blocks]
         self._permutation = functools.lru_cache(maxsize=4)(self._make_permutation)
 
@@ -163,10 +163,10 @@ class Shuffled:
         """Returns the permutation of a window's records: int64, `[records in the window]`."""
         return self._permutation(window)
 
-    def at(self, places: np.ndarray) -> np.ndarray:
+    def at(self, positions: np.ndarray) -> np.ndarray:
         """Returns the ids of the records at positions in the sequence of blocks: int64."""
-        block = np.searchsorted(self._places, places, side="right") - 1
-        return self._first_ids[block] + places - self._places[block]
+        block = np.searchsorted(self._positions, positions, side="right") - 1
+        return self._first_ids[block] + positions - self._positions[block]
 
     def ids(self, begin: int, end: int) -> np.ndarray:
         """Returns the ids of the records at positions `begin` to `end` (exclusive): int64."""
@@ -227,12 +227,12 @@ def scattered(ordinals: np.ndarray, count: int, *key: int) -> np.ndarray:
     half = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     low = np.uint64((1 << int(half)) - 1)
     keys = random_numbers(4, *key)
-    places = ordinals.astype(np.uint64)
-    outside = np.ones(len(places), bool)
+    positions = ordinals.astype(np.uint64)
+    outside = np.ones(len(positions), bool)
     while outside.any():
-        left, right = places[outside] >> half, places[outside] & low
+        left, right = positions[outside] >> half, positions[outside] & low
         for round_key in keys:
             left, right = right, left ^ mix(right + round_key) & low
-        places[outside] = left << half | right
-        outside = places >= np.uint64(count)
-    return places.astype(np.int64)
+        positions[outside] = left << half | right
+        outside = positions >= np.uint64(count)
+    return positions.astype(np.int64)

@@ -24,7 +24,7 @@ Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """Plan of a build.
 
     Attributes:
@@ -64,7 +64,7 @@ class Built:
     log: Path | None
 
 
-def plan(options: BuildOptions, wheel_dir: Path | None = None) -> Plan:
+def plan(options: BuildOptions, wheel_dir: Path | None = None) -> BuildPlan:
     """Determines which wheel fits this environment.
 
     Args:
@@ -83,10 +83,10 @@ def plan(options: BuildOptions, wheel_dir: Path | None = None) -> Plan:
     tensorflow = requirements.installed_tensorflow()
     facts = wheel_facts(source.VERSION, tensorflow, options, environment)
     gpu = cuda.find(environment) if options.nccl else None
-    return Plan({**facts, **(gpu.facts() if gpu else {})}, options, wheels, work, gpu)
+    return BuildPlan({**facts, **(gpu.facts() if gpu else {})}, options, wheels, work, gpu)
 
 
-def build(planned: Plan, *, jobs: int, report: Report, rebuild: bool = False) -> Built:
+def build(planned: BuildPlan, *, jobs: int, report: Report, rebuild: bool = False) -> Built:
     """Returns the planned wheel, from the cache or built now.
 
     Concurrent builds of the same wheel are serialized: the second waits and takes the first's.
@@ -123,7 +123,7 @@ def build(planned: Plan, *, jobs: int, report: Report, rebuild: bool = False) ->
     return Built(wheel, False, time.monotonic() - began, planned.log)
 
 
-def _build(planned: Plan, jobs: int, report: Report) -> Path:
+def _build(planned: BuildPlan, jobs: int, report: Report) -> Path:
     options, log = planned.options, planned.log
     environment = options.environment(topology.child_environment())
     environment.update(MAKEFLAGS=f"-j{jobs}", TF_CPP_MIN_LOG_LEVEL="3")

@@ -155,15 +155,15 @@ def _places(home: Path, name: str) -> list[Path]:
 
 def _find_nccl(environment: Mapping[str, str], wheels: Path, cuda: Path) -> Path:
     chosen = environment.get("HOROVOD_NCCL_HOME")
-    places = [Path(chosen)] if chosen else [wheels / "nccl", cuda, Path("/usr/local"), Path("/usr")]
-    for home in places:
+    homes = [Path(chosen)] if chosen else [wheels / "nccl", cuda, Path("/usr/local"), Path("/usr")]
+    for home in homes:
         libraries = (home / folder for folder in _LIBRARY_FOLDERS)
         if (home / "include/nccl.h").exists() and any([*f.glob("libnccl*")] for f in libraries):
             return home
     raise BuildError(
         "NCCL's header include/nccl.h and its library libnccl must be installed to build with "
         "`--nccl`.",
-        received=f"not both in {', '.join(map(str, places))}",
+        received=f"not both in {', '.join(map(str, homes))}",
         fix=f"Install it: {NCCL_WHEEL} (which tensorflow[and-cuda] brings), or set "
         "HOROVOD_NCCL_HOME to its folder.",
     )

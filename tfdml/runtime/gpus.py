@@ -13,13 +13,15 @@ from tfdml.runtime.servers.server_task import WORKER
 from tfdml.topology import Topology
 
 
-def own_devices(named: Sequence[str] | None, place: Topology, most: int | None = None) -> list[str]:
+def own_devices(
+    named: Sequence[str] | None, process: Topology, most: int | None = None
+) -> list[str]:
     """Makes only this process's GPUs visible to TensorFlow; returns the names of its devices.
 
     Args:
         named: Devices that the user has named. They keep their numbers: all GPUs up to the last
             one named are visible.
-        place: Topology of this process. The processes of a host share its GPUs if none is named.
+        process: Topology of this process. The processes of a host share its GPUs if none is named.
         most: Maximum number of GPUs of this process if none is named.
 
     Returns:
@@ -36,7 +38,7 @@ def own_devices(named: Sequence[str] | None, place: Topology, most: int | None =
         _check_visible(named, gpus)
         _let_grow(gpus)
         return list(named or _names(_num_logical(gpus))[:most])
-    own = _up_to_last(named) if named else share_of(len(gpus), place)[:most]
+    own = _up_to_last(named) if named else share_of(len(gpus), process)[:most]
     try:
         tf.config.set_visible_devices([gpus[i] for i in own if i < len(gpus)], "GPU")
     except RuntimeError:  # TensorFlow uses its devices already.
@@ -54,45 +56,45 @@ def hide_all() -> None:
         tf.config.set_visible_devices([], "GPU")
 
 
-def server_config(role: str, place: Topology, num_gpus: int) -> tf.compat.v1.ConfigProto:
+def server_config(role: str, process: Topology, num_gpus: int) -> tf.compat.v1.ConfigProto:
     """Returns the GPU configuration of a TensorFlow server in a parameter server cluster.
 
     These servers ignore `tf.config`.
 
     Args:
         role: Role of the server. A worker has one replica and so one GPU; others have none.
-        place: Topology of this process among the workers of its host.
+        process: Topology of this process among the workers of its host.
         num_gpus: Number of GPUs that the process sees.
     """
-    own = share_of(num_gpus, place)[:1] if role == WORKER else []
+    own = share_of(num_gpus, process)[:1] if role == WORKER else []
     if not own:
         return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     options = tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=f"{own[0]}")
     return tf.compat.v1.ConfigProto(gpu_options=options)
 
 
-def share_of(num_gpus: int, place: Topology) -> list[int]:
+def share_of(num_gpus: int, process: Topology) -> list[int]:
     """Returns the numbers of a process's GPUs: an equal share for each process of its host.
 
     A process that sees one GPU owns it: the launcher or scheduler has given each its own.
 
     Args:
         num_gpus: Number of GPUs that the process sees.
-        place: Topology of the process.
+        process: Topology of the process.
 
     Raises:
         ValueError: If the process sees several GPUs, but fewer than its host has processes.
     """
     if num_gpus <= 1:
         return list(range(num_gpus))
-    each = num_gpus // place.local_size
+    each = num_gpus // process.local_size
     if not each:
         raise ValueError(
-            f"A host must have a GPU for each of its processes. Received on rank {place.rank}: "
-            f"{num_gpus} GPUs for {place.local_size} processes. Start {num_gpus} processes on this "
-            f"host, or pass `devices`."
+            f"A host must have a GPU for each of its processes. Received on rank {process.rank}: "
+            f"{num_gpus} GPUs for {process.local_size} processes. Start {num_gpus} processes on "
+            f"this host, or pass `devices`."
         )
-    return list(range(place.local_rank * each, (place.local_rank + 1) * each))
+    return list(range(process.local_rank * each, (process.local_rank + 1) * each))
 
 
 def _are_chosen(gpus: list) -> bool:

@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.2
 _STDERR = 2
 
 
-def wait_for_all(addresses: Sequence[str], rank: int, limit: float) -> None:
+def wait_for_peers(addresses: Sequence[str], rank: int, limit: float) -> None:
     """Waits until every rank listens on its port.
 
     Args:
@@ -54,7 +54,7 @@ def wait_for_all(addresses: Sequence[str], rank: int, limit: float) -> None:
 
 
 @contextlib.contextmanager
-def bounded(seconds: float) -> Iterator[None]:
+def exit_after(seconds: float) -> Iterator[None]:
     """Context manager: ends this process, with a traceback, if the block takes longer.
 
     Python's other timers need the GIL, which TensorFlow holds while it starts.

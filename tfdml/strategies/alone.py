@@ -53,10 +53,10 @@ def check_started_alone(strategy: str) -> None:
     Raises:
         ValueError: If this process is one of several and is not inside `alone`.
     """
-    place = topology.started_together()
-    if _is_meant.get() or place.size == 1 or topology.is_elastic():
+    job = topology.started_together()
+    if _is_meant.get() or job.size == 1 or topology.is_elastic():
         return
-    if place.launcher == "TF_CONFIG":
+    if job.launcher == "TF_CONFIG":
         fix = (
             "Use `tfdml.MultiWorkerMirroredStrategy` here; `tfdml launch --horovod` starts Horovod."
         )
@@ -64,8 +64,8 @@ def check_started_alone(strategy: str) -> None:
         fix = "Use `tfdml.HorovodStrategy` here; `tfdml launch` starts workers without Horovod."
     raise ValueError(
         f"`{strategy}` must be made in a process that was started for it, or each process trains a "
-        f"model of its own. Received: a job of one process, in rank {place.rank} of {place.size} "
-        f"as {place.launcher} says. {fix} If each process is to train by itself, make the strategy "
+        f"model of its own. Received: a job of one process, in rank {job.rank} of {job.size} "
+        f"as {job.launcher} says. {fix} If each process is to train by itself, make the strategy "
         f"under `with tfdml.alone():`."
     )
 

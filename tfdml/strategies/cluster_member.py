@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdml.runtime.rendezvous import bounded, wait_for_all
+from tfdml.runtime.rendezvous import exit_after, wait_for_peers
 from tfdml.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class ClusterMember:
     """This process as a member of a running cluster.
 
     Attributes:
@@ -30,14 +30,14 @@ class Member:
 
 
 # TensorFlow starts one server per process; a second strategy for the same cluster shares it.
-_members: dict[tuple, Member] = {}
+_members: dict[tuple, ClusterMember] = {}
 
 
 def join(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
     options: tf.distribute.experimental.CommunicationOptions,
     start_limit: float,
-) -> Member | None:
+) -> ClusterMember | None:
     """Starts this process's server and waits for the other processes; only the first time.
 
     Args:
@@ -56,24 +56,24 @@ def join(
     """
     resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()
-    place = _place(cluster, resolver.task_type, resolver.task_id)
-    if place.size == 1:
+    topology = _topology(cluster, resolver.task_type, resolver.task_id)
+    if topology.size == 1:
         return None
     key = (repr(sorted(cluster.items())), resolver.task_type, resolver.task_id)
     if _members and key not in _members:
         raise ValueError(
             f"`cluster_resolver` must describe the cluster that this process is in already: "
-            f"TensorFlow starts one server in a process. Received on rank {place.rank}: {cluster}. "
-            f"Start another process for another cluster."
+            f"TensorFlow starts one server in a process. Received on rank {topology.rank}: "
+            f"{cluster}. Start another process for another cluster."
         )
     if key not in _members:
         # TensorFlow's own strategy starts the server and the coordination service; its
         # collectives are not used.
         addresses = [cluster[job][index] for job, index in _order(cluster)]
-        wait_for_all(addresses, place.rank, start_limit)
-        with bounded(start_limit), _sigterm_left_alone():
+        wait_for_peers(addresses, topology.rank, start_limit)
+        with exit_after(start_limit), _sigterm_left_alone():
             server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-        _members[key] = Member(place, server.extended.worker_devices, resolver, server)
+        _members[key] = ClusterMember(topology, server.extended.worker_devices, resolver, server)
     return _members[key]
 
 
@@ -87,7 +87,9 @@ def _sigterm_left_alone() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _place(cluster: dict[str, list[str]], task_type: str | None, task_id: int | None) -> Topology:
+def _topology(
+    cluster: dict[str, list[str]], task_type: str | None, task_id: int | None
+) -> Topology:
     """Returns the topology of a task; the chief (or "master") is first, then the workers."""
     order = _order(cluster)
     if not order:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.guard.guard import guard_of
+from tfdml.runtime.guard.guard import get_guard
 from tfdml.runtime.guard.watched_collective import WatchedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
@@ -39,8 +39,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
         if collective.size == 1:
             check_started_alone(type(self).__name__)
         else:
-            guard = guard_of(collective, options.silence_limit)
-            collective = WatchedCollective(collective, guard.place)
+            guard = get_guard(collective, options.silence_limit)
+            collective = WatchedCollective(collective, guard.activity)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
         self.extended.keras_hooks = keras_seam.ReplicaHooks()
         note_strategy(self)

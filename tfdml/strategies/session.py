@@ -35,7 +35,7 @@ class FitSession:
     """State of training one model, except for the state that belongs to one of its optimizers.
 
     The residuals of an optimizer's exchanges are in its aggregator, see
-    `ReplicaExtended.aggregator_of`, because a custom loop has optimizers but no model.
+    `ReplicaExtended.get_aggregator`, because a custom loop has optimizers but no model.
 
     Args:
         model: The model.

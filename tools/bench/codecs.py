@@ -19,7 +19,7 @@ import tensorflow as tf
 import typer
 
 from tfdml import compression
-from tfdml.collectives.loopback import EchoCollective
+from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression.codecs.selection import encoded_largest
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.exchange.rounds import sum_in_rounds
@@ -68,7 +68,7 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float | None, 
 
     The first is None for a codec that works in rounds, the second also for one that is not native.
     """
-    alone = EchoCollective(SIZE)
+    alone = LoopbackCollective(SIZE)
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)
     kept = [memory.init(SHAPE)]

@@ -55,7 +55,7 @@ def readings(strategy) -> dict[str, Reading]:
     import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    from tfdml.strategies.input.local_batch import Splitter
+    from tfdml.strategies.input.local_batch import BatchSplitter
     from tfdml.strategies.keras_seam.data.data_source import OneByOne
 
     x, y = images(STEPS)
@@ -73,12 +73,12 @@ def readings(strategy) -> dict[str, Reading]:
     def split(dataset, extended):
         return dataset.map(extended.split_element, num_parallel_calls=tf.data.AUTOTUNE)
 
-    def of_all(portion):
-        return portion._replace(global_rows=tf.constant(GLOBAL_BATCH, tf.int64))
+    def of_all(local_batch):
+        return local_batch._replace(global_rows=tf.constant(GLOBAL_BATCH, tf.int64))
 
     def as_portions(dataset, extended):
         made = dataset.map(
-            lambda *batch: of_all(Splitter(0, 1, 1).split(batch)),
+            lambda *batch: of_all(BatchSplitter(0, 1, 1).split(batch)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         return made.prefetch(tf.data.AUTOTUNE)
@@ -117,8 +117,8 @@ def read_as(way: Reading, who: str) -> Iterator[dict[str, Any]]:
         if bare:
             digest = lambda batch: tf.zeros([local_batch.DIGEST_SIZE])  # noqa: E731
             without.enter_context(mock.patch.object(local_batch, "digest_of", digest))
-            portions = lambda a, d, e, **_: (a, way.bare(d, e))  # noqa: E731
-            without.enter_context(mock.patch.object(trainer, "portions", portions))
+            local_batches = lambda a, d, e, **_: (a, way.bare(d, e))  # noqa: E731
+            without.enter_context(mock.patch.object(trainer, "local_batches", local_batches))
         yield arguments
 
 

@@ -113,13 +113,13 @@ class Holding(keras.callbacks.Callback):
 
 
 def in_a_callback() -> tuple[str, str]:
-    """Returns what rank 0 hears of rank 1 while that is in a callback, and its own place after."""
+    """Returns what rank 0 hears of rank 1 during a callback, and its own activity after."""
     x, y = data(24)
     strategy = rank_job.strategy()
     model = compiled(strategy)
     holding = Holding(strategy)
     model.fit(x, y, batch_size=12, verbose=0, callbacks=[holding])
-    return holding.heard, strategy.extended.guard.place.describe()
+    return holding.heard, strategy.extended.guard.activity.describe()
 
 
 def guard_that_fails() -> None:

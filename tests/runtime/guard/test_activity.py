@@ -16,9 +16,9 @@ def broken():
 def test_an_error_says_where_it_was_raised():
     with pytest.raises(ValueError, match="gone") as failure:
         broken()
-    error, place = describe_error(failure.value).splitlines()
+    error, activity = describe_error(failure.value).splitlines()
     assert error == "ValueError: the file is gone"
-    assert re.fullmatch(r"at \S+test_activity.py:\d+ in broken", place)
+    assert re.fullmatch(r"at \S+test_activity.py:\d+ in broken", activity)
 
 
 class Saver(keras.callbacks.Callback):
@@ -31,9 +31,9 @@ class Saver(keras.callbacks.Callback):
 def test_an_error_says_in_which_callback_it_was_raised():
     with pytest.raises(ValueError, match="gone") as failure:
         Saver().on_epoch_end(0)
-    _, callback, place = describe_error(failure.value).splitlines()
+    _, callback, activity = describe_error(failure.value).splitlines()
     assert callback == "in callback Saver.on_epoch_end"
-    assert place.endswith("in broken")
+    assert activity.endswith("in broken")
 
 
 @tf.function
@@ -55,7 +55,7 @@ def test_python_code_of_a_graph_is_told_as_if_it_had_none(call):
     """TensorFlow's own text is pages long, and what has happened is in the middle of it."""
     with pytest.raises(tf.errors.OpError) as failure:
         call()
-    error, how, place = describe_error(failure.value).splitlines()
+    error, how, activity = describe_error(failure.value).splitlines()
     assert error.endswith("ValueError: the file is gone")
     assert how.startswith("in Python code of the graph (")
-    assert re.fullmatch(r"at \S+test_activity.py:\d+ in broken", place)
+    assert re.fullmatch(r"at \S+test_activity.py:\d+ in broken", activity)

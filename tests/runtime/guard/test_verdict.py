@@ -8,7 +8,7 @@ from tfdml.runtime.guard.verdict import (
     LEFT_GRACE,
     MISMATCH_GRACE,
     RAISED_GRACE,
-    Member,
+    RankStatus,
     verdict,
     verdict_of_rank_0,
 )
@@ -16,14 +16,14 @@ from tfdml.runtime.guard.verdict import (
 LIMIT = 60.0
 
 
-def members(count: int = 3, **beat) -> list[Member]:
+def members(count: int = 3, **beat) -> list[RankStatus]:
     """Ranks that are heard of at time 0, in step 5 of a `fit`."""
     found = []
     for rank in range(count):
-        member = Member(rank, f"node{rank}", 100 + rank, heard=0.0)
+        member = RankStatus(rank, f"node{rank}", 100 + rank, heard=0.0)
         member.hear(
             {
-                "kind": "beat", "place": "fit, step 5", "call": "fit", "calls": 1,
+                "kind": "beat", "activity": "fit, step 5", "call": "fit", "calls": 1,
                 "waits_for": "the exchange", "progress": 5, **beat,
             },
             0.0,
@@ -34,12 +34,12 @@ def members(count: int = 3, **beat) -> list[Member]:
 
 def failure(call: int | None = 1, consequence: bool = False, error: str = "ValueError: no") -> dict:
     return {
-        "kind": "failure", "error": error, "place": "fit, step 6",
+        "kind": "failure", "error": error, "activity": "fit, step 6",
         "call": call, "consequence": consequence,
     }  # fmt: skip
 
 
-def beat_on(found: list[Member], time: float) -> None:
+def beat_on(found: list[RankStatus], time: float) -> None:
     for member in found:
         member.hear({**member.beat, "progress": member.beat["progress"] + 1}, time)
 
@@ -232,6 +232,6 @@ def test_what_becomes_of_rank_0_each_rank_sees_for_itself():
 def test_an_uncaught_exception_keeps_the_place_where_it_left_the_call():
     found = members()
     found[1].hear(failure(call=1), 1.0)
-    found[1].hear({**failure(call=None), "place": "outside"}, 1.1)
-    assert found[1].failure.place == "fit, step 6"
+    found[1].hear({**failure(call=None), "activity": "outside"}, 1.1)
+    assert found[1].failure.activity == "fit, step 6"
     assert found[1].failure.call is None

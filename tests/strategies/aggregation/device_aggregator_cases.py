@@ -52,7 +52,7 @@ def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | No
     """What a strategy keeps after a step on gradients of zeros, having gone on with `before`."""
     strategy = rank_job.strategy(compression=compressor)
     optimizer = keras.optimizers.SGD()
-    aggregator = strategy.extended.aggregator_of(optimizer)
+    aggregator = strategy.extended.get_aggregator(optimizer)
     if before is not None:
         aggregator.restore(before)
     rng = np.random.default_rng(rank_job.rank())

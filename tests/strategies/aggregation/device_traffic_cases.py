@@ -88,7 +88,7 @@ def kept(devices: int) -> dict[str, list[int]]:
         model.compile(keras.optimizers.SGD(0.1, name="sgd"), "mse")
     rows = np.ones((8, WIDTH), "float32")
     model.fit(rows, rows, batch_size=8, verbose=0)
-    aggregator = strategy.extended.aggregator_of(model.optimizer)
+    aggregator = strategy.extended.get_aggregator(model.optimizer)
     return {name: v.shape.as_list() for name, v in aggregator.state.items()}
 
 

@@ -45,7 +45,7 @@ CODECS = {
 FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
 
 
-class Decided(aggregator.Choice):
+class Decided(aggregator.CandidateChoice):
     """A choice that holds the candidate for the fastest, however long steps take."""
 
     def __init__(self, *measured):
@@ -182,7 +182,7 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
     if "auto" not in features:
         yield
         return
-    with mock.patch.object(aggregator, "Choice", Decided):
+    with mock.patch.object(aggregator, "CandidateChoice", Decided):
         yield
 
 

@@ -22,7 +22,7 @@ JOINS_AT, STAYS = 3, 2
 LOST = "lost"
 
 
-class Plan(keras.callbacks.Callback):
+class MembershipPlan(keras.callbacks.Callback):
     """Lets a rank come, and dies."""
 
     def __init__(self):
@@ -57,7 +57,7 @@ def train(state: tfdml.elastic.KerasState) -> keras.callbacks.History:
 out, hosts, records, *features = sys.argv[1:]
 cpus = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-plan = Plan()
+plan = MembershipPlan()
 with cases.deciding(features):
     strategy = cases.strategy_of(features)
     model = cases.model_of(features, strategy)

@@ -23,7 +23,7 @@ def _without_exchange():
 
 def _without_weighting():
     equal = lambda self, dtype: tf.cast(1 / 2, dtype)  # noqa: E731
-    return mock.patch.object(local_batch.Share, "fraction", equal)
+    return mock.patch.object(local_batch.ShareInfo, "fraction", equal)
 
 
 def _without_shuffle_agreement():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.harness import rank_job
 from tests.strategies.cases import CLASSES, compiled, data, outcome, seed_ranks_apart
-from tfdml.strategies.input.device_prefetch import OnDevices
+from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 
 ROWS, BATCH = 49, 8
 
@@ -34,7 +34,9 @@ def trained(source: str, ahead: bool, devices: int, options: dict) -> dict:
     strategy.extended.copies_ahead = ahead
     compile_options = {"steps_per_execution": options.pop("steps_per_execution", 1)}
     model = compiled(strategy, **compile_options)
-    with mock.patch.object(OnDevices, "_next", autospec=True, side_effect=OnDevices._next) as read:
+    with mock.patch.object(
+        DevicePrefetcher, "_next", autospec=True, side_effect=DevicePrefetcher._next
+    ) as read:
         history = model.fit(**dataset_of(source), epochs=3, verbose=0, **options)
     iterations = int(model.optimizer.iterations.numpy())
     return {**outcome(model, history), "iterations": iterations, "read": read.call_count}
@@ -47,15 +49,17 @@ def where() -> dict:
     batches = tf.data.Dataset.from_tensor_slices(
         {"x": np.zeros((9, 3), "float32"), "y": np.arange(9), "text": ["a"] * 9}
     ).batch(4)
-    portions = list(OnDevices(batches.map(extended.split_element), extended.local_devices))
+    local_batches = list(
+        DevicePrefetcher(batches.map(extended.split_element), extended.local_devices)
+    )
     number = [extended.collective.rank * 2 + i for i in range(2)]
     return {
-        "portions": len(portions),
-        "rows": {t.device for p in portions for t in (p.rows, p.global_rows)},
-        "parts": [{p.parts[i][k].device for p in portions for k in "xy"} for i in range(2)],
-        "text": {p.parts[1]["text"].device for p in portions},
+        "local batches": len(local_batches),
+        "rows": {t.device for p in local_batches for t in (p.rows, p.global_rows)},
+        "parts": [{p.parts[i][k].device for p in local_batches for k in "xy"} for i in range(2)],
+        "text": {p.parts[1]["text"].device for p in local_batches},
         "devices": list(extended.local_devices),
-        "y": [p.parts[i]["y"].numpy().tolist() for p in portions for i in range(2)],
+        "y": [p.parts[i]["y"].numpy().tolist() for p in local_batches for i in range(2)],
         "replicas": number,
     }
 

@@ -8,7 +8,7 @@ from tests.strategies.input import device_prefetch_cases as cases
 
 def test_rows_are_on_their_replicas_device_and_their_numbers_are_not(ranks):
     for result in ranks(2).run(cases.where):
-        assert result["portions"] == 3
+        assert result["local batches"] == 3
         for devices, name in zip(result["parts"], result["devices"], strict=True):
             assert len(devices) == 1
             assert devices.pop().endswith(name.rpartition("/")[2])

@@ -10,9 +10,9 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.runtime.errors import DataError, OtherRankError
 from tfdml.strategies.input.feed_modes import ReplicatedFeed, ScatterFeed, ShardedFeed
-from tfdml.strategies.input.local_batch import Splitter
+from tfdml.strategies.input.local_batch import BatchSplitter
 
-ONE = Splitter(0, 1, 1)
+ONE = BatchSplitter(0, 1, 1)
 
 
 def _feed(mode, dataset):
@@ -45,10 +45,10 @@ def test_an_error_comes_after_the_batches_before_it(mode, good):
 
     spec = tf.TensorSpec([None], tf.float32)
     feed = _feed(mode, tf.data.Dataset.from_generator(batches, output_signature=spec))
-    portions = iter(feed)
-    assert [float(next(portions).parts[0][0]) for _ in range(good)] == list(range(good))
+    local_batches = iter(feed)
+    assert [float(next(local_batches).parts[0][0]) for _ in range(good)] == list(range(good))
     with pytest.raises(DataError, match=f"on rank 0, instead of batch {good}: .*file is gone"):
-        next(portions)
+        next(local_batches)
 
 
 def _failing(feed: type, failing: int, collective) -> tuple[int, Exception | None]:
@@ -65,7 +65,7 @@ def _failing(feed: type, failing: int, collective) -> tuple[int, Exception | Non
     dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
     if feed is ShardedFeed:
         dataset = dataset.map(ONE.split)
-    splitter = Splitter(collective.rank, 1, collective.size)
+    splitter = BatchSplitter(collective.rank, 1, collective.size)
     came = 0
     try:
         for _ in feed(dataset, collective, splitter, None):

@@ -10,13 +10,13 @@ from keras import layers
 
 from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies import HorovodStrategy
-from tfdml.strategies.input.device_prefetch import OnDevices
+from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 from tfdml.strategies.input.feed_modes import ReplicatedFeed
-from tfdml.strategies.input.iterators import Passes
-from tfdml.strategies.input.local_batch import Splitter
+from tfdml.strategies.input.iterators import Reiterable
+from tfdml.strategies.input.local_batch import BatchSplitter
 from tfdml.strategies.keras_seam.data.data_source import OneByOne
 
-ONE = Splitter(0, 1, 1)
+ONE = BatchSplitter(0, 1, 1)
 SECONDS = 20
 
 
@@ -53,10 +53,10 @@ def fit(data, **arguments) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        Passes,
+        Reiterable,
         OneByOne,
         lambda d: ReplicatedFeed(d.map(ONE.split), LocalCollective(), ONE, None),
-        lambda d: OnDevices(d.map(ONE.split), ["CPU:0"]),
+        lambda d: DevicePrefetcher(d.map(ONE.split), ["CPU:0"]),
     ],
     ids=["dataset", "one by one", "feed", "on devices"],
 )

@@ -4,34 +4,34 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Splitter, count_rows
+from tfdml.strategies.input.local_batch import BatchSplitter, count_rows
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 100, 101])
 def test_shares_are_a_partition_in_order(rows, replicas):
     batch = tf.range(rows, dtype=tf.int64)
-    portions = [Splitter(i, 1, replicas).split(batch) for i in range(replicas)]
-    shares = [p.shares[0] for p in portions]
-    own = [s.drop_padding(p.parts[0]).numpy() for s, p in zip(shares, portions, strict=True)]
+    local_batches = [BatchSplitter(i, 1, replicas).split(batch) for i in range(replicas)]
+    shares = [p.shares[0] for p in local_batches]
+    own = [s.drop_padding(p.parts[0]).numpy() for s, p in zip(shares, local_batches, strict=True)]
     assert np.concatenate(own).tolist() == list(range(rows))
     sizes = [len(o) for o in own]
     assert max(sizes) - min(sizes) <= 1
     assert sizes[0] >= 1
     assert sum(s.fraction(tf.float64).numpy() for s in shares) == pytest.approx(1)
-    for share, size, portion in zip(shares, sizes, portions, strict=True):
+    for share, size, local_batch in zip(shares, sizes, local_batches, strict=True):
         assert share.rows.numpy() == size
-        assert len(portion.parts[0]) == max(size, 1)
+        assert len(local_batch.parts[0]) == max(size, 1)
         assert share.present(tf.float32).numpy() == (1 if size else 0)
 
 
 def test_a_process_splits_as_many_processes_would():
     batch = tf.range(11, dtype=tf.int64)
-    both = Splitter(2, 2, 4).split(batch)
+    both = BatchSplitter(2, 2, 4).split(batch)
     for i, part in enumerate(both.parts):
-        (alone,) = Splitter(2 + i, 1, 4).split(batch).parts
+        (alone,) = BatchSplitter(2 + i, 1, 4).split(batch).parts
         assert part.numpy().tolist() == alone.numpy().tolist()
-    own = Splitter(2, 2, 4).own_rows(batch).numpy().tolist()
+    own = BatchSplitter(2, 2, 4).own_rows(batch).numpy().tolist()
     assert own == sum((p.numpy().tolist() for p in both.parts), [])
 
 
@@ -44,7 +44,7 @@ def test_structures_are_taken_leaf_by_leaf():
         "none": None,
     }
     assert count_rows(batch) == 5
-    (part,) = Splitter(1, 1, 2).split(batch).parts
+    (part,) = BatchSplitter(1, 1, 2).split(batch).parts
     assert part["dense"].numpy().tolist() == [[6, 7], [8, 9]]
     assert part["ragged"].to_list() == [[4], [5, 6]]
     assert tf.sparse.to_dense(part["sparse"]).numpy().tolist() == [[0, 0], [0, 5]]

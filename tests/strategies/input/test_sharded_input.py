@@ -1,4 +1,4 @@
-"""Own parts of the data: what a pipeline shows of its rows, and portions that follow from it."""
+"""Sharded input: what a pipeline shows of its rows, and the local batches that follow from it."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfdml.collectives.simulated import run_ranks
 from tfdml.strategies.input import sharded_input
 from tfdml.strategies.input.feed_modes import ShardedFeed
-from tfdml.strategies.input.local_batch import Splitter
-from tfdml.strategies.input.sharded_input import ENDLESS, UNKNOWN, known_rows, own_portions
+from tfdml.strategies.input.local_batch import BatchSplitter
+from tfdml.strategies.input.sharded_input import ENDLESS, UNKNOWN, known_rows, sharded_batches
 
 RANGE = tf.data.Dataset.range(100)
 
@@ -34,17 +34,17 @@ def test_rows_are_known_where_the_pipeline_shows_them(dataset, rows):
 
 
 def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
-    """Returns each rank's portions; its part has so many rows, numbered from 1000 x rank."""
+    """Returns each rank's local batches; its part has so many rows, numbered from 1000 x rank."""
 
     def read(collective):
         rank = collective.rank
         rows = np.arange(1000 * rank, 1000 * rank + lengths[rank])
         dataset = change(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size))
-        splitter = Splitter(rank, 1, collective.size)
-        portions, number = own_portions(dataset, collective, splitter)
-        feed = isinstance(portions, ShardedFeed)
+        splitter = BatchSplitter(rank, 1, collective.size)
+        local_batches, number = sharded_batches(dataset, collective, splitter)
+        feed = isinstance(local_batches, ShardedFeed)
         # A feed's iterator waits for the other ranks' when it is dropped: read it to its end.
-        found = list(portions) if feed else list(portions.take(take))
+        found = list(local_batches) if feed else list(local_batches.take(take))
         return number, feed, found
 
     return run_ranks(len(lengths), read)
@@ -64,20 +64,20 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
 def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, number, feed):
     results = _portions(lengths, batch_size)
     assert [r[:2] for r in results] == [(number, feed)] * len(lengths)
-    for rank, (_, _, portions) in enumerate(results):
-        rows = np.concatenate([p.parts[0][: p.rows[0]] for p in portions])
+    for rank, (_, _, local_batches) in enumerate(results):
+        rows = np.concatenate([p.parts[0][: p.rows[0]] for p in local_batches])
         assert rows.tolist() == list(range(1000 * rank, 1000 * rank + lengths[rank]))
-    for portions in zip(*(found for *_, found in results), strict=True):
-        rows = [int(p.rows[0]) for p in portions]
-        assert [int(p.global_rows) for p in portions] == [sum(rows)] * len(rows)
+    for local_batches in zip(*(found for *_, found in results), strict=True):
+        rows = [int(p.rows[0]) for p in local_batches]
+        assert [int(p.global_rows) for p in local_batches] == [sum(rows)] * len(rows)
 
 
 def test_endless_parts_are_of_full_batches():
     results = _portions([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
-    for number, feed, portions in results:
+    for number, feed, local_batches in results:
         assert (number, feed) == (None, False)
-        assert [int(p.global_rows) for p in portions] == [4] * 20
-        assert [len(p.parts[0]) for p in portions] == [2] * 20
+        assert [int(p.global_rows) for p in local_batches] == [4] * 20
+        assert [len(p.parts[0]) for p in local_batches] == [2] * 20
 
 
 def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
@@ -85,9 +85,9 @@ def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
         dataset = tf.data.Dataset.range(8)
         if collective.rank:
             dataset = dataset.filter(lambda x: True)
-        splitter = Splitter(collective.rank, 1, 2)
-        portions, number = own_portions(dataset.batch(4), collective, splitter)
-        return isinstance(portions, ShardedFeed), number, len(list(portions))
+        splitter = BatchSplitter(collective.rank, 1, 2)
+        local_batches, number = sharded_batches(dataset.batch(4), collective, splitter)
+        return isinstance(local_batches, ShardedFeed), number, len(list(local_batches))
 
     assert run_ranks(2, read) == [(True, None, 4)] * 2
 
@@ -101,8 +101,8 @@ def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
 def test_a_replica_may_be_without_rows_of_the_last_batch():
     def read(collective):
         dataset = tf.data.Dataset.range(9).batch(8)
-        splitter = Splitter(2 * collective.rank, 2, 4)
-        portions, _ = own_portions(dataset, collective, splitter)
-        return [(p.rows.numpy().tolist(), int(p.global_rows)) for p in portions]
+        splitter = BatchSplitter(2 * collective.rank, 2, 4)
+        local_batches, _ = sharded_batches(dataset, collective, splitter)
+        return [(p.rows.numpy().tolist(), int(p.global_rows)) for p in local_batches]
 
     assert run_ranks(2, read) == [[([2, 2], 8), ([2, 2], 8), ([1, 0], 2)]] * 2

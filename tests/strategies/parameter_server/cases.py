@@ -318,7 +318,7 @@ def staleness(bound: int | None) -> list[float]:
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     seen: list[float] = []
     each = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(metric_log.get("others", 0.0))
+        on_train_batch_end=lambda batch, logs: seen.append(logs.get("others", 0.0))
     )
     model.fit(dataset(), epochs=1, steps_per_epoch=60, verbose=0, callbacks=[each])
     return seen
@@ -369,7 +369,7 @@ def other_data() -> dict:
 
 def what_each_worker_reads() -> dict[int, list[int]]:
     """Returns the numbers of the samples in each worker's first batches."""
-    from tfdml.strategies.parameter_server.chief.in_flight_tasks import Window
+    from tfdml.strategies.parameter_server.chief.in_flight_tasks import InFlightTasks
     from tfdml.strategies.parameter_server.remote_datasets import ShippedDataset
 
     strategy = ParameterServerStrategy()
@@ -377,7 +377,7 @@ def what_each_worker_reads() -> dict[int, list[int]]:
     iterators = iter(ShippedDataset(numbered, strategy.coordinator, strategy.size)).values
     read = tf.function(lambda iterator: next(iterator))
     read = read.get_concrete_function(iterators._values[0]._type_spec)
-    window, seen = Window(strategy.coordinator), {}
+    window, seen = InFlightTasks(strategy.coordinator), {}
     while sum(map(bool, seen.values())) < 2 or min(map(len, seen.values())) < 48:
         window.begin(read, (iterators,))
         window.wait_until(lambda: window.size < 4)

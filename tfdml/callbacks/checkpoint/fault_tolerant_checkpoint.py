@@ -19,7 +19,7 @@ from tfdml.callbacks.checkpoint.saver import Saver
 from tfdml.callbacks.checkpoint.schedule import Schedule
 from tfdml.callbacks.checkpoint.session import end_session, placed, say, session_of
 from tfdml.callbacks.checkpoint.training_state import TrainingState
-from tfdml.checkpointing import Manifest
+from tfdml.checkpointing import CheckpointManifest
 from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with
@@ -164,7 +164,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if self._ranks.rank:
             self._saver.collect()
         # Rank 0's write waits for the others' parts; this exchange fails if one of them has died.
-        self._ranks.any_of_all(True)
+        self._ranks.any_rank(True)
         self._saver.collect()
 
     def ignore_preemption(self) -> None:
@@ -180,7 +180,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._session = session_of(self.directory)
         self._others = [c for c in callbacks if c is not self]
         self._fit, self._session.fits = self._session.fits, self._session.fits + 1
-        chosen = self._ranks.told_by_rank_0(choose() if self._ranks.rank == 0 else None)
+        chosen = self._ranks.broadcast_json(choose() if self._ranks.rank == 0 else None)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])
         self._saver = Saver(
@@ -214,7 +214,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
                 say(f"epoch {saved.epoch} {what}, from {path}")
             if not self.progress.step:
                 self._saved = None
-        self._schedule = Schedule(self._save_freq, self._ranks.told_by_rank_0, self.progress.total)
+        self._schedule = Schedule(self._save_freq, self._ranks.broadcast_json, self.progress.total)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Restores the state again within an epoch: its metrics, and changes by other callbacks."""
@@ -267,7 +267,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
     def _leave(self) -> None:
         self._saver.collect()
         # The first rank to exit ends the others, so wait until all parts are written.
-        self._ranks.any_of_all(True)
+        self._ranks.any_rank(True)
         if self._ranks.rank == 0:
             now = self.progress
             say(f"asked to end, saved after step {now.step} of epoch {now.epoch}.")
@@ -283,10 +283,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     # -- How to save ---------------------------------------------------------------------------
 
-    def _named(self, **fields: Any) -> Manifest:
+    def _named(self, **fields: Any) -> CheckpointManifest:
         fields = {"state": {}, "members": (), **fields}
         now = self.progress
-        return Manifest(self._fit, now.epoch, now.total, self._ranks.size, **fields)
+        return CheckpointManifest(self._fit, now.epoch, now.total, self._ranks.size, **fields)
 
     def _save(self, finished: bool) -> None:
         name = self._named().directory

@@ -9,7 +9,7 @@ import numpy as np
 from tfdml import checkpointing
 from tfdml.callbacks.checkpoint.session import Session, say
 from tfdml.callbacks.checkpoint.training_state import Snapshot
-from tfdml.checkpointing import Manifest, Writer
+from tfdml.checkpointing import CheckpointManifest, Writer
 from tfdml.strategies.replicas.rank_state import RankState
 
 # Prefix of the names of a rank's own tensors.
@@ -50,7 +50,7 @@ class Saver:
         """Whether a checkpoint is being written."""
         return self._writer.busy
 
-    def save(self, manifest: Manifest, snapshot: Snapshot) -> None:
+    def save(self, manifest: CheckpointManifest, snapshot: Snapshot) -> None:
         """Starts to write a snapshot; if not asynchronous, waits until it is written."""
         self.collect()
         tensors = self._own_part(snapshot.tensors)
@@ -94,7 +94,7 @@ class Saver:
                 own[name] = value
         return own
 
-    def _write(self, job: str, manifest: Manifest, tensors: dict, notes: dict) -> None:
+    def _write(self, job: str, manifest: CheckpointManifest, tensors: dict, notes: dict) -> None:
         """Writes this rank's part, in the writer's thread."""
         began = time.perf_counter()
         session, rank = self._session, self._ranks.rank

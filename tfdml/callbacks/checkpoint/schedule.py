@@ -13,7 +13,7 @@ class Schedule:
 
     Args:
         save_freq: "epoch", a number of steps, or a time.
-        told_by_rank_0: Function that returns rank 0's argument on all ranks.
+        broadcast_json: Function that returns rank 0's argument on all ranks.
         total: The number of steps trained before.
 
     Raises:
@@ -23,14 +23,14 @@ class Schedule:
     def __init__(
         self,
         save_freq: str | int | datetime.timedelta,
-        told_by_rank_0: Callable[[dict], dict],
+        broadcast_json: Callable[[dict], dict],
         total: int,
     ):
         self._every = save_freq if isinstance(save_freq, int) else 0
         self._seconds = 0.0
         if isinstance(save_freq, datetime.timedelta):
             self._seconds = save_freq.total_seconds()
-        self._told_by_rank_0 = told_by_rank_0
+        self._told_by_rank_0 = broadcast_json
         self._before = self._looked = total
         self._look_at = total + 1
         self._saved_at = self._looked_at = time.monotonic()

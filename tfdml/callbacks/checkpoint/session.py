@@ -14,7 +14,7 @@ from tfdml.checkpointing import (
     NoWholeCheckpoint,
     files_of,
 )
-from tfdml.checkpointing.chaos import VARIABLE, Chaos, Plan
+from tfdml.checkpointing.chaos import VARIABLE, Chaos, FaultPlan
 from tfdml.topology import launched, setting
 
 
@@ -122,9 +122,9 @@ def _full(path: str) -> str:
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
-def _plan() -> Plan | None:
+def _plan() -> FaultPlan | None:
     said = setting(VARIABLE)
-    return Plan.from_json(said) if said else None
+    return FaultPlan.from_json(said) if said else None
 
 
 def end_session(path: str) -> None:

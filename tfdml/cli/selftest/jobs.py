@@ -112,21 +112,21 @@ def is_installed(job: Job) -> bool:
     return job.strategy != "horovod" or importlib.util.find_spec("horovod") is not None
 
 
-def command(job: Job, workers: int, hosts: str, places: list[Host]) -> list[str]:
+def command(job: Job, workers: int, hosts: str, parsed_hosts: list[Host]) -> list[str]:
     """Returns the command that runs a job, which can also be run by hand.
 
     Args:
         job: Job to run.
         workers: Number of processes, or devices, on this machine.
         hosts: Value of `--hosts`, or "".
-        places: Parsed value of `--hosts`.
+        parsed_hosts: Parsed value of `--hosts`.
     """
     program = ["-m", "tfdml.cli.selftest.program", job.strategy]
     if job.options is None:
         return [sys.executable, *program, "--devices", str(workers)]
     launch = [sys.executable, "-m", "tfdml.cli.main", "launch", *job.options]
     if hosts and job.on_hosts:
-        most = max(place.ranks for place in places)
+        most = max(host.ranks for host in parsed_hosts)
         return [*launch, "--hosts", hosts, "--", *program, "--ranks-here", str(most)]
     return [*launch, "--workers", str(workers), "--", *program, "--ranks-here", str(workers)]
 

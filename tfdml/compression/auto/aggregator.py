@@ -16,9 +16,9 @@ from tfdml.collectives.aggregator import (
 )
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.auto.auto import Auto
-from tfdml.compression.auto.candidate_choice import Choice
+from tfdml.compression.auto.candidate_choice import CandidateChoice
 from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.auto.measure import Clock, measure_codec, measure_link
 from tfdml.compression.compressor import Compressor
@@ -62,7 +62,7 @@ class AutoAggregator(GradientAggregator):
             for number, c in enumerate(auto.candidates, start=1)
         ]
         # By the exchanges' label: one for each optimizer.
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, CandidateChoice] = {}
         self._chosen: dict[str, tf.Variable] = {}
 
     @property
@@ -110,13 +110,13 @@ class AutoAggregator(GradientAggregator):
         shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
         rest = (shapes, dtypes, self._collective.size, self._bucket_bytes)
         sent = [traffic(c, *rest) for c in self._candidates]
-        choice = Choice(
+        choice = CandidateChoice(
             ["no compression", *map(repr, self._candidates[1:])],
             [exchange_seconds(t, link, codec) for t, codec in zip(sent, codecs, strict=True)],
             [t.sent / link.bandwidth for t in sent],
         )
         self.choices[label] = choice
-        self._chosen[label] = own_variable(tf.constant(choice.current))
+        self._chosen[label] = unmanaged_variable(tf.constant(choice.current))
         self._say(
             f"{self._collective.size} ranks, {link.latency * 1e3:.2f} ms, "
             f"{link.bandwidth * 8e-6:.0f} Mbit/s. Predicted for a step's exchange: "
@@ -129,8 +129,8 @@ class AutoAggregator(GradientAggregator):
         chosen = self._chosen[label]
         last, count = self._own("last", label, 0.0), self._own("count", label, 0)
         times = self._own("times", label, np.zeros(WINDOW))
-        now, place = self._clock(), count.read_value() % WINDOW
-        new = tf.tensor_scatter_nd_update(times.read_value(), [[place]], [now - last.read_value()])
+        now, slot = self._clock(), count.read_value() % WINDOW
+        new = tf.tensor_scatter_nd_update(times.read_value(), [[slot]], [now - last.read_value()])
         times.assign(new)
         last.assign(now)
         count.assign_add(1)
@@ -144,7 +144,7 @@ class AutoAggregator(GradientAggregator):
                 tf.int32,
             )
 
-        following = tf.cond(place == WINDOW - 1, choose, lambda: chosen.read_value())
+        following = tf.cond(slot == WINDOW - 1, choose, lambda: chosen.read_value())
         return tf.reshape(following, [])
 
     def _choose(self, label: str, seconds: float) -> np.int32:
@@ -161,7 +161,7 @@ class AutoAggregator(GradientAggregator):
         if key not in self._chosen:
             with tf.init_scope():
                 dtype = tf.int64 if isinstance(start, int) else tf.float64
-                self._chosen[key] = own_variable(tf.constant(start, dtype))
+                self._chosen[key] = unmanaged_variable(tf.constant(start, dtype))
         return self._chosen[key]
 
     def _say(self, text: str) -> None:

@@ -12,7 +12,7 @@ _MARGIN = 0.02
 _CHANGE, _PATIENCE = 0.25, 2
 
 
-class Choice:
+class CandidateChoice:
     """Chooses among candidates by the time of whole steps.
 
     It begins with the candidate that is predicted to be the fastest. Then it tries the candidates

@@ -69,8 +69,8 @@ def traffic(
     for bucket in plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes):
         exchanges += 2
         if isinstance(compressor, ChunkCompressor):
-            for codec, places in compressor.parts([chosen[i][0] for i in bucket.indices]):
-                total = sum(chosen[bucket.indices[i]][1] for i in places)
+            for codec, indices in compressor.parts([chosen[i][0] for i in bucket.indices]):
+                total = sum(chosen[bucket.indices[i]][1] for i in indices)
                 payload += size * codec.row_bytes(chunk_length(total, size, codec.block))
         elif isinstance(compressor, SummableCompressor):
             payload += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.loopback import EchoCollective
+from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression.auto.cost_model import Link
 from tfdml.compression.compressor import ChunkCompressor, Compressor
 from tfdml.compression.error_feedback import Scales
@@ -55,7 +55,7 @@ def measure_codec(
     Returns:
         Seconds per byte of gradients, the same on all ranks.
     """
-    alone = EchoCollective(collective.size)
+    alone = LoopbackCollective(collective.size)
     memory = compressor.memory(collective.size)
     gradient = tf.random.stateless_normal(_SHAPE, [1, collective.rank])
     scales = Scales(tf.constant(1.0), tf.constant(1.0))

@@ -53,29 +53,29 @@ class RandomK(SummableCompressor):
         return self._send, self._spread
 
     def _send(self, gradients, states):
-        places = [
+        indices = [
             _draw(state["drawn"], g.shape.num_elements(), self.ratio)
             for g, state in zip(gradients, states, strict=True)
         ]
         numbers = [
             # A value that is not finite must reach all processes even if its index is not drawn.
             tf.gather(tf.reshape(g, [-1]), p) + tf.reduce_sum(g * 0.0)
-            for g, p in zip(gradients, places, strict=True)
+            for g, p in zip(gradients, indices, strict=True)
         ]
-        return numbers, places
+        return numbers, indices
 
-    def _spread(self, gradients, states, places, sums):
+    def _spread(self, gradients, states, indices, sums):
         spread = [
             tf.reshape(tf.scatter_nd(p[:, None], s, [g.shape.num_elements()]), g.shape)
-            for g, p, s in zip(gradients, places, sums, strict=True)
+            for g, p, s in zip(gradients, indices, sums, strict=True)
         ]
         return spread, [{"drawn": s["drawn"] + tf.constant([0, 1])} for s in states], sums
 
 
 def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
     """Returns distinct random indices below `length`: int32, shape `[ceil(ratio * length)]`."""
-    places = tf.range(_count(length, ratio))
-    return tf.random.experimental.index_shuffle(places, seed, length - 1)
+    indices = tf.range(_count(length, ratio))
+    return tf.random.experimental.index_shuffle(indices, seed, length - 1)
 
 
 def _count(length: int, ratio: float) -> int:

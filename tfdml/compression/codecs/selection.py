@@ -33,15 +33,15 @@ def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Te
     size = None if tf.is_tensor(count) else 8 * count
     library = native.usable()
     if library is not None:
-        values, places = library.tfdml_largest(rows, count)
-        pairs = tf.stack([tf.bitcast(values, tf.int32), places], 1)
+        values, indices = library.tfdml_largest(rows, count)
+        pairs = tf.stack([tf.bitcast(values, tf.int32), indices], 1)
         return tf.reshape(
             tf.bitcast(pairs, tf.uint8), [rows.shape[0], -1 if tf.is_tensor(count) else 8 * count]
         )
 
     def encoded(row: tf.Tensor) -> tf.Tensor:
-        places = largest(row, count, most)
-        pair = tf.stack([tf.bitcast(tf.gather(row, places), tf.int32), places])
+        indices = largest(row, count, most)
+        pair = tf.stack([tf.bitcast(tf.gather(row, indices), tf.int32), indices])
         return tf.reshape(floats_to_bytes(pair), [-1])
 
     return tf.map_fn(encoded, rows, fn_output_signature=tf.TensorSpec([size], tf.uint8))
@@ -54,9 +54,9 @@ def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
         payload: uint8, shape `[rows, 8 * count]`.
         length: Values per row.
     """
-    values, places = _pairs(payload)
+    values, indices = _pairs(payload)
     rows = tf.shape(payload)[0]
-    flat = tf.range(rows)[:, None] * length + places
+    flat = tf.range(rows)[:, None] * length + indices
     spread = _scattered(values, flat, rows * length)
     return tf.reshape(spread, [payload.shape[0] or rows, length])
 
@@ -72,8 +72,8 @@ def _pairs(payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return bytes_to_floats(parts[:, 0], tf.float32), bytes_to_floats(parts[:, 1], tf.int32)
 
 
-def _scattered(values: tf.Tensor, places: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
-    return tf.scatter_nd(tf.reshape(places, [-1, 1]), tf.reshape(values, [-1]), [length])
+def _scattered(values: tf.Tensor, indices: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
+    return tf.scatter_nd(tf.reshape(indices, [-1, 1]), tf.reshape(values, [-1]), [length])
 
 
 def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
@@ -100,8 +100,8 @@ def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
     columns = tf.where(_columns_with(row, threshold))[:, 0]
     sizes = _sizes(tf.gather(tf.reshape(row, [_PARTS, width]), columns, axis=1))
     passed = tf.where(sizes >= threshold)
-    places = tf.cast(passed[:, 0] * width + tf.gather(columns, passed[:, 1]), tf.int32)
-    number = tf.size(places)
+    indices = tf.cast(passed[:, 0] * width + tf.gather(columns, passed[:, 1]), tf.int32)
+    number = tf.size(indices)
 
     def among() -> tf.Tensor:
         found = tf.gather_nd(sizes, passed)
@@ -109,7 +109,7 @@ def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
         limit = _limit(tf.ensure_shape(padded, [room]), count)
         equal = tf.where(found == limit)[:, 0]
         chosen = tf.concat([tf.where(found > limit)[:, 0], equal], 0)[:count]
-        return tf.gather(places, chosen)
+        return tf.gather(indices, chosen)
 
     fits = tf.logical_and(number >= count, number <= room)
     return tf.cond(fits, among, lambda: _of_all(row, count))

@@ -19,7 +19,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.error_feedback import Scales, State
 from tfdml.compression.exchange.kept_state import KeptState
-from tfdml.compression.exchange.redistribution import PART, SERVER
+from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDUAL
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
 from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
@@ -109,10 +109,10 @@ class CompressedAggregator(GradientAggregator):
         compressed = [i for i in range(count) if self._takes(gradients.values[i])]
         return compressed, [i for i in range(count) if i not in compressed]
 
-    def _compressed_buckets(self, places: Sequence[int], gradients: StepGradients) -> list[Bucket]:
-        sizes = [4 * gradients.values[i].shape.num_elements() for i in places]
-        buckets = plan_buckets(sizes, [tf.float32] * len(places), self._bucket_bytes)
-        return [Bucket([places[i] for i in b.indices], b.nbytes) for b in buckets]
+    def _compressed_buckets(self, indices: Sequence[int], gradients: StepGradients) -> list[Bucket]:
+        sizes = [4 * gradients.values[i].shape.num_elements() for i in indices]
+        buckets = plan_buckets(sizes, [tf.float32] * len(indices), self._bucket_bytes)
+        return [Bucket([indices[i] for i in b.indices], b.nbytes) for b in buckets]
 
     def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
         """Returns the step's factors, and records its learning rate for the next step."""
@@ -127,12 +127,12 @@ class CompressedAggregator(GradientAggregator):
         return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
 
     def _sum_plain(
-        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
+        self, indices: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> list[Gradient]:
         """Sums the gradients that are not compressed; returns the sums as received."""
         values, name = gradients.values, self._name(gradients)
-        sparse = [i for i in places if isinstance(values[i], tf.IndexedSlices)]
-        dense = [i for i in places if i not in sparse]
+        sparse = [i for i in indices if isinstance(values[i], tf.IndexedSlices)]
+        dense = [i for i in indices if i not in sparse]
         own = gradients.at(dense)
         totals = [
             *sum_in_buckets(
@@ -146,7 +146,7 @@ class CompressedAggregator(GradientAggregator):
         return totals
 
     def _sum_compressed(
-        self, places: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
+        self, indices: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> None:
         """Sums the compressed gradients bucket by bucket, and counts the step."""
         step = self._kept.scalar("step", tf.int32)
@@ -154,7 +154,7 @@ class CompressedAggregator(GradientAggregator):
         name = self._name(gradients)
         summable = isinstance(self._compressor, SummableCompressor)
         exchange = self._in_rounds if summable else self._in_two_phases
-        for number, bucket in enumerate(self._compressed_buckets(places, gradients)):
+        for number, bucket in enumerate(self._compressed_buckets(indices, gradients)):
             own = gradients.at(bucket.indices)
             with on_device(gradients.devices, bucket.indices) as device:
                 totals, finite, commits = exchange(
@@ -196,8 +196,8 @@ class CompressedAggregator(GradientAggregator):
         own, names, label = gradients.values, gradients.names, self._name(gradients)
         memories = self._memories(gradients)
         servers = [
-            self._server(codec, [own[i] for i in places], f"{label}/{names[places[0]]}")
-            for codec, places in self._compressor.parts([g.shape for g in own])
+            self._server(codec, [own[i] for i in indices], f"{label}/{names[indices[0]]}")
+            for codec, indices in self._compressor.parts([g.shape for g in own])
         ]
         sums, finite, after, servers_after = sum_in_two_phases(
             collective,
@@ -231,8 +231,8 @@ class CompressedAggregator(GradientAggregator):
         length = sum(g.shape.num_elements() for g in gradients)
         chunk = chunk_length(length, self._collective.size, codec.block)
         # Needed to cut the residual into new chunks when the number of processes changes.
-        self._kept.value(f"{PART}{name}", lambda: tf.constant([length, codec.block]))
-        return {"residual": self._kept.value(f"{SERVER}{name}", lambda: tf.zeros([chunk]))}
+        self._kept.value(f"{CHUNK_LAYOUT}{name}", lambda: tf.constant([length, codec.block]))
+        return {"residual": self._kept.value(f"{OWNER_RESIDUAL}{name}", lambda: tf.zeros([chunk]))}
 
     def _in_rounds(
         self,

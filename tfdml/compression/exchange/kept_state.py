@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.error_feedback import State
-from tfdml.compression.exchange.redistribution import PART, of_ranks, redistributed
+from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, of_ranks, redistributed
 
 
 class KeptState:
@@ -42,7 +42,7 @@ class KeptState:
         self._before = {n: value for n, value in before[rank].items() if self._is_mine(n)}
         for name, variable in self.variables.items():
             if self._is_mine(name):
-                start = variable if name.startswith(PART) else tf.zeros_like(variable)
+                start = variable if name.startswith(CHUNK_LAYOUT) else tf.zeros_like(variable)
                 variable.assign(self._start(name, start))
 
     def of_gradient(
@@ -83,7 +83,7 @@ class KeptState:
 
     def _made(self, name: str, start: tf.Tensor) -> tf.Variable:
         if name not in self.variables:
-            self.variables[name] = own_variable(self._start(name, start))
+            self.variables[name] = unmanaged_variable(self._start(name, start))
         return self.variables[name]
 
     def _is_mine(self, name: str) -> bool:
@@ -95,7 +95,7 @@ class KeptState:
         if name not in self._before:
             return start
         value = self._before[name]
-        is_part = name.startswith(PART)
+        is_part = name.startswith(CHUNK_LAYOUT)
         if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
             raise ValueError(
                 f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "

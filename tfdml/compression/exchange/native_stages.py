@@ -61,11 +61,11 @@ class NativeStages:
         return payload, [{"residual": each} for each in left] or [{} for _ in states]
 
     def add(
-        self, arrived: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
+        self, received: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
         """Returns the encoded sum of a chunk, and the owner's new residual."""
         encoded, left = self._library.tfdml_add(
-            arrived=arrived,
+            received=received,
             residuals=list(server.values()),
             kept=kept,
             seed=seed,
@@ -75,14 +75,14 @@ class NativeStages:
 
     def decode(
         self,
-        everyones: tf.Tensor,
+        gathered: tf.Tensor,
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[tf.DType],
         scale: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the sums, and whether all of them are finite."""
         sums, finite = self._library.tfdml_decode(
-            everyones=everyones,
+            gathered=gathered,
             scale=scale,
             n=len(shapes),
             shapes=shapes,

@@ -11,7 +11,7 @@ _DEVICE = re.compile(r"device_(\d+)/")
 # State of each rank that will enter the sum over the ranks.
 _OWN = ("residual/", "velocity/")
 # The chunk owners' residuals of a part of a bucket, and the part's length and block size.
-SERVER, PART = "server_residual/", "part/"
+OWNER_RESIDUAL, CHUNK_LAYOUT = "server_residual/", "part/"
 
 
 def of_ranks(
@@ -64,8 +64,8 @@ def redistributed(
         values = [state[name] for state in states]
         if name.startswith(_OWN):
             parts = [np.sum(values, 0, dtype=values[0].dtype) / values[0].dtype.type(size)] * size
-        elif name.startswith(SERVER):
-            length, block = map(int, states[0][PART + name.removeprefix(SERVER)])
+        elif name.startswith(OWNER_RESIDUAL):
+            length, block = map(int, states[0][CHUNK_LAYOUT + name.removeprefix(OWNER_RESIDUAL)])
             parts = _cut(np.concatenate(values)[:length], block, size)
         else:
             parts = values[:1] * size

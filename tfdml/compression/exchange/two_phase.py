@@ -47,37 +47,39 @@ def sum_in_two_phases(
         states; and the new `servers`.
     """
     parts = [
-        _Part(collective, codec, places, gradients, step, f"{name}/{number}")
-        for number, (codec, places) in enumerate(compressor.parts([g.shape for g in gradients]))
+        _Part(collective, codec, indices, gradients, step, f"{name}/{number}")
+        for number, (codec, indices) in enumerate(compressor.parts([g.shape for g in gradients]))
     ]
     states, payloads = list(states), []
     for part in parts:
-        payload, after = part.encode(part.own, [states[i] for i in part.places], *scales, part.seed)
+        payload, after = part.encode(
+            part.own, [states[i] for i in part.indices], *scales, part.seed
+        )
         payloads.append(payload)
-        _put(after, part.places, states)
-    arrived = _exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
+        _put(after, part.indices, states)
+    received = _exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
     added = [
         part.add(own, server, scales.memory, part.chunk, part.seed + tf.constant([0, 1]))
-        for part, own, server in zip(parts, arrived, servers, strict=True)
+        for part, own, server in zip(parts, received, servers, strict=True)
     ]
     encoded, servers = zip(*added, strict=True)
-    everyones = _exchanged(collective.all_gather, encoded, f"{name}/to_all")
+    gathered = _exchanged(collective.all_gather, encoded, f"{name}/to_all")
     sums: list[tf.Tensor] = [None] * len(gradients)
     finite = []
-    for part, payload, own in zip(parts, everyones, encoded, strict=True):
+    for part, payload, own in zip(parts, gathered, encoded, strict=True):
         payload = tf.ensure_shape(payload, [collective.size, own.shape[1]])
         shapes = tuple(tuple(g.shape.as_list()) for g in part.own)
         found, good = part.decode(payload, shapes, tuple(g.dtype for g in part.own), scales.loss)
         finite.append(good)
-        _put(found, part.places, sums)
+        _put(found, part.indices, sums)
     return sums, tf.reduce_all(tf.stack(finite)), states, list(servers)
 
 
 class _Part:
     """Gradients of a bucket that are encoded as one row of values, with their codec's stages."""
 
-    def __init__(self, collective, codec, places, gradients, step, name):
-        self.places, self.own = places, [gradients[i] for i in places]
+    def __init__(self, collective, codec, indices, gradients, step, name):
+        self.indices, self.own = indices, [gradients[i] for i in indices]
         self.encode, self.add, self.decode = _stages(codec, collective.size)
         self.chunk = chunk_length(_total(self.own), collective.size, codec.block)
         # Each part, rank, step and phase has its own random numbers.
@@ -92,8 +94,8 @@ def _exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> 
     return tf.split(exchange(tf.concat(payloads, 1), name), [p.shape[1] for p in payloads], 1)
 
 
-def _put(values: Sequence, places: Sequence[int], into: list) -> None:
-    for i, value in zip(places, values, strict=True):
+def _put(values: Sequence, indices: Sequence[int], into: list) -> None:
+    for i, value in zip(indices, values, strict=True):
         into[i] = value
 
 
@@ -157,16 +159,16 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         states = after(values, middles, compressor.decode(payload, rows.shape[1]))
         return _padded(compressor, payload), states
 
-    def add(arrived, server, kept, chunk, seed):
-        total = compressor.decode_sum(_unpadded(compressor, arrived, chunk), chunk)
+    def add(received, server, kept, chunk, seed):
+        total = compressor.decode_sum(_unpadded(compressor, received, chunk), chunk)
         total = added(total, server, kept)
         encoded = compressor.encode(total[None, :], seed)
         states = {key: left(total, compressor.decode(encoded, chunk)[0]) for key in server}
         return _padded(compressor, encoded), states
 
-    def decode(everyones, shapes, dtypes, scale):
+    def decode(gathered, shapes, dtypes, scale):
         chunk = chunk_length(sum(map(math.prod, shapes)), size, compressor.block)
-        total = compressor.decode(_unpadded(compressor, everyones, chunk), chunk)
+        total = compressor.decode(_unpadded(compressor, gathered, chunk), chunk)
         return results(total, scale, shapes, dtypes)
 
     stages = (encode, add, decode)

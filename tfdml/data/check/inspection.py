@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from tfdml.data import optional
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.format.schema import IMAGE, INT64, RAW
 from tfdml.data.sources.tfrecords import TfrecordSource
 
 _COLUMNS, _ROWS, _TILE = 10, 6, 96
 
 
-def _rows(manifest: Manifest, split: str) -> Iterator[dict[str, Any]]:
+def _rows(manifest: DatasetManifest, split: str) -> Iterator[dict[str, Any]]:
     for shard in manifest.shards(split):
         if not shard.records:
             continue
@@ -29,7 +29,7 @@ def _rows(manifest: Manifest, split: str) -> Iterator[dict[str, Any]]:
                 yield row.values
 
 
-def examples(manifest: Manifest, split: str, count: int) -> list[dict[str, Any]]:
+def examples(manifest: DatasetManifest, split: str, count: int) -> list[dict[str, Any]]:
     """Returns the first `count` records of a split.
 
     Raises:
@@ -50,7 +50,7 @@ def shown(value: Any) -> str:
     return str(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)[:200]
 
 
-def balance(manifest: Manifest, split: str, label: str | None = None) -> dict[str, int]:
+def balance(manifest: DatasetManifest, split: str, label: str | None = None) -> dict[str, int]:
     """Returns the number of records of each class.
 
     Args:
@@ -75,7 +75,7 @@ def balance(manifest: Manifest, split: str, label: str | None = None) -> dict[st
     return {classes[i] if classes else str(i): counts[i] for i in sorted(counts)}
 
 
-def contact_sheet(manifest: Manifest, split: str, path: Path) -> int:
+def contact_sheet(manifest: DatasetManifest, split: str, path: Path) -> int:
     """Draws the first images of a split side by side; returns the number of images.
 
     Raises:

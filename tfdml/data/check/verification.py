@@ -11,7 +11,7 @@ from tfdml.data.format import index, storage
 from tfdml.data.format import manifest as manifests
 from tfdml.data.format.framing import BadRecord, framed, scan, unframe
 from tfdml.data.format.index import SUFFIX, ShardIndex
-from tfdml.data.format.manifest import Manifest, Shard
+from tfdml.data.format.manifest import DatasetManifest, Shard
 from tfdml.data.format.writer import write_shard
 
 
@@ -30,8 +30,8 @@ class Problem:
     record: int = -1
 
     def __str__(self) -> str:
-        place = f", record {self.record}" if self.record >= 0 else ""
-        return f"{self.file}{place}: {self.what}"
+        position = f", record {self.record}" if self.record >= 0 else ""
+        return f"{self.file}{position}: {self.what}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def verify(
     return Report(problems, sound, dropped)
 
 
-def _check(manifest: Manifest, shard: Shard) -> tuple[list[Problem], list[bytes]]:
+def _check(manifest: DatasetManifest, shard: Shard) -> tuple[list[Problem], list[bytes]]:
     """Returns the problems of a shard, and its sound records."""
     path = manifest.path_of(shard)
     try:

@@ -179,12 +179,12 @@ def _joined(pieces: list[Piece], rows: int) -> np.ndarray:
     width = sum(piece.table.shape[1] for piece in pieces)
     table = np.empty((rows, width), np.uint8)
     kept = None
-    place = 0
+    first = 0
     for piece in pieces:
-        columns = slice(place, place + piece.table.shape[1])
+        columns = slice(first, first + piece.table.shape[1])
         table[:, columns] = piece.table
         if piece.used is not None:
             kept = np.ones((rows, width), bool) if kept is None else kept
             kept[:, columns] = np.arange(piece.table.shape[1]) < piece.used[:, None]
-        place = columns.stop
+        first = columns.stop
     return table.ravel() if kept is None else table[kept]

@@ -132,9 +132,9 @@ def _entry(entry: bytes) -> tuple[str, list[bytes] | np.ndarray]:
 
 
 def _integers(packed: bytes) -> np.ndarray:
-    numbers, place = [], 0
-    while place < len(packed):
-        number, place = _read_varint(packed, place)
+    numbers, offset = [], 0
+    while offset < len(packed):
+        number, offset = _read_varint(packed, offset)
         numbers.append(number)
     return np.array(numbers, np.uint64).view(np.int64)
 
@@ -145,33 +145,33 @@ def _fields(data: bytes, wanted: int):
 
 def _all_fields(data: bytes):
     """Yields the numbers and bytes of a message's fields; scalars as if they were packed."""
-    place = 0
-    while place < len(data):
-        tag, place = _read_varint(data, place)
+    offset = 0
+    while offset < len(data):
+        tag, offset = _read_varint(data, offset)
         wire = tag & 7
-        begin = place
+        begin = offset
         if wire == 2:
-            length, begin = _read_varint(data, place)
-            place = begin + length
+            length, begin = _read_varint(data, offset)
+            offset = begin + length
         elif wire == 0:
-            _, place = _read_varint(data, place)
+            _, offset = _read_varint(data, offset)
         elif wire in (1, 5):
-            place += 8 if wire == 1 else 4
+            offset += 8 if wire == 1 else 4
         else:
             raise IndexError
-        if place > len(data):
+        if offset > len(data):
             raise IndexError
-        yield tag >> 3, data[begin:place]
+        yield tag >> 3, data[begin:offset]
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     number = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[offset]
+        offset += 1
         number |= (byte & 127) << shift
         if byte < 128:
-            return number, place
+            return number, offset
         shift += 7
         if shift > 63:
             raise IndexError

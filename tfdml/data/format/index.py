@@ -89,10 +89,10 @@ def from_bytes(data: bytes, name: str) -> ShardIndex:
     if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
         raise ValueError(damaged.format("a wrong checksum"))
     records, blocks = np.frombuffer(data, "<u8", 2, 8).tolist()
-    arrays, place = [], 24
+    arrays, offset = [], 24
     for dtype, count in (("<u4", records), *(("<u8", blocks),) * 3, ("<u4", blocks)):
-        arrays.append(np.frombuffer(data, dtype, count, place))
-        place += arrays[-1].nbytes
+        arrays.append(np.frombuffer(data, dtype, count, offset))
+        offset += arrays[-1].nbytes
     return ShardIndex(*arrays)
 
 

@@ -31,7 +31,7 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """Description of a data set.
 
     Attributes:
@@ -94,7 +94,7 @@ class Manifest:
         storage.write_bytes(self.path, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def load(path: str) -> Manifest:
+def load(path: str) -> DatasetManifest:
     """Reads a manifest.
 
     Args:
@@ -122,7 +122,7 @@ def load(path: str) -> Manifest:
         splits = {
             split: [Shard(**shard) for shard in shards] for split, shards in said["splits"].items()
         }
-        return Manifest(
+        return DatasetManifest(
             directory,
             said["name"],
             Schema.from_json(said["schema"]),

@@ -56,8 +56,8 @@ def open_read(path: str) -> BinaryIO:
     """Opens a file for reading bytes."""
     if is_local(path):
         return open(path, "rb")
-    fs, place = _store(path)
-    return fs.open(place, "rb")
+    fs, inner_path = _store(path)
+    return fs.open(inner_path, "rb")
 
 
 def read_bytes(path: str) -> bytes:
@@ -71,34 +71,34 @@ def read_range(path: str, offset: int, length: int) -> bytes:
     if is_local(path):
         with open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
-    fs, place = _store(path)
-    return fs.cat_file(place, start=offset, end=offset + length)
+    fs, inner_path = _store(path)
+    return fs.cat_file(inner_path, start=offset, end=offset + length)
 
 
 def size(path: str) -> int:
     """Returns the size of a file in bytes."""
     if is_local(path):
         return os.path.getsize(path)
-    fs, place = _store(path)
-    return fs.size(place)
+    fs, inner_path = _store(path)
+    return fs.size(inner_path)
 
 
 def exists(path: str) -> bool:
     """Returns whether a file or directory exists."""
     if is_local(path):
         return os.path.exists(path)
-    fs, place = _store(path)
-    return fs.exists(place)
+    fs, inner_path = _store(path)
+    return fs.exists(inner_path)
 
 
 def names_in(directory: str) -> list[str]:
     """Returns the sorted names in a directory; an empty list if it does not exist."""
     if is_local(directory):
         return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    fs, place = _store(directory)
-    if not fs.isdir(place):
+    fs, inner_path = _store(directory)
+    if not fs.isdir(inner_path):
         return []
-    return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in fs.ls(place, detail=False))
+    return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in fs.ls(inner_path, detail=False))
 
 
 def make_directory(directory: str) -> None:
@@ -106,8 +106,8 @@ def make_directory(directory: str) -> None:
     if is_local(directory):
         os.makedirs(directory, exist_ok=True)
     else:
-        fs, place = _store(directory)
-        fs.makedirs(place, exist_ok=True)
+        fs, inner_path = _store(directory)
+        fs.makedirs(inner_path, exist_ok=True)
 
 
 def remove(path: str) -> None:
@@ -115,9 +115,9 @@ def remove(path: str) -> None:
     if is_local(path):
         Path(path).unlink(missing_ok=True)
     else:
-        fs, place = _store(path)
-        if fs.exists(place):
-            fs.rm(place)
+        fs, inner_path = _store(path)
+        if fs.exists(inner_path):
+            fs.rm(inner_path)
 
 
 @contextmanager
@@ -128,11 +128,11 @@ def writing(path: str) -> Iterator[BinaryIO]:
     store is written to a temporary file and uploaded in one piece.
     """
     if not is_local(path):
-        fs, place = _store(path)
+        fs, inner_path = _store(path)
         with tempfile.NamedTemporaryFile() as file:
             yield file
             file.flush()
-            fs.put_file(file.name, place)
+            fs.put_file(file.name, inner_path)
         return
     # A process that was killed may still be writing: the next one must not share its file.
     partial = f"{path}.{os.getpid()}{PARTIAL}"
@@ -168,5 +168,5 @@ def fingerprint(path: str) -> list[Any]:
     if is_local(path):
         stat = os.stat(path)
         return [stat.st_size, stat.st_mtime_ns]
-    fs, place = _store(path)
-    return [fs.size(place), fs.ukey(place)]
+    fs, inner_path = _store(path)
+    return [fs.size(inner_path), fs.ukey(inner_path)]

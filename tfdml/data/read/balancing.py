@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.order import Order
 from tfdml.data.read.blocks import BlockReader
 from tfdml.data.read.dataset import RecordDataset, Shuffling
@@ -64,7 +64,7 @@ class BalancedDataset:
         self._feature = feature
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> DatasetManifest:
         """Manifest of the data set."""
         return self._dataset.manifest
 

@@ -23,12 +23,12 @@ class Block(NamedTuple):
 
     Attributes:
         data: Frames of the block, decompressed.
-        places: Slices of `data` that hold the records.
+        slices: Slices of `data` that hold the records.
         bad: Errors of damaged records, by their index in the block.
     """
 
     data: bytes
-    places: list[slice]
+    slices: list[slice]
     bad: dict[int, BadRecord]
 
 
@@ -125,8 +125,8 @@ class BlockReader:
         for begin, end, number, future in zip(
             bounds, [*bounds[1:], len(ids)], numbers, futures, strict=True
         ):
-            data, places, bad = self._result(number, future)
-            found += [data[places[slot]] for slot in slots[begin:end]]
+            data, slices, bad = self._result(number, future)
+            found += [data[slices[slot]] for slot in slots[begin:end]]
             if bad:
                 for row, slot in enumerate(slots[begin:end], begin):
                     if slot in bad:
@@ -175,7 +175,7 @@ class BlockReader:
         stored, sound = self._stored(shard, local)
         frames, lengths = found.frames_of(local)
         begins = frames + HEADER
-        places = list(map(slice, begins.tolist(), (begins + lengths).tolist()))
+        slices = list(map(slice, begins.tolist(), (begins + lengths).tolist()))
         data = stored
         if path.endswith(".gz"):
             try:
@@ -183,8 +183,8 @@ class BlockReader:
             except (OSError, EOFError, zlib.error) as error:
                 # Data after the damage cannot be decompressed.
                 reason = BadRecord(f"its block is damaged: {error}")
-                return Block(b"", places, dict.fromkeys(range(len(lengths)), reason))
-        return Block(data, places, {} if sound else _bad_records(data, frames, lengths))
+                return Block(b"", slices, dict.fromkeys(range(len(lengths)), reason))
+        return Block(data, slices, {} if sound else _bad_records(data, frames, lengths))
 
     def _stored(self, shard: int, local: int) -> tuple[bytes, bool]:
         """Returns a block's bytes in the file, and whether their checksum is right."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdml.data.format import manifest as manifests
 from tfdml.data.format import storage
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.order import Bucketed, Order, Sequential, Shuffled
 from tfdml.data.read.blocks import BlockReader, layout_of, read_indices, window_bytes
 from tfdml.data.read.caching import block_reader
@@ -58,7 +58,7 @@ class RecordDataset:
     """
 
     def __init__(self, path: str, split: str | None = None):
-        self.manifest: Manifest = manifests.load(path)
+        self.manifest: DatasetManifest = manifests.load(path)
         self.shards = [s for s in self.manifest.shards(split) if s.records]
         if not self.shards:
             raise ValueError(f"`split` must have records. Received: {split!r} of {path}, with 0.")

@@ -125,7 +125,7 @@ class Fetcher:
         if self._ledger:
             self._note(epoch, first, number, rows)
         seeds = orders.random_numbers(1, self._seed, epoch, orders.ROWS)
-        seeds = orders.mix(seeds ^ rows.places.astype(np.uint64))
+        seeds = orders.mix(seeds ^ rows.positions.astype(np.uint64))
         pairs = np.stack([seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)], 1)
         return Fetched(records, weights, pairs.astype(np.int64))
 

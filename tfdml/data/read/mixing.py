@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.order import CHOICES, Layout, Order, Sequential, Shuffled, permutation
 from tfdml.data.read.blocks import BlockReader, window_bytes
 from tfdml.data.read.caching import block_reader
@@ -82,12 +82,12 @@ class Mixed:
         return ids
 
 
-def counts_of(ratios: Sequence[float], places: int) -> np.ndarray:
-    """Returns the number of `places` that each ratio gets, by the largest remainders: int64."""
-    exact = np.asarray(ratios, np.float64) * places
+def counts_of(ratios: Sequence[float], positions: int) -> np.ndarray:
+    """Returns the number of `positions` that each ratio gets, by the largest remainders: int64."""
+    exact = np.asarray(ratios, np.float64) * positions
     counts = np.floor(exact + 1e-9).astype(np.int64)
     by_remainder = np.argsort(counts - exact, kind="stable")
-    counts[by_remainder[: places - int(counts.sum())]] += 1
+    counts[by_remainder[: positions - int(counts.sum())]] += 1
     return counts
 
 
@@ -95,9 +95,9 @@ def _draw(group: Group, first: int, count: int) -> np.ndarray:
     """Returns the ids of draws `first` to `first + count` (exclusive) from a group."""
     parts = [np.empty(0, np.int64)]
     while count:
-        number, place = divmod(first, len(group))
-        taken = min(count, len(group) - place)
-        parts.append(group.order(number).ids(place, place + taken))
+        number, position = divmod(first, len(group))
+        taken = min(count, len(group) - position)
+        parts.append(group.order(number).ids(position, position + taken))
         first, count = first + taken, count - taken
     return np.concatenate(parts)
 
@@ -181,7 +181,7 @@ class MixedDataset:
         self._length = length or self.records
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> DatasetManifest:
         """Manifest of the first data set; the features that are read are the same in all."""
         return self._datasets[0].manifest
 

@@ -207,7 +207,7 @@ class TFRecordPipeline(tf.data.Dataset):
         """Number of rows in a global batch; None if this process reads all of them."""
         return None if self._worker.is_alone else self.batch_size
 
-    def own_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
+    def local_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
         """Returns a process's rows of each global batch; see `OwnShareDataset`."""
         if replicas.rows(self.batch_size) == self._worker.rows(self.batch_size):
             return self._shares, self.steps_per_epoch

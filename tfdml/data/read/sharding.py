@@ -29,12 +29,12 @@ class Rows(NamedTuple):
     Attributes:
         ids: Ids of the records: int64, `[rows]`.
         weights: 0 for padding rows of the last batch, else 1: float32, `[rows]`.
-        places: Positions of the records in the order of the epoch: int64, `[rows]`.
+        positions: Positions of the records in the order of the epoch: int64, `[rows]`.
     """
 
     ids: np.ndarray
     weights: np.ndarray
-    places: np.ndarray
+    positions: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,24 +90,26 @@ class Batches:
             worker: Replicas of the worker.
         """
         size = self.batch_size
-        place = first + begin * size
-        ids = order.ids(place, first + end * size)
+        position = first + begin * size
+        ids = order.ids(position, first + end * size)
         batch = np.arange(len(ids)) // size
         by_id = np.argsort(batch * (int(ids.max(initial=0)) + 1) + ids, kind="stable")
-        ids, places = ids[by_id], place + by_id
+        ids, positions = ids[by_id], position + by_id
         weights = np.ones(len(ids), np.float32)
         left = len(ids) % size
         if self.end == "pad" and left:
-            ids, places = (np.append(v, np.resize(v[-left:], size - left)) for v in (ids, places))
+            ids, positions = (
+                np.append(v, np.resize(v[-left:], size - left)) for v in (ids, positions)
+            )
             weights = np.append(weights, np.zeros(size - left, np.float32))
             left = 0
         if worker.is_alone:
-            return Rows(ids, weights, places)
+            return Rows(ids, weights, positions)
         whole, short = worker.rows(size), worker.rows(left)
         last = len(ids) - left
         return Rows(
             *(
                 np.append(v[:last].reshape(-1, size)[:, whole], v[last:][short])
-                for v in (ids, weights, places)
+                for v in (ids, weights, positions)
             )
         )

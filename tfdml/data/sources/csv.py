@@ -193,8 +193,8 @@ def _to_float(cell: str) -> float:
 def _converter(name: str, feature: Feature) -> Callable[[str], Any]:
     """Returns a function that converts a cell to a value."""
     if feature.kind == INT64 and feature.classes:
-        places = {c: i for i, c in enumerate(feature.classes)}
-        return lambda cell: places[cell] if cell in places else _to_int(cell)
+        numbers = {c: i for i, c in enumerate(feature.classes)}
+        return lambda cell: numbers[cell] if cell in numbers else _to_int(cell)
     convert = {INT64: _to_int, FLOAT: _to_float}.get(feature.kind)
     if convert is None:
         return lambda cell: cell

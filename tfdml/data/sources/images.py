@@ -179,8 +179,8 @@ def files_below(folder: str) -> list[bytes]:
         ValueError: If the folder does not exist, or links form a cycle.
     """
     if not storage.is_local(folder):
-        fs, place = fsspec.core.url_to_fs(folder)
-        found = [p[len(place.rstrip("/")) + 1 :] for p in fs.find(place)]
+        fs, root = fsspec.core.url_to_fs(folder)
+        found = [p[len(root.rstrip("/")) + 1 :] for p in fs.find(root)]
         return sorted(os.fsencode(p) for p in found if "/." not in f"/{p}")
     if not os.path.isdir(folder):
         raise ValueError(f"`input` must be a folder. Received: {folder!r}.")

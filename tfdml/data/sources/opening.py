@@ -169,7 +169,7 @@ def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Sourc
     for value, path in zip(inputs, paths, strict=True):
         found = arrays_in(path)
         if _is_named(value):
-            found = {value.split("=", 1)[0]: place for place in found.values()}
+            found = {value.split("=", 1)[0]: location for location in found.values()}
         twice = sorted(arrays.keys() & found.keys())
         if twice:
             raise ValueError(

@@ -13,7 +13,7 @@ from tfdml.data.format import storage
 from tfdml.data.format.manifest import SUFFIX
 from tfdml.data.sources.source import Source
 from tfdml.data.write import tfds_metadata
-from tfdml.data.write.plan import Options, Plan
+from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 
 
 def check_places(source: Source, output: str) -> None:
@@ -61,7 +61,9 @@ def check_output(output: str, work: str, name: str, resume: bool, overwrite: boo
         )
 
 
-def identity(source: Source, options: Options, plan: Plan, files: dict) -> dict[str, Any]:
+def identity(
+    source: Source, options: ConversionOptions, plan: ConversionPlan, files: dict
+) -> dict[str, Any]:
     """Returns the properties that must be the same when a conversion is resumed."""
     prints = hashlib.sha256(json.dumps(files, sort_keys=True, default=str).encode()).hexdigest()
     return {
@@ -89,10 +91,10 @@ def note_plan(work: str, identity: dict[str, Any]) -> None:
         )
 
 
-def check_space(output: str, work: str, plan: Plan, options: Options) -> None:
+def check_space(output: str, work: str, plan: ConversionPlan, options: ConversionOptions) -> None:
     """Raises a ValueError if a disk has less free space than what is about to be written."""
     done = sum(f.stat().st_size for f in Path(work).glob("dealt-*"))
-    needed = {os.path.dirname(work): max(0, plan.bytes - done) if options.deals else 0}
+    needed = {os.path.dirname(work): max(0, plan.bytes - done) if options.needs_shuffle else 0}
     if storage.is_local(output) and not options.compressed:
         needed[output] = needed.get(output, 0) + plan.bytes
         needed[output] -= sum(

@@ -14,11 +14,11 @@ import platformdirs
 
 import tfdml
 from tfdml.data.format import storage
-from tfdml.data.format.manifest import Manifest, Shard
+from tfdml.data.format.manifest import DatasetManifest, Shard
 from tfdml.data.sources.source import Source
 from tfdml.data.write import checks as checks
 from tfdml.data.write import tasks, tfds_metadata
-from tfdml.data.write.plan import Options, Plan
+from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 from tfdml.data.write.tasks import Job
 from tfdml.data.write.workers import Progress, workers
 
@@ -30,13 +30,13 @@ PROCESS_BYTES = 16 << 20
 def convert(
     source: Source,
     output: str,
-    options: Options,
+    options: ConversionOptions,
     *,
     processes: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> Manifest:
+) -> DatasetManifest:
     """Converts an input to sharded TFRecords.
 
     Shards appear whole; the manifest appears last. Finished steps are noted in a work directory, so
@@ -113,15 +113,15 @@ def _only_one(work: str, output: str) -> Iterator[None]:
 
 
 def _run(
-    job: Job, plan: Plan, processes: int, progress: Progress | None
-) -> tuple[Manifest, list[dict[str, str]]]:
+    job: Job, plan: ConversionPlan, processes: int, progress: Progress | None
+) -> tuple[DatasetManifest, list[dict[str, str]]]:
     """Runs all steps; returns the manifest and the rows that were skipped."""
-    first = "deal" if job.options.deals else "convert"
+    first = "partition" if job.options.needs_shuffle else "convert"
     with workers(job, processes) as do:
         done = do(first, len(plan.ranges), progress, plan.rows)
         rejects = [reject for noted in done for reject in noted["rejects"]]
-        if first == "deal":
-            done = do("collect", len(plan.targets), None, plan.rows)
+        if first == "partition":
+            done = do("merge", len(plan.targets), None, plan.rows)
     splits: dict[str, list[Shard]] = {}
     for target, noted in zip(plan.targets, done, strict=True):
         splits.setdefault(target.split, []).append(Shard(**noted["shard"]))
@@ -135,7 +135,7 @@ def _run(
     return _manifest(job, splits, counts), rejects
 
 
-def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> Manifest:
+def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> DatasetManifest:
     names = [path.rsplit("/", 1)[-1] for path in job.source.files]
     said = {
         "kind": type(job.source).__name__.removesuffix("Source").lower(),
@@ -144,12 +144,12 @@ def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) 
         "options": dataclasses.asdict(job.options),
     }
     said = json.loads(json.dumps(said))
-    return Manifest(
+    return DatasetManifest(
         job.output, job.options.name, job.source.schema, splits, said, tfdml.__version__, counts
     )
 
 
-def _finish(job: Job, manifest: Manifest, rejects: list[dict[str, str]]) -> None:
+def _finish(job: Job, manifest: DatasetManifest, rejects: list[dict[str, str]]) -> None:
     if rejects:
         lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
         path = storage.join(job.output, job.options.name + REJECTS)

@@ -12,7 +12,7 @@ from tfdml.data.format import columns as by_column
 from tfdml.data.format.framing import Frames, check_length, framed
 from tfdml.data.format.values import encoder
 from tfdml.data.sources.source import Chunk, Source
-from tfdml.data.write.plan import Options, Plan, Range
+from tfdml.data.write.plan import ConversionOptions, ConversionPlan, Range
 
 # Maximum number of rows, and of their bytes, that are encoded at once.
 _ROWS, _BYTES = 8192, 2 << 20
@@ -43,7 +43,7 @@ class Rejects:
         options: Options of the conversion: whether such rows are skipped, and how many.
     """
 
-    def __init__(self, options: Options):
+    def __init__(self, options: ConversionOptions):
         self._options = options
         self.rows: list[dict[str, str]] = []
 
@@ -61,7 +61,7 @@ class Rejects:
         check_errors(self._options, len(self.rows), self.rows[-1])
 
 
-def check_errors(options: Options, count: int, last: dict[str, str]) -> None:
+def check_errors(options: ConversionOptions, count: int, last: dict[str, str]) -> None:
     """Raises `TooManyErrors` if `count` rows may not be skipped."""
     if options.max_errors is not None and count > options.max_errors:
         raise TooManyErrors(
@@ -72,8 +72,8 @@ def check_errors(options: Options, count: int, last: dict[str, str]) -> None:
 
 def encoded(
     source: Source,
-    options: Options,
-    plan: Plan,
+    options: ConversionOptions,
+    plan: ConversionPlan,
     rows: Range,
     rejects: Rejects,
     progress: Callable[[int], None],
@@ -105,7 +105,7 @@ def encoded(
 
 
 def _by_column(
-    source: Source, options: Options, chunk: Chunk, begin: int, end: int
+    source: Source, options: ConversionOptions, chunk: Chunk, begin: int, end: int
 ) -> Iterator[Encoded]:
     """Yields the records of a chunk's rows from `begin`, as long as all of them are sound."""
     step = max(1, min(_ROWS, _BYTES * chunk.rows // max(1, chunk.bytes)))
@@ -125,7 +125,7 @@ def _by_column(
 
 def _by_row(
     source: Source,
-    options: Options,
+    options: ConversionOptions,
     chunk: Chunk,
     begin: int,
     end: int,

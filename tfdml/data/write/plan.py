@@ -22,7 +22,7 @@ RANGE_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ConversionOptions:
     """Options of a conversion.
 
     Attributes:
@@ -69,7 +69,7 @@ class Options:
             raise ValueError(f'`on_error` must be "strict" or "skip". Received: {self.on_error!r}.')
 
     @property
-    def deals(self) -> bool:
+    def needs_shuffle(self) -> bool:
         """Whether a record's shard depends on its content, or the order of records changes."""
         return len(self.splits) > 1 or self.shuffle_seed is not None
 
@@ -102,7 +102,7 @@ class Target(NamedTuple):
     name: str
 
 
-class Plan:
+class ConversionPlan:
     """Assignment of rows to shards.
 
     Args:
@@ -120,7 +120,7 @@ class Plan:
         ValueError: If there are no rows, or fewer than shards, or `split_key` is not a feature.
     """
 
-    def __init__(self, source: Source, options: Options):
+    def __init__(self, source: Source, options: ConversionOptions):
         self._chunks = source.chunks()
         self._begins = np.cumsum([0, *(chunk.rows for chunk in self._chunks)])
         self.rows, self.bytes = int(self._begins[-1]), sum(c.bytes for c in self._chunks)
@@ -145,7 +145,7 @@ class Plan:
             for i in range(n)
         ]
         steps = len(self.targets)
-        if options.deals:
+        if options.needs_shuffle:
             steps = max(1, min(self.rows, -(-self.bytes // RANGE_BYTES)))
         self.ranges = [
             Range(i * self.rows // steps, (i + 1) * self.rows // steps) for i in range(steps)
@@ -163,7 +163,7 @@ class Plan:
                 found.append((chunk, *part))
         return found
 
-    def places(self, rows: Range) -> np.ndarray:
+    def positions(self, rows: Range) -> np.ndarray:
         """Returns the positions of rows after the shuffle: int64, `[rows]`."""
         ordinals = np.arange(rows.begin, rows.end, dtype=np.int64)
         if self._options.shuffle_seed is None:
@@ -171,13 +171,13 @@ class Plan:
         return scattered(ordinals, self.rows, self._options.shuffle_seed, CONVERT)
 
     def targets_of(
-        self, ordinals: np.ndarray, places: np.ndarray, keys: Sequence[Any] | None
+        self, ordinals: np.ndarray, positions: np.ndarray, keys: Sequence[Any] | None
     ) -> np.ndarray:
         """Returns the index of the target of each record: int64, `[records]`.
 
         Args:
             ordinals: Row numbers of the records.
-            places: Positions of the records after the shuffle.
+            positions: Positions of the records after the shuffle.
             keys: Values of `split_key`; None without one.
         """
         counts = np.array(list(self._counts.values()))
@@ -187,7 +187,7 @@ class Plan:
             ratios = [ratio for _, ratio in self._options.splits]
             ends = list(itertools.accumulate(ratios))[:-1]
             split = np.searchsorted(ends, hashes.astype(np.float64) / 2**64, side="right")
-        return (np.cumsum(counts) - counts)[split] + places * counts[split] // self.rows
+        return (np.cumsum(counts) - counts)[split] + positions * counts[split] // self.rows
 
 
 def _hashes_of_keys(keys: Sequence[Any]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Steps of a conversion, each of which any process can run, and run again.
 
 If records keep their order, a step reads rows and writes their shard. Otherwise a first step reads
-rows and deals their records into a file, sorted by shard; a second one collects one shard's records
+rows and writes their records to a file, sorted by shard; a second one merges one shard's records
 from all those files. Memory holds the records of one step.
 """
 
@@ -19,7 +19,7 @@ from tfdml.data.format.framing import FRAME, Frames, cut
 from tfdml.data.format.writer import write_shard
 from tfdml.data.sources.source import Source
 from tfdml.data.write.encoding import Rejects, encoded
-from tfdml.data.write.plan import Options, Plan
+from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 
 _ENTRY = np.dtype([("target", "<i8"), ("place", "<i8"), ("offset", "<i8"), ("length", "<i8")])
 
@@ -38,15 +38,15 @@ class Job(NamedTuple):
     """
 
     source: Source
-    options: Options
+    options: ConversionOptions
     output: str
     work: str
 
 
 @functools.lru_cache(maxsize=1)
-def plan_of(job: Job) -> Plan:
+def plan_of(job: Job) -> ConversionPlan:
     """Returns the job's plan, which is made once in each process."""
-    return Plan(job.source, job.options)
+    return ConversionPlan(job.source, job.options)
 
 
 def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[s
     order = np.lexsort((entries["place"], entries["target"]))
     entries = entries[order]
     entries["offset"] = np.cumsum(entries["length"]) - entries["length"]
-    with storage.writing(_dealt(job, number)) as file:
+    with storage.writing(_partition_path(job, number)) as file:
         file.writelines([frames[i] for i in order.tolist()])
-    with storage.writing(_dealt(job, number) + ".npy") as file:
+    with storage.writing(_partition_path(job, number) + ".npy") as file:
         np.save(file, entries)
     return {"rejects": rejects.rows}
 
@@ -92,12 +92,12 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
     places, sizes = ([np.empty(0, np.int64)] for _ in range(2))
     frames: list[bytes] = []
     for i in range(len(plan.ranges)):
-        entries = np.load(_dealt(job, i) + ".npy", mmap_mode="r")
+        entries = np.load(_partition_path(job, i) + ".npy", mmap_mode="r")
         begin, end = np.searchsorted(entries["target"], [number, number + 1])
         own = entries[begin:end]
         if len(own):
             length = int(own["length"].sum())
-            data = storage.read_range(_dealt(job, i), int(own["offset"][0]), length)
+            data = storage.read_range(_partition_path(job, i), int(own["offset"][0]), length)
             places.append(own["place"])
             sizes.append(own["length"])
             frames += cut(data, own["length"])
@@ -112,7 +112,7 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
     return {"shard": vars(shard), "rejects": []}
 
 
-STEPS = {"convert": convert_range, "deal": deal_range, "collect": collect_target}
+STEPS = {"convert": convert_range, "partition": deal_range, "merge": collect_target}
 
 
 def note(job: Job, step: str, number: int) -> Path:
@@ -130,5 +130,5 @@ def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> di
     return done
 
 
-def _dealt(job: Job, number: int) -> str:
+def _partition_path(job: Job, number: int) -> str:
     return os.path.join(job.work, f"dealt-{number:06d}")

@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 from tfdml.data.format import storage
-from tfdml.data.format.manifest import Manifest
+from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.format.schema import FLOAT, IMAGE, INT64, RAW, STRING, Feature
 
 FILES = ("dataset_info.json", "features.json")
 _CORE = "tensorflow_datasets.core.features."
 
 
-def write(manifest: Manifest) -> None:
+def write(manifest: DatasetManifest) -> None:
     """Writes the metadata of a data set, unless its shards are compressed: TFDS cannot read those.
 
     Args:
@@ -24,7 +24,7 @@ def write(manifest: Manifest) -> None:
         storage.write_bytes(path, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def _info(manifest: Manifest) -> dict[str, Any]:
+def _info(manifest: DatasetManifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "version": "1.0.0",
@@ -42,7 +42,7 @@ def _info(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _features(manifest: Manifest) -> dict[str, Any]:
+def _features(manifest: DatasetManifest) -> dict[str, Any]:
     return {
         "pythonClassName": f"{_CORE}features_dict.FeaturesDict",
         "featuresDict": {

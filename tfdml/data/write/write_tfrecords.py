@@ -13,7 +13,7 @@ from tfdml.data.format import manifest as manifests
 from tfdml.data.format import storage
 from tfdml.data.format.framing import FRAME, Frames, cut, framed
 from tfdml.data.format.inference import infer
-from tfdml.data.format.manifest import SUFFIX, Manifest, Shard
+from tfdml.data.format.manifest import SUFFIX, DatasetManifest, Shard
 from tfdml.data.format.schema import Schema
 from tfdml.data.format.values import encoder
 from tfdml.data.format.writer import ShardWriter, open_shard, shard_name
@@ -33,7 +33,7 @@ def write_tfrecords(
     shards: int = 1,
     compressed: bool = False,
     allow_nonfinite: bool = False,
-) -> Manifest:
+) -> DatasetManifest:
     """Writes records that Python makes: sharded, indexed, and with a manifest.
 
     Records are dealt to the shards in turn, so memory does not grow with their number. The split is
@@ -85,7 +85,7 @@ def write_tfrecords(
             )
     written: list[Shard] = [o.shard for o in opened]
     counts = {k: manifest.counts.get(k, 0) + number for k in ("in", "written")}
-    result = Manifest(
+    result = DatasetManifest(
         directory,
         name,
         schema,
@@ -156,7 +156,7 @@ def _json_of(schema: Any) -> Any:
     return schema.to_json() if isinstance(schema, Schema) else schema
 
 
-def _manifest(directory: str, name: str, split: str) -> Manifest:
+def _manifest(directory: str, name: str, split: str) -> DatasetManifest:
     """Returns the existing manifest, or an empty one.
 
     Raises:
@@ -164,7 +164,7 @@ def _manifest(directory: str, name: str, split: str) -> Manifest:
     """
     path = storage.join(directory, name + SUFFIX)
     if not storage.exists(path):
-        return Manifest(directory, name, Schema(), {})
+        return DatasetManifest(directory, name, Schema(), {})
     found = manifests.load(path)
     if split in found.splits:
         raise ValueError(

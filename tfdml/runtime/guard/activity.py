@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @dataclasses.dataclass
-class Place:
+class Activity:
     """Activity of the main thread, which writes it; the guard's thread reads it.
 
     Attributes:

@@ -29,8 +29,8 @@ from tfdml.collectives.collective import Collective
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard import channel
-from tfdml.runtime.guard.activity import Place
-from tfdml.runtime.guard.verdict import LEFT_GRACE, Member, Verdict, verdict, verdict_of_rank_0
+from tfdml.runtime.guard.activity import Activity
+from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.immediate_exit import EXIT_SECONDS, end_after, end_now
 from tfdml.runtime.plain_words import BROKEN
 
@@ -48,12 +48,12 @@ class Guard:
         limit: Seconds without a message after which a rank counts as lost.
 
     Attributes:
-        place: Current activity of the main thread, which updates it.
+        activity: Current activity of the main thread, which updates it.
         threads: Threads of the guard.
     """
 
     def __init__(self, collective: Collective, limit: float):
-        self.place = Place()
+        self.activity = Activity()
         self._rank, self._size = collective.rank, collective.size
         self._limit = limit
         self._beat = min(1.0, limit / 4)
@@ -91,12 +91,12 @@ class Guard:
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
         """Context manager: this process is in a call that all processes make, such as `fit`."""
-        if self.place.call is not None:  # `fit` calls `evaluate`.
-            with self.place.within(name):
+        if self.activity.call is not None:  # `fit` calls `evaluate`.
+            with self.activity.within(name):
                 yield
             return
-        self.place.begin(name)
-        number = self.place.calls
+        self.activity.begin(name)
+        number = self.activity.calls
         try:
             yield
         except Exception as error:
@@ -106,15 +106,15 @@ class Guard:
                 self._told.wait(LEFT_GRACE + 2 * self._beat)
             raise
         finally:
-            self.place.end()
+            self.activity.end()
 
     def _tell_failure(self, error: BaseException, call: int | None) -> None:
-        self.place.failed = True
+        self.activity.failed = True
         self._tell(
             {
                 "kind": "failure",
                 "error": describe_error(error),
-                "place": self.place.describe(),
+                "activity": self.activity.describe(),
                 "call": call,
                 "consequence": isinstance(error, _CONSEQUENCES),
             }
@@ -196,28 +196,28 @@ class Guard:
                     f"and run `tfdml doctor` on both machines."
                 )
 
-    def _member(self, who: dict) -> Member:
+    def _member(self, who: dict) -> RankStatus:
         now = time.monotonic()
-        return Member(who["rank"], who["host"], who["pid"], heard=now, moved=now)
+        return RankStatus(who["rank"], who["host"], who["pid"], heard=now, moved=now)
 
     # -- The thread ----------------------------------------------------------------------------
 
     def _own_beat(self) -> dict:
-        place = self.place
+        activity = self.activity
         # Read in this order: a graph reported as finished is then complete, and whatever is noted
         # during the copy is sent with the next heartbeat.
-        tracing, noted = place.tracing, place.collectives_noted
+        tracing, noted = activity.tracing, activity.collectives_noted
         collectives = None
         if noted != self._sent_collectives:
-            collectives = {step: dict(found) for step, found in list(place.collectives.items())}
+            collectives = {step: dict(found) for step, found in list(activity.collectives.items())}
             self._sent_collectives = noted
         return {
             "kind": "beat",
-            "place": place.describe(),
-            "call": place.call,
-            "calls": place.calls,
-            "waits_for": place.waits_for,
-            "progress": place.progress,
+            "activity": activity.describe(),
+            "call": activity.call,
+            "calls": activity.calls,
+            "waits_for": activity.waits_for,
+            "progress": activity.progress,
             "tracing": tracing,
             "collectives": collectives,
         }
@@ -297,9 +297,9 @@ class Guard:
         return "\n".join(lines)
 
     def _end(self, message: str, rank: int) -> None:
-        own = f"(This is rank {self._rank}, {self.place.describe()}.)"
+        own = f"(This is rank {self._rank}, {self.activity.describe()}.)"
         os.write(2, f"\n{message}\n  {own}\n".encode())
-        if self._ending.is_set() or (rank == self._rank and self.place.failed):
+        if self._ending.is_set() or (rank == self._rank and self.activity.failed):
             # This rank raised, or is already exiting: let it exit normally.
             self._told.set()
             end_after(EXIT_SECONDS)
@@ -335,7 +335,7 @@ def _addresses() -> list[str]:
 _guards: dict[tuple[int, int], Guard] = {}
 
 
-def guard_of(collective: Collective, limit: float) -> Guard:
+def get_guard(collective: Collective, limit: float) -> Guard:
     """Returns this process's guard; the first strategy of a job starts it."""
     key = (collective.rank, collective.size)
     if key not in _guards:

@@ -22,21 +22,21 @@ class Failure:
 
     Attributes:
         error: Description of the exception.
-        place: Activity of the rank when it was raised.
+        activity: Activity of the rank when it was raised.
         call: Number of the call that it left; None if it was uncaught.
         consequence: Whether it looks like an effect of another rank's end: a broken connection.
         time: Time of the report, in seconds of the monotonic clock.
     """
 
     error: str
-    place: str
+    activity: str
     call: int | None
     consequence: bool
     time: float
 
 
 @dataclasses.dataclass
-class Member:
+class RankStatus:
     """Last known state of a rank. Times are in seconds of the monotonic clock.
 
     Attributes:
@@ -49,7 +49,7 @@ class Member:
         bye: Time at which its program ended; None while it runs.
         lost: Whether its connection is broken.
         failure: Last exception.
-        collectives: Collectives in the last graph of each of its steps; see `Place`.
+        collectives: Collectives in the last graph of each of its steps; see `Activity`.
     """
 
     rank: int
@@ -77,20 +77,22 @@ class Member:
             if failed is not None and message.get("calls", 0) > failed:
                 self.failure = None  # The program caught it and has begun another call.
         elif kind == "failure":
-            error, place = str(message.get("error")), str(message.get("place"))
+            error, activity = str(message.get("error")), str(message.get("activity"))
             if self.failure is not None and _same(self.failure.error, error):
-                place = self.failure.place  # The same error: it left a call and was not caught.
+                activity = (
+                    self.failure.activity
+                )  # The same error: it left a call and was not caught.
             consequence = bool(message.get("consequence"))
-            self.failure = Failure(error, place, message.get("call"), consequence, now)
+            self.failure = Failure(error, activity, message.get("call"), consequence, now)
         elif kind == "bye":
             self.bye = now
 
     def describe(self, now: float) -> str:
         """Describes the rank: host, process, last message and activity."""
-        place = self.failure.place if self.failure else self.beat.get("place", "starting")
+        activity = self.failure.activity if self.failure else self.beat.get("activity", "starting")
         return (
             f"rank {self.rank}: host {self.host}, pid {self.pid}, last heard of "
-            f"{max(0.0, now - self.heard):.1f} s before\n  where: {place}"
+            f"{max(0.0, now - self.heard):.1f} s before\n  where: {activity}"
         )
 
     @property
@@ -136,7 +138,7 @@ _LIKELY_MISMATCH = (
 )
 
 
-def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+def verdict(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
     """Returns the reason to end the job now, or None to let it run.
 
     Args:
@@ -152,14 +154,16 @@ def verdict(members: Sequence[Member], limit: float, now: float) -> Verdict | No
     )
 
 
-def verdict_of_rank_0(rank_0: Member, own: Member, limit: float, now: float) -> Verdict | None:
+def verdict_of_rank_0(
+    rank_0: RankStatus, own: RankStatus, limit: float, now: float
+) -> Verdict | None:
     """Returns the verdict on rank 0 that another rank reaches on its own; see `verdict`."""
     if own.failure and own.failure.consequence and now - rank_0.heard > LEFT_GRACE:
         return _silent(rank_0, now)
     return _of_lost([rank_0], limit, now) or _of_ended([rank_0], [own], now)
 
 
-def _of_lost(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+def _of_lost(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
     for member in members:
         if member.lost and member.bye is None:
             if member.failure and not member.failure.consequence:
@@ -172,22 +176,22 @@ def _of_lost(members: Sequence[Member], limit: float, now: float) -> Verdict | N
     return None
 
 
-def _silent(member: Member, now: float) -> Verdict:
+def _silent(member: RankStatus, now: float) -> Verdict:
     why = f"fell silent (nothing heard for {now - member.heard:.1f} s)"
     return Verdict(member.rank, why, "", _LIKELY_SILENT)
 
 
-def _raised(member: Member) -> Verdict:
+def _raised(member: RankStatus) -> Verdict:
     return Verdict(member.rank, "raised an exception", member.failure.error, "see its traceback")
 
 
-def _of_failures(members: Sequence[Member], now: float) -> Verdict | None:
+def _of_failures(members: Sequence[RankStatus], now: float) -> Verdict | None:
     failed = [m for m in members if m.failure is not None]
     own = [m for m in failed if not m.failure.consequence]
     ended = next((m for m in members if m.bye is not None and m.failure is None), None)
     first = min(failed, key=lambda m: m.failure.time, default=None)
     if ended and first and not own and now - first.failure.time > RAISED_GRACE:
-        why = f"has ended its program, while rank {first.rank} was in {first.failure.place}"
+        why = f"has ended its program, while rank {first.rank} was in {first.failure.activity}"
         return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
     due = [
         m for m in failed if now - m.failure.time > _grace(m.failure) and _others_wait(m, members)
@@ -208,7 +212,7 @@ def _grace(failure: Failure) -> float:
     return RAISED_GRACE if failure.call is None and not failure.consequence else LEFT_GRACE
 
 
-def _others_wait(failed: Member, members: Sequence[Member]) -> bool:
+def _others_wait(failed: RankStatus, members: Sequence[RankStatus]) -> bool:
     """Returns whether a rank is still in a call that `failed` has left with an exception."""
     call = failed.failure.call
     if call is None:
@@ -220,7 +224,9 @@ def _others_wait(failed: Member, members: Sequence[Member]) -> bool:
     )
 
 
-def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) -> Verdict | None:
+def _of_ended(
+    members: Sequence[RankStatus], waiting: Sequence[RankStatus], now: float
+) -> Verdict | None:
     """Returns a verdict if a rank has ended its program while others wait for it."""
     for ended in members:
         if ended.bye is None or now - ended.bye < BYE_GRACE:
@@ -229,13 +235,13 @@ def _of_ended(members: Sequence[Member], waiting: Sequence[Member], now: float) 
             if member.waits_for and now - member.moved > BYE_GRACE:
                 why = (
                     f"ended its program, while rank {member.rank} waits for it in "
-                    f"{member.waits_for} ({member.beat.get('place')})"
+                    f"{member.waits_for} ({member.beat.get('activity')})"
                 )
                 return Verdict(ended.rank, why, "", _LIKELY_MISMATCH)
     return None
 
 
-def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> Verdict | None:
+def _of_different_waits(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
     """Returns a verdict if all ranks have long been waiting in different operations."""
     waits = [m.waits_for for m in members]
     waiting = min(now - m.moved for m in members)
@@ -252,22 +258,22 @@ def _of_different_waits(members: Sequence[Member], limit: float, now: float) -> 
     others = next(m for m in members if m.waits_for != odd.waits_for)
     why = (
         f"waits in {odd.waits_for}, while rank {others.rank} waits in {others.waits_for} "
-        f"({others.beat.get('place')})"
+        f"({others.beat.get('activity')})"
     )
     return Verdict(odd.rank, why, "", _LIKELY_MISMATCH)
 
 
-def _of_different_collectives(members: Sequence[Member]) -> Verdict | None:
+def _of_different_collectives(members: Sequence[RankStatus]) -> Verdict | None:
     """Returns a verdict if the graphs of two ranks have different collectives."""
     first, others = _collectives(members[0]), members[1:]
     for member in others:
         own = _collectives(member)
-        for place in dict.fromkeys([*own, *first]):
-            if _differ(own.get(place), first.get(place)):
+        for activity in dict.fromkeys([*own, *first]):
+            if _differ(own.get(activity), first.get(activity)):
                 why = (
                     f"exchanges something else than rank {members[0].rank} in one step: "
-                    f"{place[1]} is {own.get(place, 'missing')} there, "
-                    f"{first.get(place, 'missing')} on rank {members[0].rank}"
+                    f"{activity[1]} is {own.get(activity, 'missing')} there, "
+                    f"{first.get(activity, 'missing')} on rank {members[0].rank}"
                 )
                 return Verdict(member.rank, why, "", _LIKELY_MISMATCH)
     return None
@@ -279,6 +285,6 @@ def _differ(one: str | None, other: str | None) -> bool:
     return one != other and known
 
 
-def _collectives(member: Member) -> dict[tuple[str, str], str]:
+def _collectives(member: RankStatus) -> dict[tuple[str, str], str]:
     """Returns the tensors that a rank's graphs exchange, by step and operation."""
     return {(s, name): of for s, found in member.collectives.items() for name, of in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.guard.activity import Place
+from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.plain_words import in_plain_words
 
 
@@ -17,17 +17,17 @@ class WatchedCollective(Collective):
 
     Args:
         collective: Collective that moves the tensors.
-        place: Activity record of this process, which the guard reads.
+        activity: Activity record of this process, which the guard reads.
     """
 
-    def __init__(self, collective: Collective, place: Place):
+    def __init__(self, collective: Collective, activity: Activity):
         super().__init__(collective.topology)
         self._collective = collective
-        self._place = place
+        self._activity = activity
 
     @property
     def beside_steps(self) -> Collective:
-        """Collective for background exchanges, unwatched: `place` is the main thread's activity."""
+        """Collective for background exchanges, unwatched: activities are the main thread's."""
         return self._collective.beside_steps
 
     def on(self, device: str | None) -> Collective:
@@ -35,11 +35,11 @@ class WatchedCollective(Collective):
         collective = self._collective.on(device)
         if collective is self._collective:
             return self
-        return WatchedCollective(collective, self._place)
+        return WatchedCollective(collective, self._activity)
 
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """Context manager: this process waits for the others in `what`."""
-        return self._place.waiting(what)
+        return self._activity.waiting(what)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
@@ -66,12 +66,12 @@ class WatchedCollective(Collective):
     ) -> contextlib.AbstractContextManager:
         if tf.executing_eagerly():
             return self._waiting_eagerly(f"{kind} of {name}")
-        self._place.note_collective(f"{kind} of {name}", ", ".join(tensors))
+        self._activity.note_collective(f"{kind} of {name}", ", ".join(tensors))
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _waiting_eagerly(self, what: str) -> Iterator[None]:
-        with in_plain_words(), self._place.waiting(what):
+        with in_plain_words(), self._activity.waiting(what):
             yield
 
 

@@ -6,10 +6,10 @@ import sys
 from tfdml import topology
 from tfdml.runtime.immediate_exit import EXIT_CODE
 from tfdml.runtime.servers.server_link import ChiefLost, follow_chief
-from tfdml.runtime.servers.server_task import CHIEF, Task
+from tfdml.runtime.servers.server_task import CHIEF, ServerTask
 
 
-def serve(task: Task, start_limit: float, silence_limit: float) -> int:
+def serve(task: ServerTask, start_limit: float, silence_limit: float) -> int:
     """Serves the chief until it is done or lost.
 
     Args:

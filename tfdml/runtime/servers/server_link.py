@@ -18,7 +18,7 @@ import time
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.guard import channel
 from tfdml.runtime.immediate_exit import EXIT_SECONDS, end_after
-from tfdml.runtime.servers.server_task import CHIEF, WORKER, Task, name_of
+from tfdml.runtime.servers.server_task import CHIEF, WORKER, ServerTask, name_of
 
 _POLL_SECONDS = 0.1
 _BEAT_SECONDS = 1.0
@@ -45,7 +45,7 @@ class ServerLink:
         OSError: If the chief's port is taken.
     """
 
-    def __init__(self, task: Task, silence_limit: float):
+    def __init__(self, task: ServerTask, silence_limit: float):
         self._task = task
         self._limit = silence_limit
         self._secret = _secret(task)
@@ -69,7 +69,7 @@ class ServerLink:
         sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
         atexit.register(self._say_bye)
 
-    def wait_for_all(self, seconds: float) -> None:
+    def wait_for_peers(self, seconds: float) -> None:
         """Waits until all workers and servers have connected.
 
         Raises:
@@ -171,7 +171,7 @@ class ServerLink:
             end_after(EXIT_SECONDS, code=1)
 
 
-def follow_chief(task: Task, start_limit: float, silence_limit: float) -> None:
+def follow_chief(task: ServerTask, start_limit: float, silence_limit: float) -> None:
     """Connects a worker or server to the chief; returns when the chief is done.
 
     Args:
@@ -213,7 +213,7 @@ def follow_chief(task: Task, start_limit: float, silence_limit: float) -> None:
             )
 
 
-def _secret(task: Task) -> bytes:
+def _secret(task: ServerTask) -> bytes:
     """Returns a key that distinguishes clusters. It is not secret: the addresses determine it."""
     return hashlib.sha256(json.dumps(task.cluster, sort_keys=True).encode()).digest()
 

@@ -15,7 +15,7 @@ _EXAMPLE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class ServerTask:
     """One process of a cluster.
 
     Attributes:
@@ -49,7 +49,7 @@ def name_of(role: str, index: int) -> str:
     return {CHIEF: "the chief", WORKER: f"worker {index}"}.get(role, f"parameter server {index}")
 
 
-def task_from_environment() -> Task:
+def task_from_environment() -> ServerTask:
     """Reads this process's task from `TF_CONFIG`.
 
     Raises:
@@ -80,7 +80,7 @@ def task_from_environment() -> Task:
     return checked_task(config.get("cluster"), task["type"], task["index"])
 
 
-def checked_task(cluster: Any, role: Any, index: Any) -> Task:
+def checked_task(cluster: Any, role: Any, index: Any) -> ServerTask:
     """Validates the description of a cluster and of one of its tasks.
 
     Args:
@@ -127,7 +127,7 @@ def checked_task(cluster: Any, role: Any, index: Any) -> Task:
             f"The task's index must be from 0 to {len(cluster[role]) - 1} for a {role}. Received: "
             f"index={index!r} in {cluster}."
         )
-    return Task({job: list(cluster[job]) for job in _ROLES}, role, number)
+    return ServerTask({job: list(cluster[job]) for job in _ROLES}, role, number)
 
 
 def _check_addresses(cluster: dict[str, list[str]]) -> None:

@@ -86,16 +86,16 @@ class Accumulator:
     def take(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
         """Returns the mean over steps of a replica's gradients, and clears its accumulators."""
         means = list(gradients)
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
             gathered = self._gathered_of(variable)
             own = tf.cast(gradient, gathered.dtype)
             if _replaces(variable):
-                means[place] = total = tf.maximum(own, gathered.read_value())
+                means[index] = total = tf.maximum(own, gathered.read_value())
             else:
                 total = gathered.read_value() + own
-                means[place] = total / self.steps
+                means[index] = total / self.steps
             with tf.control_dependencies([total]):
                 gathered.assign(tf.zeros_like(total))
         return means

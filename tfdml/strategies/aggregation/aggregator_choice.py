@@ -27,35 +27,35 @@ class AggregatorChoice:
 
     Args:
         devices: This process's devices.
-        options: The strategy's options.
         guard: Guard that exchanges are reported to; None for a single process.
     """
 
-    def __init__(self, devices: Sequence[str], options: ReplicaOptions, guard: Guard | None):
+    def __init__(self, devices: Sequence[str], guard: Guard | None):
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
         self.device_group: DeviceGroup | None = None
         self.between_devices = False
         self._devices = devices
-        self._options = options
         self._guard = guard
 
-    def compresses(self, collective: Collective) -> bool:
+    def compresses(self, collective: Collective, options: ReplicaOptions) -> bool:
         """Returns whether gradients are compressed; a single sender has nothing to send.
 
         Args:
             collective: Collective between the processes.
+            options: The strategy's options.
         """
         several = len(self._devices) if self.between_devices else collective.size
-        return self._options.compression is not None and several > 1
+        return options.compression is not None and several > 1
 
-    def make(self, collective: Collective) -> GradientAggregator:
+    def make(self, collective: Collective, options: ReplicaOptions) -> GradientAggregator:
         """Creates an optimizer's aggregator.
 
         Args:
             collective: Collective between the processes.
+            options: The strategy's options.
         """
-        bucket_bytes = self._options.bucket_bytes
-        compressor = self._options.compression if self.compresses(collective) else None
+        bucket_bytes = options.bucket_bytes
+        compressor = options.compression if self.compresses(collective, options) else None
         if self.cross_device_ops is not None:
             return CrossDeviceAggregator(self.cross_device_ops)
         if compressor is not None and self.between_devices:
@@ -70,4 +70,4 @@ class AggregatorChoice:
         """Reports to the guard an exchange between devices in the graph being traced."""
         if self._guard is not None and not tf.executing_eagerly():
             words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
-            self._guard.place.note_collective(f"all_reduce of {name}", words)
+            self._guard.activity.note_collective(f"all_reduce of {name}", words)

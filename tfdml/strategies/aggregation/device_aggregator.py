@@ -89,9 +89,9 @@ class DeviceCollective(Collective):
         """
 
         def merge(strategy: tf.distribute.Strategy, *values):
-            everyones = [strategy.extended.parts_of(v) for v in values]
+            gathered = [strategy.extended.parts_of(v) for v in values]
             copies = []
-            for device, own in zip(self._devices, exchange(*everyones), strict=True):
+            for device, own in zip(self._devices, exchange(*gathered), strict=True):
                 with tf.device(device):
                     copies.append([tf.identity(t) for t in own])
             return strategy.extended.replica_values(copies)

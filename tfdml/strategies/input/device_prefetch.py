@@ -7,22 +7,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdml.strategies.input.iterators import opened
-from tfdml.strategies.input.local_batch import Portion
+from tfdml.strategies.input.iterators import open_iterator
+from tfdml.strategies.input.local_batch import LocalBatch
 
-# Number of portions that are copied while a step runs.
+# Number of local batches that are copied while a step runs.
 AHEAD = 2
 
 
-class OnDevices:
-    """Iterable of portions of global batches, with the rows already on their replicas' devices.
+class DevicePrefetcher:
+    """Iterable of local batches whose rows are already on their replicas' devices.
 
-    A thread reads and copies the next portions while steps run, so a GPU does not wait for its
+    A thread reads and copies the next local batches while steps run, so a GPU does not wait for its
     rows. The row counts stay on the CPU: the step branches on them, and would have to wait for the
     GPU to return them. Portions already read are lost if the iteration is dropped.
 
     Args:
-        dataset: Iterable of portions with an `element_spec`.
+        dataset: Iterable of local batches with an `element_spec`.
         devices: This process's devices, one per replica.
     """
 
@@ -35,30 +35,32 @@ class OnDevices:
         """The dataset's element spec."""
         return self.dataset.element_spec
 
-    def __iter__(self) -> Iterator[Portion]:
-        """Yields the portions in order; like `iter(dataset)`, starts the dataset's pass at once.
+    def __iter__(self) -> Iterator[LocalBatch]:
+        """Yields the local batches in order; starts the dataset's pass at once, as `iter` does.
 
         Raises:
-            Exception: Whatever the dataset raises, at the position of the failed portion.
+            Exception: Whatever the dataset raises, at the position of the failed local batch.
         """
-        return self._ahead(opened(self.dataset))
+        return self._ahead(open_iterator(self.dataset))
 
-    def _ahead(self, portions: Iterator[Portion]) -> Iterator[Portion]:
+    def _ahead(self, local_batches: Iterator[LocalBatch]) -> Iterator[LocalBatch]:
         copier = ThreadPoolExecutor(1, "tfdml-on-devices")
         try:
-            coming = collections.deque(copier.submit(self._next, portions) for _ in range(AHEAD))
-            while (portion := coming.popleft().result()) is not None:
-                coming.append(copier.submit(self._next, portions))
-                yield portion
+            coming = collections.deque(
+                copier.submit(self._next, local_batches) for _ in range(AHEAD)
+            )
+            while (local_batch := coming.popleft().result()) is not None:
+                coming.append(copier.submit(self._next, local_batches))
+                yield local_batch
         finally:
             copier.shutdown(cancel_futures=True)
 
-    def _next(self, portions: Iterator[Portion]) -> Portion | None:
-        portion = next(portions, None)
-        if portion is None:
+    def _next(self, local_batches: Iterator[LocalBatch]) -> LocalBatch | None:
+        local_batch = next(local_batches, None)
+        if local_batch is None:
             return None
-        pairs = zip(portion.parts, self._devices, strict=True)
-        return portion._replace(parts=tuple(_copied(part, device) for part, device in pairs))
+        pairs = zip(local_batch.parts, self._devices, strict=True)
+        return local_batch._replace(parts=tuple(_copied(part, device) for part, device in pairs))
 
 
 def has_accelerators(devices: Iterable[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Feeds: portions of global batches from data that processes read separately and agree on."""
+"""Feeds: local batches of global batches from data that processes read separately and agree on."""
 
 import abc
 import collections
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.errors import DataError, OtherRankError
-from tfdml.strategies.input.iterators import opened
-from tfdml.strategies.input.local_batch import Portion, Splitter, count_rows
+from tfdml.strategies.input.iterators import open_iterator
+from tfdml.strategies.input.local_batch import BatchSplitter, LocalBatch, count_rows
 
 # A process announces the size of each of its batches, or one of these.
 ENDED, FAILED = 0, -1
@@ -28,7 +28,7 @@ _NAMES = 8
 
 
 class Feed(abc.ABC):
-    """Iterable of this process's portions; all processes yield the same number of portions.
+    """Iterable of this process's local batches; all processes yield the same number of them.
 
     Args:
         dataset: This process's pipeline.
@@ -39,14 +39,14 @@ class Feed(abc.ABC):
             holds for all.
 
     Attributes:
-        num_batches: Number of portions that all processes yield, None if unknown.
+        num_batches: Number of local batches that all processes yield, None if unknown.
     """
 
     def __init__(
         self,
         dataset: tf.data.Dataset,
         collective: Collective,
-        splitter: Splitter,
+        splitter: BatchSplitter,
         num_batches: int | None,
         reads_ahead: bool = True,
     ):
@@ -60,11 +60,11 @@ class Feed(abc.ABC):
 
     @property
     def element_spec(self) -> Any:
-        """The pipeline's element spec: of batches, or of portions of them."""
+        """The pipeline's element spec: of batches, or of local batches of them."""
         return self._dataset.element_spec
 
-    def __iter__(self) -> Iterator[Portion]:
-        """Yields this process's portions of the global batches.
+    def __iter__(self) -> Iterator[LocalBatch]:
+        """Yields this process's local batches of the global batches.
 
         If batches may be read ahead, a thread reads the next ones and agrees on them with the other
         processes while steps run. Batches already read are lost if the iteration is dropped.
@@ -75,24 +75,24 @@ class Feed(abc.ABC):
             DataError: If this process's own data raised an error.
         """
         batches = self._open()
-        place = self._collective.rank, self._collective.size
-        name = f"feed_{next(_iterations[place]) % _NAMES}"
+        rank_and_size = self._collective.rank, self._collective.size
+        name = f"feed_{next(_iterations[rank_and_size]) % _NAMES}"
         number, count = 0, 1
         # Leaving the block waits for the pending exchange, which the other processes wait for, too.
         with ThreadPoolExecutor(1, "tfdml-feed") as reader:
             coming = reader.submit(self._next, batches, number, count, name)
             while True:
                 with self._collective.waiting(f"batch {number} of the data"):
-                    portions, error = coming.result()
-                number += len(portions)
-                ended = len(portions) < count
+                    local_batches, error = coming.result()
+                number += len(local_batches)
+                ended = len(local_batches) < count
                 if not self._reads_ahead:
-                    yield from portions
-                    portions = []
+                    yield from local_batches
+                    local_batches = []
                 if not ended:
                     count = min(2 * count, _AT_ONCE) if self._reads_ahead else 1
                     coming = reader.submit(self._next, batches, number, count, name)
-                yield from portions
+                yield from local_batches
                 if error is not None:
                     raise error
                 if ended:
@@ -100,8 +100,8 @@ class Feed(abc.ABC):
 
     def _next(
         self, batches: Iterator, first: int, count: int, name: str
-    ) -> tuple[list[Portion], Exception | None]:
-        """Reads this process's portions of the next global batches.
+    ) -> tuple[list[LocalBatch], Exception | None]:
+        """Reads this process's local batches of the next global batches.
 
         Args:
             batches: This process's batches.
@@ -110,7 +110,7 @@ class Feed(abc.ABC):
             name: Prefix of the exchanges' names, before a `/`.
 
         Returns:
-            The portions, and the error that follows them, or None.
+            The local batches, and the error that follows them, or None.
         """
         own, announced, own_error, error = [], [], None, None
         try:
@@ -137,7 +137,7 @@ class Feed(abc.ABC):
         return self._collective.beside_steps.all_gather(own, name).numpy().T.tolist()
 
     def _open(self) -> Iterator:
-        return opened(self._dataset)
+        return open_iterator(self._dataset)
 
     def _count(self, batch: Any) -> int:
         return int(count_rows(batch))
@@ -163,13 +163,13 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
-        """Returns the number of portions, given the processes' numbers of batches (-1: unknown)."""
+        """Returns the number of local batches from the processes' numbers (-1: unknown)."""
 
     @abc.abstractmethod
     def _portions(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
-    ) -> list[Portion]:
-        """Returns this process's portions, given its own batches and all processes' row counts.
+    ) -> list[LocalBatch]:
+        """Returns this process's local batches from its own batches and all processes' row counts.
 
         Args:
             batches: Batches from its pipeline; None after it has ended before the others'.

@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.input.feed import ENDED, Feed
-from tfdml.strategies.input.local_batch import Portion, take_rows, without_optionals
+from tfdml.strategies.input.local_batch import LocalBatch, take_rows, without_optionals
 
 
 class ReplicatedFeed(Feed):
-    """Feed for pipelines in which all processes read the same batches and yield their portions."""
+    """Feed for pipelines in which all processes read the same batches and take their own rows."""
 
-    def _count(self, batch: Portion) -> int:
+    def _count(self, batch: LocalBatch) -> int:
         return int(batch.global_rows)
 
     def _problem(self, rows: Sequence[int], number: int) -> RuntimeError | None:
@@ -41,8 +41,8 @@ class ReplicatedFeed(Feed):
         return None if min(known) < 0 else max(known)
 
     def _portions(
-        self, batches: Sequence[Portion], rows: Sequence[Sequence[int]], name: str
-    ) -> list[Portion]:
+        self, batches: Sequence[LocalBatch], rows: Sequence[Sequence[int]], name: str
+    ) -> list[LocalBatch]:
         return list(batches)
 
 
@@ -66,15 +66,15 @@ class ShardedFeed(Feed):
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
         return None if min(known) < 0 else max(known)
 
-    def _count(self, batch: Portion) -> int:
+    def _count(self, batch: LocalBatch) -> int:
         return int(batch.global_rows)
 
     def _portions(
-        self, batches: Sequence[Portion | None], rows: Sequence[Sequence[int]], name: str
-    ) -> list[Portion]:
+        self, batches: Sequence[LocalBatch | None], rows: Sequence[Sequence[int]], name: str
+    ) -> list[LocalBatch]:
         return [self._portion(*pair) for pair in zip(batches, rows, strict=True)]
 
-    def _portion(self, own: Portion | None, rows: Sequence[int]) -> Portion:
+    def _portion(self, own: LocalBatch | None, rows: Sequence[int]) -> LocalBatch:
         if own is None:
             own = self._padding
         elif self._padding is None:
@@ -102,7 +102,7 @@ class ScatterFeed(Feed):
 
     def _portions(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
-    ) -> list[Portion]:
+    ) -> list[LocalBatch]:
         if not rows:
             return []
         ends = np.cumsum([announced[0] for announced in rows])

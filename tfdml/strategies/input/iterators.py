@@ -1,4 +1,4 @@
-"""Passes over a dataset that do not wait for `tf.data`'s autotuner when they end."""
+"""Iteration over datasets whose iterators do not wait for `tf.data`'s autotuner when they end."""
 
 import threading
 import weakref
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 
-def opened(dataset: Iterable) -> Iterator:
+def open_iterator(dataset: Iterable) -> Iterator:
     """Returns an iterator over a dataset whose resources a separate thread frees.
 
     The autotuner of a `tf.data` iterator sleeps for up to a minute at a time and sometimes misses
@@ -35,8 +35,8 @@ def _free(held: dict) -> None:
     threading.Thread(target=held.clear, name="tfdml-free-iterator").start()
 
 
-class Passes:
-    """Iterable whose every pass over a dataset is started by `opened`.
+class Reiterable:
+    """Iterable whose every pass over a dataset is started by `open_iterator`.
 
     Args:
         dataset: The dataset or iterable.
@@ -47,4 +47,4 @@ class Passes:
 
     def __iter__(self) -> Iterator:
         """Starts a pass."""
-        return opened(self._dataset)
+        return open_iterator(self._dataset)

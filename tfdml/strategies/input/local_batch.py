@@ -16,7 +16,7 @@ DIGEST_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class ShareInfo:
     """Part of one global batch that one replica works on.
 
     If a batch has fewer rows than replicas, some get a share of 0 rows. TensorFlow's convolutions
@@ -44,7 +44,7 @@ class Share:
         return tensor[: self.rows]
 
 
-class Portion(NamedTuple):
+class LocalBatch(NamedTuple):
     """One process's part of a global batch, as its pipelines yield it.
 
     Attributes:
@@ -63,18 +63,18 @@ class Portion(NamedTuple):
     digest: tf.Tensor
 
     @property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[ShareInfo]:
         """The shares of this process's replicas."""
-        return [Share(self.rows[i], self.global_rows) for i in range(len(self.parts))]
+        return [ShareInfo(self.rows[i], self.global_rows) for i in range(len(self.parts))]
 
 
-class Splitter(LocalReplicas):
+class BatchSplitter(LocalReplicas):
     """Splitter of global batches over replicas."""
 
-    def portion(
+    def local_batch(
         self, global_rows: tf.Tensor | int, take: Callable[[tf.Tensor | int, tf.Tensor | int], Any]
-    ) -> Portion:
-        """Returns this process's portion of a batch.
+    ) -> LocalBatch:
+        """Returns this process's local batch of a batch.
 
         Args:
             global_rows: Number of rows of the batch, as in `bounds`. A Python number costs no
@@ -89,17 +89,17 @@ class Splitter(LocalReplicas):
             # A padded share computes on the last row of the batch.
             begin = least(edges[i], global_rows - 1)
             parts.append(take(begin, most(edges[i + 1], begin + 1)))
-        return Portion(
+        return LocalBatch(
             tuple(parts),
             rows=tf.convert_to_tensor(edges[1:] - edges[:-1]),
             global_rows=tf.convert_to_tensor(global_rows, tf.int64),
             digest=tf.zeros([DIGEST_SIZE]),
         )
 
-    def split(self, batch: Any) -> Portion:
-        """Returns this process's portion of a global batch, a structure of `[rows, ...]`."""
-        portion = self.portion(count_rows(batch), lambda b, e: take_rows(batch, b, e))
-        return portion._replace(digest=digest_of(batch))
+    def split(self, batch: Any) -> LocalBatch:
+        """Returns this process's local batch of a global batch, a structure of `[rows, ...]`."""
+        local_batch = self.local_batch(count_rows(batch), lambda b, e: take_rows(batch, b, e))
+        return local_batch._replace(digest=digest_of(batch))
 
     def own_rows(self, batch: Any) -> Any:
         """Returns this process's rows of a global batch, without padding."""

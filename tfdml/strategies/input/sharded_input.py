@@ -8,7 +8,13 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.row_split import OwnShareDataset
 from tfdml.strategies.input.feed_modes import ShardedFeed
-from tfdml.strategies.input.local_batch import Portion, Splitter, count_rows, take_rows, unpacked
+from tfdml.strategies.input.local_batch import (
+    BatchSplitter,
+    LocalBatch,
+    count_rows,
+    take_rows,
+    unpacked,
+)
 
 # A process announces its number of rows, or one of these.
 UNKNOWN, ENDLESS = -1, -2
@@ -30,10 +36,10 @@ _CHOOSING = {
 }
 
 
-def own_portions(
-    dataset: tf.data.Dataset, collective: Collective, splitter: Splitter
+def sharded_batches(
+    dataset: tf.data.Dataset, collective: Collective, splitter: BatchSplitter
 ) -> tuple[tf.data.Dataset | ShardedFeed, int | None]:
-    """Returns a process's portions of global batches, and their number, None if unknown.
+    """Returns a process's local batches of global batches, and their number, None if unknown.
 
     If all processes know their number of rows and need the same number of batches for them, the
     processes do not have to agree before each step.
@@ -51,24 +57,26 @@ def own_portions(
     rows = known_rows(dataset)
     announced = tf.constant([[rows, own]], tf.int64)
     everybody = collective.all_gather(announced, "own_parts").numpy().tolist()
-    tail = _tail(everybody)
+    tail = _last_batch(everybody)
     if tail is None:
-        shares, length = own_shares(dataset, splitter)
+        shares, length = local_shares(dataset, splitter)
         length = _ceil(rows, own) if rows >= 0 else length
         feed = ShardedFeed(shares, collective, splitter, length)
         return feed, feed.num_batches
     number, last = tail
     full = [of_process for _, of_process in everybody]
     numbered = dataset.rebatch(own).enumerate()
-    portions = numbered.map(
-        _counted(full, last, number, collective.rank, splitter.local_replicas),
+    local_batches = numbered.map(
+        _with_known_counts(full, last, number, collective.rank, splitter.local_replicas),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
-    return portions.prefetch(tf.data.AUTOTUNE), number
+    return local_batches.prefetch(tf.data.AUTOTUNE), number
 
 
-def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Dataset, int | None]:
-    """Returns a process's part of the data as portions the size of its share of a global batch.
+def local_shares(
+    dataset: tf.data.Dataset, splitter: BatchSplitter
+) -> tuple[tf.data.Dataset, int | None]:
+    """Returns a process's part of the data in batches the size of its share of a global batch.
 
     Their `global_rows` count only this process's rows; `ShardedFeed` sums over the processes.
 
@@ -77,23 +85,23 @@ def own_shares(dataset: tf.data.Dataset, splitter: Splitter) -> tuple[tf.data.Da
         splitter: Splitter of global batches over the replicas.
 
     Returns:
-        The portions, and their number, None if unknown.
+        The local batches, and their number, None if unknown.
 
     Raises:
         ValueError: If the batch size is unknown, or smaller than the number of processes.
     """
     batch_size = _batch_size(dataset, splitter)
     if isinstance(dataset, OwnShareDataset):
-        batches, length = dataset.own_shares(splitter)
+        batches, length = dataset.local_shares(splitter)
     else:
         batches = dataset.rebatch(splitter.count(batch_size))
         length = int(batches.cardinality())
         length = length if length >= 0 else None
     local = splitter.local_replicas
-    portions = batches.map(
+    local_batches = batches.map(
         lambda *element: _shares(unpacked(element), local), num_parallel_calls=tf.data.AUTOTUNE
     )
-    return portions, length
+    return local_batches, length
 
 
 def known_rows(dataset: tf.data.Dataset) -> int:
@@ -124,7 +132,7 @@ def known_rows(dataset: tf.data.Dataset) -> int:
     return whole if bool(dataset._drop_remainder) else elements
 
 
-def _batch_size(dataset: tf.data.Dataset, splitter: Splitter) -> int:
+def _batch_size(dataset: tf.data.Dataset, splitter: BatchSplitter) -> int:
     """Returns the global batch size."""
     batch_size = _visible_batch_size(dataset)
     if batch_size is None or not splitter.count(batch_size):
@@ -155,7 +163,7 @@ def _ceil(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | None:
+def _last_batch(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | None:
     """Returns the number of global batches, and each process's rows of the last one.
 
     Args:
@@ -174,10 +182,10 @@ def _tail(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[int]] | 
     return number, [rows - (number - 1) * full for rows, full in announced]
 
 
-def _counted(
+def _with_known_counts(
     full: Sequence[int], last: Sequence[int], number: int | None, rank: int, local_replicas: int
-) -> Callable[..., Portion]:
-    """Returns a function that turns a process's numbered batches into portions.
+) -> Callable[..., LocalBatch]:
+    """Returns a function that turns a process's numbered batches into local batches.
 
     Args:
         full: Each process's rows of a full global batch.
@@ -190,7 +198,7 @@ def _counted(
     def of_all(rows: Sequence[int]) -> tf.Tensor:
         return tf.constant([rows[rank], sum(rows)], tf.int64)
 
-    def portion(index: tf.Tensor, *element) -> Portion:
+    def local_batch(index: tf.Tensor, *element) -> LocalBatch:
         counts = of_all(full)
         if number is not None:
             counts = tf.where(index < number - 1, counts, of_all(last))
@@ -208,10 +216,10 @@ def _counted(
         )
         return shares._replace(global_rows=counts[1])
 
-    return portion
+    return local_batch
 
 
-def _shares(batch: Any, local_replicas: int) -> Portion:
+def _shares(batch: Any, local_replicas: int) -> LocalBatch:
     """Returns a process's rows of a global batch, split over its own replicas."""
-    local = Splitter(0, local_replicas, local_replicas)
-    return local.portion(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))
+    local = BatchSplitter(0, local_replicas, local_replicas)
+    return local.local_batch(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.strategies.aggregation.accumulation import accumulation_steps
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.hooks import hooks_of
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -91,7 +91,7 @@ def current_replicas() -> ReplicaExtended | None:
     return extended if several or extended.accumulator is not None else None
 
 
-def current_share() -> Share | None:
+def current_share() -> ShareInfo | None:
     """Returns the share of the calling replica or parameter-server step, or None."""
     step = current_step()
     if step is not None:

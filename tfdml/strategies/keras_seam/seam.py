@@ -17,7 +17,7 @@ The functions of `entry` behave differently under parameter servers, too: each c
 | `TensorFlowTrainer.fit` | early checks; progress on the chief | a lost server is named |
 | `TensorFlowTrainer.evaluate` | the same | the same |
 | `TensorFlowTrainer.predict` | the same | the same |
-| `TFEpochIterator.__init__` | portions: see `feed_modes` | sent once, or read by the chief |
+| `TFEpochIterator.__init__` | local batches: see `feed_modes` | sent once, or read by the chief |
 | `TensorFlowTrainer._maybe_symbolic_build` | builds from the data's shapes | the same |
 | `TensorFlowTrainer._make_function` | a `MetricStep`; `compiled` | steps are tasks for workers |
 | `TensorFlowTrainer.make_predict_function` | a `PredictStep` on a global batch | the same |

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class NoiseScale:
         self._replicas = replicas
         self._decay = decay
         with tf.init_scope(), tf.device("CPU:0"):
-            zeros = lambda *shape: own_variable(tf.zeros(shape, tf.float64))  # noqa: E731
+            zeros = lambda *shape: unmanaged_variable(tf.zeros(shape, tf.float64))  # noqa: E731
             # Of this step: squared norms of the replicas' and the exchanged gradients, and rows.
             self._own, self._whole, self._rows = zeros(), zeros(), zeros()
             self._averages = zeros(2)  # Signal and noise.

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 
 
 class StepClock:
@@ -25,7 +25,7 @@ class StepClock:
     def __init__(self, collective: Collective):
         self.collective = collective
         with tf.init_scope(), tf.device("CPU:0"):
-            zeros = lambda *shape: own_variable(tf.zeros(shape, tf.float64))  # noqa: E731
+            zeros = lambda *shape: unmanaged_variable(tf.zeros(shape, tf.float64))  # noqa: E731
             self._began, self._ready, self._done = zeros(), zeros(), zeros()
             self._sums = zeros(5)  # Steps; seconds of step, compute, exchange, wait.
             self._caused = zeros(collective.size)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 
 
 class StopVote:
@@ -10,8 +10,8 @@ class StopVote:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
-            self._own = own_variable(tf.zeros([1]))
-            self._all = own_variable(tf.zeros([1]))
+            self._own = unmanaged_variable(tf.zeros([1]))
+            self._all = unmanaged_variable(tf.zeros([1]))
 
     def wish(self) -> None:
         """Asks to stop; the next step informs the other ranks."""

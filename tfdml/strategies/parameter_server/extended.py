@@ -107,7 +107,7 @@ def _refuse_in_share(operation: str) -> None:
         )
 
 
-class Task(Closure):
+class WorkerTask(Closure):
     """Call of a function on the first free worker; it can be cancelled before it starts.
 
     If its worker dies, a task goes to another one; it may then have run partly already.
@@ -129,7 +129,7 @@ class Task(Closure):
         function: Callable,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         args: tuple,
-        finished: Callable[["Task"], None],
+        finished: Callable[["WorkerTask"], None],
     ):
         self._queue = coordinator._cluster.closure_queue
         super().__init__(function, self._queue._cancellation_mgr, args=args)
@@ -145,7 +145,7 @@ class Task(Closure):
         """Whether the task has ended."""
         return self.value is not None or self.error is not None
 
-    def schedule(self) -> "Task":
+    def schedule(self) -> "WorkerTask":
         """Schedules the task on the first free worker; returns the task."""
         self._queue.put(self)
         return self

@@ -30,21 +30,21 @@ def parts_of(variable: keras.Variable) -> list[keras.Variable]:
     """Returns a partitioned variable's parts, the same objects each time.
 
     Each part has the whole variable's path, and two attributes: `whole`, the variable that it is a
-    part of, and `place`, its index.
+    part of, and `index`, its index.
     """
     sharded = variable._value
     if not hasattr(sharded, "_tfdml_parts"):
         sharded._tfdml_parts = [
-            _part(variable, shard, place) for place, shard in enumerate(sharded.variables)
+            _part(variable, shard, index) for index, shard in enumerate(sharded.variables)
         ]
     return sharded._tfdml_parts
 
 
-def _part(variable: keras.Variable, shard: tf.Variable, place: int) -> keras.Variable:
+def _part(variable: keras.Variable, shard: tf.Variable, index: int) -> keras.Variable:
     part = copy.copy(variable)
     part._value = shard
     part._shape = tuple(shard.shape)
-    part.whole, part.place = variable, place
+    part.whole, part.index = variable, index
     return part
 
 
@@ -59,9 +59,9 @@ def with_parts(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
 def groups(variables: Sequence[Any]) -> list[list[int]]:
     """Groups the indices of variables by the whole that they are parts of, in order."""
     found: dict[Any, list[int]] = {}
-    for place, variable in enumerate(variables):
+    for index, variable in enumerate(variables):
         whole = getattr(variable, "whole", None)
-        found.setdefault(id(variable) if whole is None else id(whole), []).append(place)
+        found.setdefault(id(variable) if whole is None else id(whole), []).append(index)
     return list(found.values())
 
 
@@ -124,8 +124,8 @@ def clip_by_whole_norm(gradients: Sequence, variables: Sequence, norm: float) ->
         norm: Maximum norm.
     """
     clipped = list(gradients)
-    for places in groups(variables):
-        present = [i for i in places if gradients[i] is not None]
+    for indices in groups(variables):
+        present = [i for i in indices if gradients[i] is not None]
         if present:
             # The norm of a sparse gradient is that of its rows as they are, as in TensorFlow.
             factor = norm / tf.maximum(tf.linalg.global_norm([gradients[i] for i in present]), norm)

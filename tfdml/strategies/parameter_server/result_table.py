@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdml.collectives.unmanaged_variable import own_variable
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.strategies.parameter_server.remote_datasets import on_each_worker
 
 _DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
@@ -45,7 +45,7 @@ class ResultTable:
         if self._values is None:
             with tf.init_scope(), tf.device(None), tf.device(_DEVICE):
                 zeros = tf.zeros([len(self._numbers), *vector.shape], vector.dtype)
-                self._values = own_variable(zeros)
+                self._values = unmanaged_variable(zeros)
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=self._values.handle, indices=row[None, None], updates=vector[None]
         )

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdml.compression import Compressor
 from tfdml.runtime.gpus import hide_all
-from tfdml.runtime.rendezvous import bounded
+from tfdml.runtime.rendezvous import exit_after
 from tfdml.runtime.servers.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
 from tfdml.strategies.alone import note_strategy
@@ -130,7 +130,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         cluster = self.connection.task.cluster
         self._num_workers, self._num_ps = len(cluster[WORKER]), len(cluster[SERVER])
         if not self.connection.connected:
-            with bounded(_CONNECT_SECONDS):
+            with exit_after(_CONNECT_SECONDS):
                 super()._connect_to_cluster(coordinator_name)
             self.connection.connected = True
 

@@ -15,7 +15,13 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.aggregation.accumulation import Accumulator
 from tfdml.strategies.input.device_prefetch import has_accelerators
 from tfdml.strategies.input.input_checks import check_pipeline
-from tfdml.strategies.input.local_batch import Portion, Share, Splitter, as_tensors, unpacked
+from tfdml.strategies.input.local_batch import (
+    BatchSplitter,
+    LocalBatch,
+    ShareInfo,
+    as_tensors,
+    unpacked,
+)
 from tfdml.strategies.session import FitSession, Kind
 
 
@@ -36,7 +42,7 @@ class BatchExtended(MirroredExtended):
         self.collective = collective
         # The local replicas' shares in the step being traced or run eagerly, and the model's
         # session if it is a train step.
-        self.shares: list[Share] | None = None
+        self.shares: list[ShareInfo] | None = None
         self.session: FitSession | None = None
         self._global_steps = False
         super().__init__(strategy, devices)
@@ -68,14 +74,14 @@ class BatchExtended(MirroredExtended):
     # -- Batches -------------------------------------------------------------------------------
 
     @property
-    def splitter(self) -> Splitter:
+    def splitter(self) -> BatchSplitter:
         """The splitter of global batches over the replicas."""
         first = self._get_replica_id_in_sync_group(0)
-        return Splitter(first, self.num_local_replicas, self._num_replicas_in_sync)
+        return BatchSplitter(first, self.num_local_replicas, self._num_replicas_in_sync)
 
-    def portion_of(self, batch: Any) -> Portion:
-        """Returns this process's portion of a global batch; a portion is returned unchanged."""
-        if isinstance(batch, Portion):
+    def local_batch_of(self, batch: Any) -> LocalBatch:
+        """Returns this process's part of a global batch; a `LocalBatch` is returned unchanged."""
+        if isinstance(batch, LocalBatch):
             return batch
         with tf.device(self._input_workers_devices[0][0]):
             # `train_on_batch` takes arrays, which an eager step would leave as NumPy arrays.
@@ -90,7 +96,9 @@ class BatchExtended(MirroredExtended):
         return [distribute_utils.select_replica(i, value) for i in range(self.num_local_replicas)]
 
     @contextlib.contextmanager
-    def working_on(self, shares: list[Share], session: FitSession | None = None) -> Iterator[None]:
+    def working_on(
+        self, shares: list[ShareInfo], session: FitSession | None = None
+    ) -> Iterator[None]:
         """Context manager: a step works on these shares, which `current_share` returns.
 
         Args:
@@ -112,20 +120,20 @@ class BatchExtended(MirroredExtended):
         """Returns the current train step's observer of a kind, or None."""
         return self.session.observer(kind) if self.session is not None else None
 
-    def current_share(self) -> Share | None:
+    def current_share(self) -> ShareInfo | None:
         """Returns the calling replica's share; None outside a global step of Keras."""
         replica = tf.distribute.get_replica_context()
         if self.shares is None or replica is None:
             return None
         return self.shares[replica._local_replica_id]
 
-    def split_element(self, *element) -> Portion:
-        """Returns this process's portion of a dataset's element, a global batch."""
+    def split_element(self, *element) -> LocalBatch:
+        """Returns this process's local batch of a dataset's element, a global batch."""
         return self.splitter.split(unpacked(element))
 
     @contextlib.contextmanager
     def global_steps(self) -> Iterator[None]:
-        """Context manager: datasets are not distributed, because a `GlobalStep` takes portions."""
+        """Context manager: datasets are not distributed: a `GlobalStep` takes local batches."""
         before, self._global_steps = self._global_steps, True
         try:
             yield

@@ -71,7 +71,7 @@ class ReplicaExtended(BatchExtended):
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, devices)
-        self.aggregator_choice = AggregatorChoice(self._devices, options, guard)
+        self.aggregator_choice = AggregatorChoice(self._devices, guard)
 
     def join(self, collective: Collective) -> None:
         """Continues with other processes; functions traced before must be retraced.
@@ -91,12 +91,14 @@ class ReplicaExtended(BatchExtended):
     @property
     def compresses(self) -> bool:
         """Whether gradients are compressed; a single process or device has nothing to send."""
-        return self.aggregator_choice.compresses(self.collective)
+        return self.aggregator_choice.compresses(self.collective, self.options)
 
-    def aggregator_of(self, optimizer: keras.Optimizer) -> GradientAggregator:
+    def get_aggregator(self, optimizer: keras.Optimizer) -> GradientAggregator:
         """Returns an optimizer's own aggregator, created on first use."""
         if optimizer not in self._aggregators:
-            self._aggregators[optimizer] = self.aggregator_choice.make(self.collective)
+            self._aggregators[optimizer] = self.aggregator_choice.make(
+                self.collective, self.options
+            )
         return self._aggregators[optimizer]
 
     # -- Properties ----------------------------------------------------------------------------
@@ -145,15 +147,15 @@ class ReplicaExtended(BatchExtended):
         if self.guard is None:
             yield
             return
-        with in_plain_words(), self.guard.place.waiting(name):
+        with in_plain_words(), self.guard.activity.waiting(name):
             yield
-        self.guard.place.step += steps
+        self.guard.activity.step += steps
 
     def making_graph(self, step: str) -> contextlib.AbstractContextManager:
         """Context manager: the graph of a step is being traced, unless the step runs eagerly."""
         if self.guard is None or tf.executing_eagerly():
             return contextlib.nullcontext()
-        return self.guard.place.making_graph(step)
+        return self.guard.activity.making_graph(step)
 
     # -- Variables -----------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class ReplicaExtended(BatchExtended):
     def making_variable(self, variable: str) -> Iterator[None]:
         """Context manager: all processes create this variable; a mismatch is explained."""
         try:
-            with self.guard.place.waiting(f"making the variable {variable}"):
+            with self.guard.activity.waiting(f"making the variable {variable}"):
                 yield
         except tf.errors.OpError as error:
             raise ValueError(

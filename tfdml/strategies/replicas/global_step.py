@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import sum_packed
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.input.input_checks import check_digests, digest_slots
-from tfdml.strategies.input.local_batch import Portion, Share, take_rows, without_optionals
+from tfdml.strategies.input.local_batch import LocalBatch, ShareInfo, take_rows, without_optionals
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.replica_step import ReplicaStep, metric_variables
 from tfdml.strategies.replicas.row_gathering import concat_rows, gather_rows
@@ -46,10 +46,10 @@ class GlobalStep:
     # The model's session, for a train step only.
     _session: FitSession | None = None
 
-    def _run(self, portion: Portion) -> list:
+    def _run(self, local_batch: LocalBatch) -> list:
         """Runs the step on each replica's rows; returns one result per local replica."""
-        rows = self._extended.replica_values(without_optionals(portion.parts))
-        with self._extended.working_on(portion.shares, self._session):
+        rows = self._extended.replica_values(without_optionals(local_batch.parts))
+        with self._extended.working_on(local_batch.shares, self._session):
             outputs = self._replica_step(rows)
         local = [self._results_of_replicas(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]
@@ -121,14 +121,14 @@ class MetricStep(GlobalStep):
             metrics.set_aside()
             for observer in observers:
                 observer.begin()
-        portion = self._extended.portion_of(batch)
-        shares = portion.shares
-        outputs = self._outputs(portion)
+        local_batch = self._extended.local_batch_of(batch)
+        shares = local_batch.shares
+        outputs = self._outputs(local_batch)
         collective = self._extended.collective
         own = StepMessage(
             metrics.contributions(shares),
             layers.contributions(shares),
-            digest_slots(portion.digest, collective),
+            digest_slots(local_batch.digest, collective),
             [observer.slots() for observer in observers],
         )
         totals = own.summed(collective, f"{self.name}/state")
@@ -141,13 +141,13 @@ class MetricStep(GlobalStep):
             outputs = [self._with_results_now(output) for output in outputs]
         return self._logs(results, outputs, shares)
 
-    def _outputs(self, portion: Portion) -> list:
+    def _outputs(self, local_batch: LocalBatch) -> list:
         """Returns the step's outputs, one per local replica."""
         if self._session is None or self._session.accumulator is None:
-            return self._run(portion)
-        return self._session.accumulator.branch(lambda: self._run(portion))
+            return self._run(local_batch)
+        return self._session.accumulator.branch(lambda: self._run(local_batch))
 
-    def _logs(self, results: dict[str, Any], outputs: list, shares: list[Share]) -> Any:
+    def _logs(self, results: dict[str, Any], outputs: list, shares: list[ShareInfo]) -> Any:
         """Returns the metrics' results, and the replicas' mean of all other outputs."""
         if not results:
             return self._mean(outputs, shares)
@@ -162,7 +162,7 @@ class MetricStep(GlobalStep):
             return output
         return {k: step.with_results_now(v) if k in step.derived else v for k, v in output.items()}
 
-    def _mean(self, outputs: list, shares: list[Share]) -> Any:
+    def _mean(self, outputs: list, shares: list[ShareInfo]) -> Any:
         """Returns the mean of the replicas' estimates, weighted by their rows."""
         weighted = [
             [tf.where(s.rows > 0, v * s.fraction(v.dtype), tf.zeros_like(v)) for v in values]
@@ -184,13 +184,13 @@ class PredictStep(GlobalStep):
         The tensors are dense, ragged or sparse, like the model's outputs.
         """
         collective = self._extended.collective
-        portion = self._extended.portion_of(batch)
-        slots = digest_slots(portion.digest, collective)
+        local_batch = self._extended.local_batch_of(batch)
+        slots = digest_slots(local_batch.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
-        outputs = self._run(portion)
+        outputs = self._run(local_batch)
         flat = [
             [_without_padding(t, share) for t in tf.nest.flatten(output)]
-            for output, share in zip(outputs, portion.shares, strict=True)
+            for output, share in zip(outputs, local_batch.shares, strict=True)
         ]
         gathered = [
             gather_rows(collective, concat_rows(parts), f"{self.name}/output_{i}")
@@ -199,7 +199,7 @@ class PredictStep(GlobalStep):
         return tf.nest.pack_sequence_as(outputs[0], gathered)
 
 
-def _without_padding(output: Any, share: Share) -> Any:
+def _without_padding(output: Any, share: ShareInfo) -> Any:
     """Returns a replica's output without the row of a padded share."""
     if isinstance(output, tf.SparseTensor):
         return take_rows(output, tf.zeros_like(share.rows), share.rows)

@@ -25,12 +25,12 @@ def sum_over_replicas(
     Returns:
         The sums in the same order, None where there was no gradient.
     """
-    places = [i for i, g in enumerate(gradients.values) if g is not None]
+    indices = [i for i, g in enumerate(gradients.values) if g is not None]
     result: list[Gradient | None] = [None] * len(gradients.values)
-    if places:
+    if indices:
         exchange = _by_replica if aggregator.per_replica else _by_process
-        sums = exchange(extended, aggregator, gradients.at(places))
-        for i, total in zip(places, sums, strict=True):
+        sums = exchange(extended, aggregator, gradients.at(indices))
+        for i, total in zip(indices, sums, strict=True):
             result[i] = total
     return result
 

@@ -40,7 +40,7 @@ class RankState:
         """The number of ranks."""
         return self._collective.size
 
-    def told_by_rank_0(self, message: dict[str, Any] | None) -> dict[str, Any]:
+    def broadcast_json(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """Broadcasts rank 0's message to all ranks, as JSON of up to 8 KB."""
         if self.size == 1:
             return message
@@ -49,7 +49,7 @@ class RankState:
         said = self._collective.broadcast(words, "checkpoint/message").numpy()
         return json.loads(bytes(said.tolist()))
 
-    def any_of_all(self, wish: bool) -> bool:
+    def any_rank(self, wish: bool) -> bool:
         """Returns whether any rank's `wish` is true; all ranks call this and wait for all."""
         own = tf.constant([int(wish)], tf.int32)
         return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
@@ -99,7 +99,7 @@ class RankState:
         """Yields each optimizer's aggregator, after the prefix of the names in its state."""
         for number, optimizer in enumerate(optimizers_of(self._model)):
             prefix = f"{_OPTIMIZER}{number}/" if number else ""
-            yield prefix, self._extended.aggregator_of(optimizer)
+            yield prefix, self._extended.get_aggregator(optimizer)
 
     def _gathered(self) -> dict[str, list[tf.Variable]]:
         accumulator = session_of(self._model).accumulator

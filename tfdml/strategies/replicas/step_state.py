@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 
 
 class MetricState:
@@ -38,7 +38,7 @@ class MetricState:
         for component in (c for cs in self._components for c in cs):
             component.assign(tf.zeros_like(component))
 
-    def contributions(self, shares: Sequence[Share]) -> list[tf.Tensor]:
+    def contributions(self, shares: Sequence[ShareInfo]) -> list[tf.Tensor]:
         """Returns what this process's replicas added."""
         return [_sum_of_present(cs, shares, lambda value, share: value) for cs in self._components]
 
@@ -70,7 +70,7 @@ class LayerState:
     def __init__(self, variables: Sequence[keras.Variable]):
         self._components = [components(v) for v in variables]
 
-    def contributions(self, shares: Sequence[Share]) -> list[tf.Tensor]:
+    def contributions(self, shares: Sequence[ShareInfo]) -> list[tf.Tensor]:
         """Returns this process's part of the average."""
         return [
             _sum_of_present(cs, shares, lambda value, share: value * share.fraction(value.dtype))
@@ -103,7 +103,7 @@ def components(variable: keras.Variable) -> list[tf.Variable]:
     return list(getattr(variable.value, "values", [variable.value]))
 
 
-def _sum_of_present(copies, shares: Sequence[Share], weigh) -> tf.Tensor:
+def _sum_of_present(copies, shares: Sequence[ShareInfo], weigh) -> tf.Tensor:
     # `tf.where`, not a product with 0: a padded replica's value may be NaN.
     parts = []
     for component, share in zip(copies, shares, strict=True):

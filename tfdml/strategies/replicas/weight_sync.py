@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 
 
-def start_alike(variables: Sequence[keras.Variable], collective: Collective) -> None:
+def start_from_rank_0(variables: Sequence[keras.Variable], collective: Collective) -> None:
     """Broadcasts rank 0's values of the variables that differ between processes.
 
     Variables are created with the same values. They differ if one process has loaded a file that

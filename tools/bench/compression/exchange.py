@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import StepGradients, sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.horovod import HorovodCollective
-from tfdml.collectives.loopback import EchoCollective
+from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.exchange.aggregator import CompressedAggregator
@@ -16,7 +16,7 @@ from tools.bench.compression.model import WARM_UP, timed
 from tools.bench.compression.networks import NETWORKS
 
 
-class _Recorded(EchoCollective):
+class _Recorded(LoopbackCollective):
     """Collective that records the exchanged tensors."""
 
     def __init__(self, size: int):
@@ -61,7 +61,9 @@ def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[st
     if compressor is not None:
         recorded = _Recorded(collective.size)
         _summing(recorded, compressor, gradients)()
-        parts["codec"] = median(_summing(EchoCollective(collective.size), compressor, gradients))
+        parts["codec"] = median(
+            _summing(LoopbackCollective(collective.size), compressor, gradients)
+        )
         parts["wire"] = median(lambda: _replayed(collective, recorded))
         if isinstance(compressor, ChunkCompressor):
             parts["encode"] = median(_encoding(compressor, collective.size, gradients))

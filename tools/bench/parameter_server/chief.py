@@ -147,7 +147,7 @@ def resolver() -> Any:
     from tfdml.runtime.servers.server_task import task_from_environment
 
     task = task_from_environment()
-    ServerLink(task, 60.0).wait_for_all(120.0)  # `tfdml serve` waits for it.
+    ServerLink(task, 60.0).wait_for_peers(120.0)  # `tfdml serve` waits for it.
     host = task.address.rpartition(":")[0]
     cluster = {**task.cluster, "chief": [f"{host}:{free_ports(1)[0]}"]}
     return tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -29,13 +29,13 @@ def summing(codec, device: str, shape: tuple[int, int]) -> Callable:
     """Returns a callable that sums a gradient on a device and returns the sum and the gradient."""
     import tensorflow as tf
 
-    from tfdml.collectives.loopback import EchoCollective
+    from tfdml.collectives.loopback import LoopbackCollective
     from tfdml.compression.compressor import ChunkCompressor
     from tfdml.compression.error_feedback import Scales
     from tfdml.compression.exchange.rounds import sum_in_rounds
     from tfdml.compression.exchange.two_phase import sum_in_two_phases
 
-    alone = EchoCollective(1)
+    alone = LoopbackCollective(1)
     with tf.device(device):
         gradient = tf.random.stateless_normal(shape, [1, 2], alg="philox")
         kept = [codec.memory(1).init(shape)]

@@ -23,7 +23,7 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
     import tensorflow as tf
 
     import tfdml
-    from tfdml.strategies.input.device_prefetch import OnDevices
+    from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 
     read = []
 
@@ -39,10 +39,12 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
     # With these options only the mechanism under test reads ahead.
     options = tf.data.Options()
     options.autotune.enabled = False
-    portions = OnDevices(dataset.with_options(options).map(extended.split_element), names)
+    local_batches = DevicePrefetcher(
+        dataset.with_options(options).map(extended.split_element), names
+    )
     found, ahead = [], 0
-    for number, portion in enumerate(portions):
-        found.append([part.device for part in portion.parts])
+    for number, local_batch in enumerate(local_batches):
+        found.append([part.device for part in local_batch.parts])
         if number == 0:
             until = time.monotonic() + PATIENCE
             while len(read) < 3 and time.monotonic() < until:

@@ -23,7 +23,7 @@ from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.topology import child_environment
 
 HERE = Path(__file__).parent
-MIGRATING = HERE.parents[2] / "docs" / "migrating.md"
+MIGRATING = HERE.parents[3] / "docs" / "migrating.md"
 
 
 def replaced(program: str, directory: Path) -> str:
@@ -162,7 +162,7 @@ def test_parameter_servers_in_processes_of_their_own(tmp_path):
         tasks[role, index] = subprocess.Popen(
             ["timeout", "-k", "5", "300", sys.executable, path],
             cwd=tmp_path,
-            env=child_environment(TF_CONFIG=json.dumps(config), PYTHONPATH=str(HERE.parents[2])),
+            env=child_environment(TF_CONFIG=json.dumps(config), PYTHONPATH=str(HERE.parents[3])),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -184,7 +184,7 @@ def test_a_script_for_several_workers_as_a_user_starts_it(tmp_path, kind):
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env=child_environment(PYTHONPATH=str(HERE.parents[2])),
+        env=child_environment(PYTHONPATH=str(HERE.parents[3])),
         capture_output=True,
         text=True,
         timeout=400,

@@ -10,7 +10,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.input.local_batch import Portion, Splitter
+from tfdml.strategies.input.local_batch import BatchSplitter, LocalBatch
 
 
 def agreed_seed(collective: Collective) -> int:
@@ -60,7 +60,7 @@ class ArrayOrder:
 
 
 def array_batches(
-    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: Splitter | None
+    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: BatchSplitter | None
 ) -> tf.data.Dataset:
     """Returns the adapter's global batches in an order that depends only on a seed.
 
@@ -74,7 +74,7 @@ def array_batches(
         splitter: Splitter of the batches, with which this process reads only its own rows; or None.
 
     Returns:
-        A dataset of batches, or of `Portion`s of batches if there is a `splitter`.
+        A dataset of batches, or of `LocalBatch`s of batches if there is a `splitter`.
     """
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     # The pipeline's functions capture tensors; NumPy arrays would be copied into its graph.
@@ -100,18 +100,18 @@ def array_batches(
     known = len(_sizes(adapter)) == 1
 
     @tf.autograph.experimental.do_not_convert
-    def portion(size: tf.Tensor, *indices: tf.Tensor) -> Portion:
+    def local_batch(size: tf.Tensor, *indices: tf.Tensor) -> LocalBatch:
         rest = (tf.gather(constants, size) for constants in alike)
         if not known:
             indices = [tf.raw_ops.PlaceholderWithDefault(input=i, shape=[None]) for i in indices]
-        return Portion(tuple(rows(part) for part in indices), *rest)
+        return LocalBatch(tuple(rows(part) for part in indices), *rest)
 
     # TensorFlow's optimizations serialize the whole pipeline for each pass, including the arrays.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     return (
         _index_batches(adapter, order, splitter)
-        .map(rows if splitter is None else portion, num_parallel_calls=tf.data.AUTOTUNE)
+        .map(rows if splitter is None else local_batch, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )
@@ -124,14 +124,14 @@ def _sizes(adapter: ArrayDataAdapter) -> list[tuple[int, int]]:
     return [(count, size) for count, size in sizes if count and size]
 
 
-def _portions(adapter: ArrayDataAdapter, splitter: Splitter) -> list[np.ndarray]:
-    """Returns the fields of portions after `parts`, for each size of a batch: `[sizes, ...]`."""
-    made = [splitter.portion(size, lambda begin, end: None)[1:] for _, size in _sizes(adapter)]
+def _portions(adapter: ArrayDataAdapter, splitter: BatchSplitter) -> list[np.ndarray]:
+    """Returns the fields of local batches after `parts`, by size of the batch: `[sizes, ...]`."""
+    made = [splitter.local_batch(size, lambda begin, end: None)[1:] for _, size in _sizes(adapter)]
     return [np.stack([np.asarray(field) for field in fields]) for fields in zip(*made, strict=True)]
 
 
 def _index_batches(
-    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: Splitter | None
+    adapter: ArrayDataAdapter, order: ArrayOrder, splitter: BatchSplitter | None
 ) -> tf.data.Dataset:
     """Returns a dataset of the indices of each global batch: int64, shape `[rows]`.
 
@@ -151,7 +151,9 @@ def _index_batches(
             if splitter is None:
                 parts.append(tf.data.Dataset.from_tensor_slices(equal))
                 continue
-            own = splitter.portion(size, lambda begin, end, equal=equal: equal[:, begin:end]).parts
+            own = splitter.local_batch(
+                size, lambda begin, end, equal=equal: equal[:, begin:end]
+            ).parts
             numbers = np.full(count, number)
             parts.append(tf.data.Dataset.from_tensor_slices((numbers, *own)))
         return parts[0] if len(parts) == 1 else parts[0].concatenate(parts[1])

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tfdml.strategies.input.device_prefetch import OnDevices
+from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 from tfdml.strategies.input.feed import Feed
 from tfdml.strategies.keras_seam.data.array_data import ArrayOrder
 from tfdml.strategies.keras_seam.data.data_source import OneByOne, batch_spec
@@ -175,7 +175,7 @@ class DataPosition:
     def _begin_passes_again(self) -> None:
         """Repeats the earlier passes' starts for data that count them, as `shuffle` does."""
         data = self._iterator._distributed_dataset
-        if isinstance(data, OnDevices):
+        if isinstance(data, DevicePrefetcher):
             data = data.dataset
         if isinstance(data, Feed | OneByOne):
             data = data._dataset

@@ -1,4 +1,4 @@
-"""Conversion of Keras's data to portions of global batches, with a mode per kind of data."""
+"""Conversion of Keras's data to local batches of global batches, with a mode per kind of data."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -10,13 +10,13 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.input.device_prefetch import OnDevices
+from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 from tfdml.strategies.input.feed import Feed
 from tfdml.strategies.input.feed_modes import ReplicatedFeed, ScatterFeed
 from tfdml.strategies.input.input_checks import check_pipeline, draws_without_seed
-from tfdml.strategies.input.iterators import opened
-from tfdml.strategies.input.local_batch import Portion, without_optionals
-from tfdml.strategies.input.sharded_input import own_portions
+from tfdml.strategies.input.iterators import open_iterator
+from tfdml.strategies.input.local_batch import LocalBatch, without_optionals
+from tfdml.strategies.input.sharded_input import sharded_batches
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
@@ -69,23 +69,23 @@ class OneByOne:
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator:
-        yield from opened(self._dataset)
+        yield from open_iterator(self._dataset)
 
 
-def batch_spec(data: tf.data.Dataset | Feed | OneByOne | OnDevices) -> Any:
+def batch_spec(data: tf.data.Dataset | Feed | OneByOne | DevicePrefetcher) -> Any:
     """Returns the spec of a replica's batch, with None instead of optionals."""
     spec = data.element_spec
-    return without_optionals(spec.parts[0] if isinstance(spec, Portion) else spec)
+    return without_optionals(spec.parts[0] if isinstance(spec, LocalBatch) else spec)
 
 
-def portions(
+def local_batches(
     adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended, by_steps: bool
 ) -> tuple[DataAdapter, Iterable]:
-    """Returns the adapter and the portions of global batches that Keras iterates over.
+    """Returns the adapter and the local batches of global batches that Keras iterates over.
 
     Args:
         adapter: Keras's adapter of this process's data.
-        dataset: The adapter's pipeline; for arrays it already yields portions.
+        dataset: The adapter's pipeline; for arrays it already yields local batches.
         extended: The strategy's extension. With one replica there is nothing to split.
         by_steps: Whether an epoch has a fixed number of steps, and may end before the data.
     """
@@ -95,7 +95,7 @@ def portions(
     repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
     alone = isinstance(data, tf.data.Dataset | OneByOne)
     if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable and alone:
-        data = OnDevices(data, extended.local_devices)
+        data = DevicePrefetcher(data, extended.local_devices)
     return shared, data
 
 
@@ -123,7 +123,7 @@ def _split(
         feed = ScatterFeed(dataset, **lengths, **common)
         reads = collective.topology.is_chief
     elif _reads_own_part(dataset):
-        feed, number = own_portions(dataset, **common)
+        feed, number = sharded_batches(dataset, **common)
         return SharedAdapter(adapter, number, reads), feed
     else:
         check_pipeline(dataset, collective)

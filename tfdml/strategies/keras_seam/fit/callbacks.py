@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.guard.activity import Place
+from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_alike
+from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_from_rank_0
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -32,17 +32,17 @@ class CommonStart(keras.callbacks.Callback):
         """Broadcasts weights, optimizer state and the initial epoch."""
         optimizer = self.model.optimizer
         slots = optimizer.variables if optimizer is not None else []
-        start_alike([*self.model.variables, *slots], self._collective)
+        start_from_rank_0([*self.model.variables, *slots], self._collective)
         epoch = agree_on_number(self.model._initial_epoch, self._collective)
         self.model._initial_epoch = epoch
 
     def on_test_begin(self, logs=None):
         """Broadcasts the weights for a call of `evaluate`."""
-        start_alike(self.model.variables, self._collective)
+        start_from_rank_0(self.model.variables, self._collective)
 
     def on_predict_begin(self, logs=None):
         """Broadcasts the weights for a call of `predict`."""
-        start_alike(self.model.variables, self._collective)
+        start_from_rank_0(self.model.variables, self._collective)
 
 
 class Watch(keras.callbacks.Callback):
@@ -58,8 +58,8 @@ class Watch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Reports the epoch."""
-        self._guard.place.epoch = epoch
-        self._guard.place.step = 0
+        self._guard.activity.epoch = epoch
+        self._guard.activity.step = 0
 
 
 class NotedCallbacks(list):
@@ -67,12 +67,12 @@ class NotedCallbacks(list):
 
     Args:
         callbacks: The callbacks.
-        place: The guard's record of this process's current activity.
+        activity: The guard's record of this process's current activity.
     """
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], place: Place):
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], activity: Activity):
         super().__init__(callbacks)
-        self._place = place
+        self._activity = activity
 
     def __iter__(self) -> Iterator[keras.callbacks.Callback]:
         """Yields the callbacks to the `CallbackList` method that calls the same method of each."""
@@ -80,13 +80,13 @@ class NotedCallbacks(list):
             yield from super().__iter__()
             return
         method = sys._getframe(1).f_code.co_name.lstrip("_")
-        outer = self._place.callback
+        outer = self._activity.callback
         try:
             for callback in super().__iter__():
-                self._place.callback = callback, method
+                self._activity.callback = callback, method
                 yield callback
         finally:
-            self._place.callback = outer
+            self._activity.callback = outer
 
 
 class DesyncCheck(keras.callbacks.Callback):

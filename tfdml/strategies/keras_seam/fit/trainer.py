@@ -17,12 +17,12 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.runtime.guard.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import usage_checks
 from tfdml.strategies.input.input_checks import check_arrays
-from tfdml.strategies.input.iterators import Passes
+from tfdml.strategies.input.iterators import Reiterable
 from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, current_call
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed, array_batches
-from tfdml.strategies.keras_seam.data.data_source import batch_spec, portions
+from tfdml.strategies.keras_seam.data.data_source import batch_spec, local_batches
 from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.fit.building import (
     build_for_predict,
@@ -78,7 +78,7 @@ def _callback_list(original: Callable) -> Callable:
         model = signature.bind(self, *args, **kwargs).arguments.get("model")
         extended = extended_of(getattr(model, "_distribute_strategy", None))
         if extended is not None and extended.guard is not None:
-            self.callbacks = NotedCallbacks(self.callbacks, extended.guard.place)
+            self.callbacks = NotedCallbacks(self.callbacks, extended.guard.activity)
 
     return __init__
 
@@ -86,7 +86,7 @@ def _callback_list(original: Callable) -> Callable:
 def _get_iterator(original: Callable) -> Callable:
     def get_iterator(self):
         data = original(self)
-        return data if extended_of(self._distribute_strategy) is None else Passes(data)
+        return data if extended_of(self._distribute_strategy) is None else Reiterable(data)
 
     return get_iterator
 
@@ -142,11 +142,11 @@ class ReplicaHooks(Hooks):
                 yield
 
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
-        """Makes the iterator yield portions of global batches; see `feed_modes`."""
+        """Makes the iterator yield local batches of global batches; see `feed_modes`."""
         extended = strategy.extended
         with call.having(extended=extended), extended.global_steps():
             keras_init(iterator, strategy, *args, **kwargs)
-        iterator.data_adapter, iterator._distributed_dataset = portions(
+        iterator.data_adapter, iterator._distributed_dataset = local_batches(
             iterator.data_adapter,
             iterator._distributed_dataset,
             extended,
@@ -173,7 +173,7 @@ class ReplicaHooks(Hooks):
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None
             with not_as_a_whole(model):
-                # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on the portion.
+                # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on its rows.
                 function = keras_make(model, MetricStep(model, step, around))
 
         def on_batches(iterator):
@@ -205,7 +205,7 @@ class ReplicaHooks(Hooks):
 
         def on_batches(data: list) -> Any:
             if model.jit_compile:
-                build_for_predict(model, extended.portion_of(data[0]).parts[0])
+                build_for_predict(model, extended.local_batch_of(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 

@@ -116,8 +116,8 @@ def update_wholes(
     known = optimizer._trainable_variables
     wholes = {optimizer._var_key(v): getattr(v, "whole", None) for v in known}
     named = [_Named(wholes[optimizer._var_key(v)]) for _, v in grads_and_vars]
-    for places in groups(named):
-        pairs = [grads_and_vars[i] for i in places]
+    for indices in groups(named):
+        pairs = [grads_and_vars[i] for i in indices]
         if len(pairs) == 1:
             original(optimizer, distribution, pairs, learning_rate)
         else:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.current import current_share
 from tfdml.strategies.keras_seam.replacing import Replacement
 
@@ -28,7 +28,7 @@ def _all_gather(original: Callable) -> Callable:
     return all_gather
 
 
-def _unpadded(tensor: tf.Tensor, axis: int, share: Share) -> tf.Tensor:
+def _unpadded(tensor: tf.Tensor, axis: int, share: ShareInfo) -> tf.Tensor:
     return _slice(tensor, axis, 0, tf.shape(tensor)[axis] * share.present(tf.int32))
 
 
@@ -49,10 +49,10 @@ def _gathered(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             # The gradient of all replicas' losses with respect to the gathered rows.
             total = replica.all_reduce(tf.distribute.ReduceOp.SUM, upstream)
-            number, place = replica.num_replicas_in_sync, replica.replica_id_in_sync_group
-            sizes = tf.one_hot(place, number, tf.shape(own)[axis], 0, dtype=tf.int32)
+            number, index = replica.num_replicas_in_sync, replica.replica_id_in_sync_group
+            sizes = tf.one_hot(index, number, tf.shape(own)[axis], 0, dtype=tf.int32)
             sizes = replica.all_reduce(tf.distribute.ReduceOp.SUM, sizes)
-            return _slice(total, axis, tf.reduce_sum(sizes[:place]), tf.shape(own)[axis])
+            return _slice(total, axis, tf.reduce_sum(sizes[:index]), tf.shape(own)[axis])
 
         return gather(replica, own, axis, options), gradient
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.current import current_share
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.tensorflow_seam import is_inner
@@ -58,7 +58,7 @@ def _has_variable(sources: Any) -> bool:
     )
 
 
-def _weighted(target: Any, output_gradients: Any, share: Share) -> Any:
+def _weighted(target: Any, output_gradients: Any, share: ShareInfo) -> Any:
     """Returns the output gradients of each target, weighted by the share."""
 
     def weight(value: Any, given: Any) -> tf.Tensor:

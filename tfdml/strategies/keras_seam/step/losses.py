@@ -22,19 +22,19 @@ import tensorflow as tf
 from keras import ops
 from keras.src.losses import loss as keras_loss
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def estimate_from_sum(own: tf.Tensor, share: Share) -> tf.Tensor:
+def estimate_from_sum(own: tf.Tensor, share: ShareInfo) -> tf.Tensor:
     """Returns a replica's estimate of a global sum from the sum over its own rows."""
     return tf.math.divide_no_nan(own, share.fraction(own.dtype))
 
 
 def reduce_to_estimate(
-    keras_reduce: Callable, share: Share, values, sample_weight, mask, reduction, dtype
+    keras_reduce: Callable, share: ShareInfo, values, sample_weight, mask, reduction, dtype
 ) -> tf.Tensor:
     """Reduces a replica's loss values to its estimate of the global loss.
 

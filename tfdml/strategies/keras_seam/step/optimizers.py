@@ -96,10 +96,10 @@ def _summed(
         label,
         functools.partial(_rates, outer, inner),
     )
-    sums = sum_over_replicas(extended, extended.aggregator_of(outer), given)
-    places = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
-    largest = extended.largest(f"{label}/replacing", [grads[i] for i in places])
-    for i, value in zip(places, largest, strict=True):
+    sums = sum_over_replicas(extended, extended.get_aggregator(outer), given)
+    indices = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
+    largest = extended.largest(f"{label}/replacing", [grads[i] for i in indices])
+    for i, value in zip(indices, largest, strict=True):
         sums[i] = value
     return sums
 

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
-from tfdml.strategies.parameter_server.extended import Task
+from tfdml.strategies.parameter_server.extended import WorkerTask
 from tfdml.strategies.parameter_server.remote_datasets import RemoteIterators
 from tfdml.strategies.parameter_server.result_table import ResultTable
 from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
@@ -26,7 +26,7 @@ class AsynchronousTraining(LoggingFunction):
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
         super().__init__(model, strategy, step)
         self._table = ResultTable(strategy.coordinator, _ROWS * self._most)
-        self._rows: dict[Task, int] = {}
+        self._rows: dict[WorkerTask, int] = {}
         self._function = None
         self._seen = False
 
@@ -54,7 +54,7 @@ class AsynchronousTraining(LoggingFunction):
             return self.join()
         return logs
 
-    def _results_of(self, tasks: list[Task]) -> list[np.ndarray]:
+    def _results_of(self, tasks: list[WorkerTask]) -> list[np.ndarray]:
         given = [task for task in tasks if task not in self._rows]
         rows = [self._rows.pop(task) for task in tasks if task in self._rows]
         return [*super()._results_of(given), *self._table.read(rows)]

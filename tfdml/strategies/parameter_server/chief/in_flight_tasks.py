@@ -1,4 +1,4 @@
-"""Window of the tasks in flight: their number, order and results."""
+"""Tasks in flight: their number, order and results."""
 
 import collections
 import contextlib
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdml.strategies.parameter_server.extended import Task
+from tfdml.strategies.parameter_server.extended import WorkerTask
 
 
-class Window:
-    """Window of the tasks that are not done yet.
+class InFlightTasks:
+    """The tasks that are not done yet.
 
     Args:
         coordinator: TensorFlow's coordinator.
@@ -21,22 +21,22 @@ class Window:
         self._coordinator = coordinator
         self._changed = threading.Condition()
         # In the order in which they began.
-        self._running: dict[int, Task] = {}
-        self._done: collections.deque[Task] = collections.deque()
+        self._running: dict[int, WorkerTask] = {}
+        self._done: collections.deque[WorkerTask] = collections.deque()
         self._begun = 0
         self._error: Exception | None = None
 
-    def begin(self, function: Callable, args: tuple) -> Task:
+    def begin(self, function: Callable, args: tuple) -> WorkerTask:
         """Schedules a task."""
         with self._changed:
             number = self._begun
             self._begun += 1
-        task = Task(function, self._coordinator, args, lambda t: self._on_end(number, t))
+        task = WorkerTask(function, self._coordinator, args, lambda t: self._on_end(number, t))
         with self._changed:
             self._running[number] = task
         return task.schedule()
 
-    def _on_end(self, number: int, task: Task) -> None:
+    def _on_end(self, number: int, task: WorkerTask) -> None:
         with self._changed:
             if self._running.pop(number, None) is not None:
                 if task.error is None:
@@ -69,7 +69,7 @@ class Window:
         if error is not None:
             raise error
 
-    def take_done(self) -> list[Task]:
+    def take_done(self) -> list[WorkerTask]:
         """Returns the tasks that have ended since the last call."""
         with self._changed:
             done, self._done = list(self._done), collections.deque()

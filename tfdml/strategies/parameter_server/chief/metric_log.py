@@ -18,7 +18,7 @@ from tfdml.strategies.replicas.replica_step import metric_variables
 _REFRESH_SECONDS = 0.05
 
 
-class Logs:
+class MetricLog:
     """Sum of the results that steps return.
 
     A step whose worker died runs again, but returns only once, so it is added only once.

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.parameter_server.chief.in_flight_tasks import Window
-from tfdml.strategies.parameter_server.chief.metric_log import Logs
-from tfdml.strategies.parameter_server.extended import Task
+from tfdml.strategies.parameter_server.chief.in_flight_tasks import InFlightTasks
+from tfdml.strategies.parameter_server.chief.metric_log import MetricLog
+from tfdml.strategies.parameter_server.extended import WorkerTask
 
 # Tasks scheduled ahead for each worker, so that no worker waits for the chief.
 _AHEAD = 2
@@ -28,7 +28,7 @@ class RemoteFunction:
         self._model = model
         self._strategy = strategy
         self._step = step
-        self._window = Window(strategy.coordinator)
+        self._window = InFlightTasks(strategy.coordinator)
         self._most = _AHEAD * strategy.size
 
     def join(self) -> None:
@@ -49,8 +49,8 @@ class LoggingFunction(RemoteFunction):
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: Any):
         super().__init__(model, strategy, step)
-        self._ended: list[Task] = []
-        self._logs = Logs(model, step, self._results)
+        self._ended: list[WorkerTask] = []
+        self._logs = MetricLog(model, step, self._results)
         self.workers_seen: set[int] = set()
 
     def _begin_on(self, batch: Any) -> None:
@@ -69,7 +69,7 @@ class LoggingFunction(RemoteFunction):
         ended, self._ended = self._ended, []
         return self._results_of(ended)
 
-    def _results_of(self, tasks: list[Task]) -> list[np.ndarray]:
+    def _results_of(self, tasks: list[WorkerTask]) -> list[np.ndarray]:
         return [task.value.numpy() for task in tasks]
 
     def join(self) -> dict[str, float]:

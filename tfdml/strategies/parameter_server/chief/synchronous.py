@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Splitter, as_tensors
+from tfdml.strategies.input.local_batch import BatchSplitter, as_tensors
 from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
 from tfdml.strategies.parameter_server.step.share_step import ShareStep
@@ -32,7 +32,7 @@ class SynchronousTraining(LoggingFunction):
         super().__init__(model, strategy, step)
         self._steps = model.steps_per_execution
         workers = strategy.size
-        self._splitter = Splitter(0, workers, workers)
+        self._splitter = BatchSplitter(0, workers, workers)
         self._needed = workers - strategy.backup_workers
         self._update: Callable | None = None
         self.workers: set[int] = set()
@@ -59,9 +59,10 @@ class SynchronousTraining(LoggingFunction):
     def _take(self, batch: Any) -> None:
         with tf.device(CHIEF_DEVICE):
             # `train_on_batch` takes arrays.
-            portion = self._splitter.split(as_tensors(batch))
+            local_batch = self._splitter.split(as_tensors(batch))
             shares = [
-                (part, portion.rows[i], portion.global_rows) for i, part in enumerate(portion.parts)
+                (part, local_batch.rows[i], local_batch.global_rows)
+                for i, part in enumerate(local_batch.parts)
             ]
             streams = [tf.constant(i, tf.int64) for i in range(len(shares))]
         totals = tf.zeros([0], tf.float64)

@@ -8,7 +8,7 @@ from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.runtime.servers.server_link import ServerLink
 from tfdml.runtime.servers.server_task import (
     CHIEF,
-    Task,
+    ServerTask,
     checked_task,
     task_from_environment,
 )
@@ -27,7 +27,7 @@ class Connection:
         connected: Whether TensorFlow is connected.
     """
 
-    task: Task
+    task: ServerTask
     link: ServerLink
     resolver: tf.distribute.cluster_resolver.ClusterResolver
     connected: bool = False
@@ -36,7 +36,7 @@ class Connection:
 _connections: dict[str, Connection] = {}
 
 
-def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) -> Task:
+def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) -> ServerTask:
     """Returns the chief's task.
 
     Args:
@@ -60,7 +60,7 @@ def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) 
     return task
 
 
-def connect(task: Task, start_limit: float, silence_limit: float) -> Connection:
+def connect(task: ServerTask, start_limit: float, silence_limit: float) -> Connection:
     """Waits for the workers and servers the first time; later calls return the same connection.
 
     Args:
@@ -82,7 +82,7 @@ def connect(task: Task, start_limit: float, silence_limit: float) -> Connection:
     if key in _connections:
         return _connections[key]
     link = ServerLink(task, silence_limit)
-    link.wait_for_all(start_limit)
+    link.wait_for_peers(start_limit)
     host = task.address.rpartition(":")[0]
     cluster = {**task.cluster, CHIEF: [f"{host}:{free_ports(1)[0]}"]}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -15,7 +15,14 @@ from tfdml.runtime.immediate_exit import EXIT_CODE
 from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.runtime.servers.server import leave
 from tfdml.runtime.servers.server_link import ChiefLost, follow_chief
-from tfdml.runtime.servers.server_task import CHIEF, SERVER, WORKER, Task, checked_task, name_of
+from tfdml.runtime.servers.server_task import (
+    CHIEF,
+    SERVER,
+    WORKER,
+    ServerTask,
+    checked_task,
+    name_of,
+)
 
 _START_SECONDS = 600.0
 _SILENCE_SECONDS = 60.0
@@ -66,7 +73,7 @@ class Server(tf.distribute.Server):
         elif self.role in (WORKER, SERVER):
             _without_chief.append(self)
 
-    def follow(self, task: Task) -> None:
+    def follow(self, task: ServerTask) -> None:
         """Links this server with the chief, from now on.
 
         Args:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.parameter_server.step.gradient_encoding import (
     decoded,
     encoded,
@@ -70,7 +70,7 @@ class ShareStep:
         """
 
         def run(batch, rows, global_rows, stream):
-            scope = self._scope(Share(rows, global_rows), stream, None)
+            scope = self._scope(ShareInfo(rows, global_rows), stream, None)
             with scope:
                 self._step(given(batch))
             return pack(scope.counts)
@@ -89,7 +89,7 @@ class ShareStep:
         """
 
         def run(batch, rows, global_rows, stream, totals):
-            parts = Share(rows, global_rows)
+            parts = ShareInfo(rows, global_rows)
             with self._scope(parts, stream, tf.unstack(totals)) as scope:
                 extra = own_numbers(self._step, self._step(given(batch)))
             self._check_gradients(scope.applied)
@@ -143,7 +143,7 @@ class ShareStep:
             for g, how in zip(gradients, self._encoded, strict=True)
         ]
 
-    def _scope(self, share: Share, stream: tf.Tensor, totals: Any) -> StepScope:
+    def _scope(self, share: ShareInfo, stream: tf.Tensor, totals: Any) -> StepScope:
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         own += [(v, tf.identity(v.value)) for v in [*self._moving, *self._counters]]
         return StepScope(own, stream, share=share, totals=totals)
@@ -182,11 +182,11 @@ def _size(variables: list[keras.Variable]) -> int:
     return sum(int(np.prod(v.shape)) for v in variables)
 
 
-def _present(share: Share, value: tf.Tensor) -> tf.Tensor:
+def _present(share: ShareInfo, value: tf.Tensor) -> tf.Tensor:
     # `tf.where`, not a product with 0: a padded share's value may be NaN.
     return tf.where(share.rows > 0, value, tf.zeros_like(value))
 
 
-def _weighed(share: Share, value: tf.Tensor) -> tf.Tensor:
+def _weighed(share: ShareInfo, value: tf.Tensor) -> tf.Tensor:
     value = tf.cast(value, tf.float64)
     return _present(share, value * share.fraction(tf.float64))

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import Share
+from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.traced import traced, tracing
 
 # Distance between the random streams of two workers.
@@ -41,7 +41,7 @@ class StepScope(keras.StatelessScope):
         own: Sequence[tuple[keras.Variable, tf.Tensor]],
         stream: tf.Tensor,
         read_once: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
-        share: Share | None = None,
+        share: ShareInfo | None = None,
         totals: Sequence[tf.Tensor] | None = None,
     ):
         super().__init__(

@@ -1,4 +1,4 @@
-"""What tests of the command line share: running it, and environments that lack things."""
+"""Commands run in the checkout, and fixtures of environments that lack things."""
 
 import os
 import subprocess
