@@ -58,7 +58,7 @@ def test_the_callback_says_it(ranks, tmp_path):
 
 
 def said_by_training(directory: str) -> list[str]:
-    from tfdml.callbacks.checkpoint import fault_tolerant_checkpoint as module
+    from tfdml.callbacks.checkpoint import run as module
 
     said: list[str] = []
     module.say, say = said.append, module.say

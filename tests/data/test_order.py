@@ -103,7 +103,7 @@ def test_a_span_is_its_batches_one_after_the_other(
         worker = LocalReplicas(rank, 1, processes)
         span = batches.span(order, first, min(begin, stop), stop, worker)
         steps = [batches.rows(order, first, k, worker) for k in range(min(begin, stop), stop)]
-        for field in ("ids", "weights", "places"):
+        for field in ("ids", "weights", "positions"):
             joined = np.concatenate([[], *(getattr(rows, field) for rows in steps)])
             np.testing.assert_array_equal(getattr(span, field), joined)
             assert (

@@ -14,7 +14,7 @@ from tfdml.strategies.input.local_batch import BatchSplitter
 from tfdml.strategies.input.sharded_input import _visible_batch_size, sharded_batches
 
 SAMPLES, BATCH, RANKS = 100, 12, 2
-OFF = tf.data.ConversionOptions()
+OFF = tf.data.Options()
 OFF.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 
 
@@ -67,7 +67,7 @@ def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
 
 # What users may put behind a pipeline, with the batch size that is seen then, None if none.
 STAGES = {
-    "options": (lambda d: d.with_options(tf.data.ConversionOptions()), BATCH),
+    "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
     "prefetch": (lambda d: d.prefetch(2), BATCH),
     "cache": (lambda d: d.cache(), BATCH),
     "take": (lambda d: d.take(3), BATCH),

@@ -120,7 +120,7 @@ def test_workers_share_the_same_batches(two_sets):
     for step in range(pipeline.steps_per_epoch):
         whole = batches.rows(order, 0, step, LocalReplicas())
         parts = [batches.rows(order, 0, step, LocalReplicas(r, 1, 3)) for r in range(3)]
-        for field in ("ids", "places"):
+        for field in ("ids", "positions"):
             joined = np.concatenate([getattr(p, field) for p in parts])
             np.testing.assert_array_equal(joined, getattr(whole, field))
 

@@ -6,7 +6,8 @@ import keras
 
 from tfdml import topology
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
-from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
+from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
+from tfdml.callbacks.checkpoint.run import Progress
 from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.schedules import scale_learning_rate
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
-from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint, Progress
+from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
+from tfdml.callbacks.checkpoint.run import Progress
 from tfdml.callbacks.checkpoint.training_state import OwnState, Snapshot
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.elastic.committer import Committer

@@ -163,7 +163,7 @@ class Add : public Stage {
   using Stage::Stage;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& arrived = context->input(0);
+    const Tensor& received = context->input(0);
     OpInputList residuals;
     OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
     const float kept = context->input(1 + residuals.size()).scalar<float>()();
@@ -175,7 +175,7 @@ class Add : public Stage {
     std::vector<float*> left;
     OP_REQUIRES_OK(context, Alike(context, residuals, "left", &left));
     const std::vector<const float*> residual = Sources(residuals);
-    OP_REQUIRES_OK(context, Check(arrived, 0));
+    OP_REQUIRES_OK(context, Check(received, 0));
     for (const Tensor& each : residuals) {
       OP_REQUIRES(context, each.NumElements() == blocks_of_row() * block(),
                   absl::InvalidArgumentError("`residuals` must have the numbers of a chunk."));
@@ -187,8 +187,8 @@ class Add : public Stage {
       for (int64_t number = first; number < last; ++number) {
         const int64_t start = number * block();
         std::fill(total.begin(), total.end(), 0.0f);
-        for (int64_t row = 0; row < arrived.dim_size(0); ++row) {
-          codec.template Decode<Into::kAdd>(RowOf(arrived, row), number, total.data());
+        for (int64_t row = 0; row < received.dim_size(0); ++row) {
+          codec.template Decode<Into::kAdd>(RowOf(received, row), number, total.data());
         }
         for (const float* each : residual) {
           for (int64_t i = 0; i < block(); ++i) total[i] = std::fma(each[start + i], kept, total[i]);
@@ -207,7 +207,7 @@ class Decode : public Stage {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& everyones = context->input(0);
+    const Tensor& gathered = context->input(0);
     const float scale = context->input(1).scalar<float>()();
     OpOutputList outputs;
     OP_REQUIRES_OK(context, context->output_list("sums", &outputs));
@@ -222,14 +222,14 @@ class Decode : public Stage {
     Tensor* finite = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output("finite", TensorShape({}), &finite));
     const Bucket bucket(sizes);
-    OP_REQUIRES_OK(context, Check(everyones, bucket.size()));
+    OP_REQUIRES_OK(context, Check(gathered, bucket.size()));
     std::atomic<bool> all_finite{true};
     const int64_t blocks = (bucket.size() + block() - 1) / block();
     InParallel(context, blocks, [&](auto& codec, int64_t first, int64_t last) {
       std::vector<float> buffer(block());
       int32_t largest = 0;
       for (int64_t number = first; number < last; ++number) {
-        const Row row = RowOf(everyones, number / blocks_of_row());
+        const Row row = RowOf(gathered, number / blocks_of_row());
         const int64_t start = number * block();
         float* values = bucket.Whole(sums, start, block(), buffer.data());
         codec.template Decode<Into::kSet>(row, number % blocks_of_row(), values);

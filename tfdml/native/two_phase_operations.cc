@@ -50,7 +50,7 @@ REGISTER_OP("TfdmlEncode")
     });
 
 REGISTER_OP("TfdmlAdd")
-    .Input("arrived: uint8")
+    .Input("received: uint8")
     .Input("residuals: m * float")
     .Input("kept: float")
     .Input("seed: int32")
@@ -64,7 +64,7 @@ REGISTER_OP("TfdmlAdd")
     });
 
 REGISTER_OP("TfdmlDecode")
-    .Input("everyones: uint8")
+    .Input("gathered: uint8")
     .Input("scale: float")
     .Output("sums: n * float")
     .Output("finite: bool")

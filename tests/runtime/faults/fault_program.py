@@ -66,7 +66,7 @@ class At(keras.callbacks.Callback):
 
 def in_exchange() -> None:
     """Does the fault while the main thread is in a step, from some steps on."""
-    place = strategy.extended.guard.place
+    place = strategy.extended.guard.activity
     while place.step < 3 or place.waits_for is None:
         time.sleep(0.0005)
     do_fault()

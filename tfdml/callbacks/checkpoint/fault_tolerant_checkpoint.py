@@ -4,45 +4,19 @@ import dataclasses
 import datetime
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfdml.callbacks.checkpoint.best_epoch import BestEpoch
-from tfdml.callbacks.checkpoint.callback_state import CallbackState
-from tfdml.callbacks.checkpoint.cost import SaveCost
 from tfdml.callbacks.checkpoint.preemption import Preemption
-from tfdml.callbacks.checkpoint.saved_state import SavedState
-from tfdml.callbacks.checkpoint.saver import Saver
+from tfdml.callbacks.checkpoint.run import CheckpointOptions, CheckpointRun, Progress
 from tfdml.callbacks.checkpoint.schedule import Schedule
 from tfdml.callbacks.checkpoint.session import end_session, placed, say, session_of
-from tfdml.callbacks.checkpoint.training_state import TrainingState
-from tfdml.checkpointing import CheckpointManifest
 from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
-from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with
-from tfdml.strategies.replicas.rank_state import RankState
-
-
-@dataclasses.dataclass
-class Progress:
-    """Progress of a `fit`.
-
-    Attributes:
-        epoch: The epoch, from 0.
-        step: The number of the epoch's batches that have been used.
-        total: The number of batches of all epochs that have been used.
-        best: The best value so far of the metric `keep_best`, and its checkpoint; or None.
-        metrics: The logs of the epoch that has just ended; empty within an epoch.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    total: int = 0
-    best: list | None = None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
 
 
 class FaultTolerantCheckpoint(ResumingCallback):
@@ -126,180 +100,106 @@ class FaultTolerantCheckpoint(ResumingCallback):
                 raise ValueError(f"`{name}` must be one of {allowed}. Received: {value!r}.")
         keras_seam.install()
         self.directory = placed(directory)
-        self._save_freq, self._max_to_keep = save_freq, max_to_keep
-        self._asynchronous, self._resume = asynchronous, resume
-        self._allow_fresh_start, self._on_write_error = allow_fresh_start, on_write_error
-        self._best = BestEpoch(keep_best, keep_best_mode)
+        self._options = CheckpointOptions(
+            save_freq,
+            max_to_keep,
+            asynchronous,
+            raises=on_write_error == "raise",
+            best=BestEpoch(keep_best, keep_best_mode),
+        )
+        self._resume, self._allow_fresh_start = resume, allow_fresh_start
         self._preemption = Preemption(on_preemption)
-        self._saver: Saver | None = None
+        # The current `fit`, or the last one.
+        self._run: CheckpointRun | None = None
         session_of(self.directory)  # Fails now if a store's plug-in is missing.
 
-    # -- Resuming ------------------------------------------------------------------------------
+    @property
+    def progress(self) -> Progress:
+        """Progress of the current `fit`."""
+        return self._run.progress
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Chooses the checkpoint, the same on all ranks; returns its data position."""
+        session = session_of(self.directory)
 
-        def choice() -> dict[str, Any]:
-            return self._session.choose(self._fit, self._resume, self._allow_fresh_start)
+        def choose(fit: int) -> dict[str, Any]:
+            return session.choose(fit, self._resume, self._allow_fresh_start)
 
-        self._take_part(model, callbacks, choice)
-        if self._last is None:
-            return None
-        self._saved = SavedState(self._session, self._last)
-        return self._saved.manifest.state["data"]
+        self._begin(model, callbacks, choose)
+        return self._run.read()
 
     def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
         """Replaces `begin_fit` for a `fit` that resumes from memory: nothing is read."""
-        self._take_part(model, callbacks, lambda: self._session.take_over(self._fit))
-        self.progress = dataclasses.replace(progress)
+        self._begin(model, callbacks, session_of(self.directory).take_over)
+        self._run.progress = dataclasses.replace(progress)
+
+    def _begin(
+        self, model: keras.Model, callbacks: list, choose: Callable[[int], dict[str, Any]]
+    ) -> None:
+        self._preemption.start()
+        others = [c for c in callbacks if c is not self]
+        session = session_of(self.directory)
+        self._run = CheckpointRun(self._options, session, model, others, choose)
+        self._preemption.vote_with(model, self._run.ranks.size)
 
     def leave_fit(self) -> None:
         """Gives up the current write and the directory, because ranks have left or joined."""
-        if self._saver is not None:
-            self._saver.give_up()
+        if self._run is not None:
+            self._run.give_up()
         end_session(self.directory)
 
     def wait(self) -> None:
         """Waits for the current write; a collective call."""
-        if self._ranks.rank:
-            self._saver.collect()
-        # Rank 0's write waits for the others' parts; this exchange fails if one of them has died.
-        self._ranks.any_rank(True)
-        self._saver.collect()
+        self._run.wait()
 
     def ignore_preemption(self) -> None:
         """Handles no SIGTERM: it ends one rank of an elastic job, and the others continue."""
         self._preemption.ignore()
 
-    def _take_part(
-        self, model: keras.Model, callbacks: list, choose: Callable[[], dict[str, Any]]
-    ) -> None:
-        """Begins a `fit`; rank 0 calls `choose`, see `Session`."""
-        self._preemption.start()
-        self._ranks = RankState(model)
-        self._session = session_of(self.directory)
-        self._others = [c for c in callbacks if c is not self]
-        self._fit, self._session.fits = self._session.fits, self._session.fits + 1
-        chosen = self._ranks.broadcast_json(choose() if self._ranks.rank == 0 else None)
-        if chosen["error"]:
-            raise RuntimeError(chosen["error"])
-        self._saver = Saver(
-            self._session,
-            self._ranks,
-            self._fit,
-            chosen["job"],
-            self._max_to_keep,
-            self._asynchronous,
-            raises=self._on_write_error == "raise",
-        )
-        self._cost = SaveCost()
-        self.progress = Progress()
-        self._last, self._saved = chosen["name"], None
-        self._preemption.vote_with(model, self._ranks.size)
-
     def on_train_begin(self, logs=None):
         """Restores the state, if there is one."""
-        callbacks = CallbackState(self._others)
-        self._training = TrainingState(self.model, callbacks, self.data, self._ranks)
-        if self._saved is not None:
-            path, saved = self._saved.path, self._saved.manifest
-            state = saved.state
-            self._training.check(state, path)
-            best = state["best"]
-            self.progress = Progress(saved.epoch, state["step"], saved.step, best, saved.metrics)
-            begin_with(self.model, self.params["epochs"] if state["stopped"] else saved.epoch)
-            self._saved.restore(self._training)
-            if self._ranks.rank == 0:
-                what = "has finished" if saved.finished else f"goes on at step {state['step']}"
-                say(f"epoch {saved.epoch} {what}, from {path}")
-            if not self.progress.step:
-                self._saved = None
-        self._schedule = Schedule(self._save_freq, self._ranks.broadcast_json, self.progress.total)
+        self._run.start(self.data, self.params["epochs"])
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Restores the state again within an epoch: its metrics, and changes by other callbacks."""
-        self.progress.epoch = epoch
-        self._cost.pause()
-        if self._saved is not None:
-            self._saved.restore(self._training)
-            self._saved = None
-
-    # -- When to save --------------------------------------------------------------------------
+        """Restores the state again within an epoch."""
+        self._run.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves if it is due; ends the process if it was asked to end."""
-        if self._session.chaos:
-            self._session.chaos.step()
         self.data.used(logs)
-        steps = batch + 1 - self.progress.step
-        self.progress.total, self.progress.step = self.progress.total + steps, batch + 1
-        self.progress.metrics = {}
-        self._cost.step(steps, self._saver.busy)
+        self._run.note_batch(batch)
         if self._preemption.agreed:
-            self._save(finished=False)
+            self._run.save()
             self._leave()
-        elif self._schedule.due(self.progress.total):
-            self._save(finished=False)
+        elif self._run.is_due():
+            self._run.save()
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves after an epoch if configured or if it is the best, and after the last one."""
-        self.progress.epoch, self.progress.step = epoch + 1, 0
-        self.progress.metrics = {name: float(value) for name, value in (logs or {}).items()}
+        best = self._run.end_epoch(epoch, logs or {})
         finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
-        best = self._is_best()
-        if best or finished or self._save_freq == "epoch":
-            self._save(finished)
+        if best or finished or self._options.save_freq == "epoch":
+            self._run.save(finished)
 
     def on_train_end(self, logs=None):
         """Waits for the last write, and repeats it if it was given up when a rank was lost."""
-        self._save(finished=True)
-        self.wait()
-        if self._session.chaos:
-            self._session.chaos.note_counts()
+        self._run.save(finished=True)
+        self._run.end()
 
     def end_fit(self) -> None:
         """Waits for the current write, and stops listening for preemption."""
         self._preemption.stop()
-        self._saved = None
+        if self._run is None:
+            return
+        self._run.forget_saved()
         if sys.exc_info()[0] is None:
-            self._saver.collect()
+            self._run.collect()
 
     def _leave(self) -> None:
-        self._saver.collect()
+        self._run.collect()
         # The first rank to exit ends the others, so wait until all parts are written.
-        self._ranks.any_rank(True)
-        if self._ranks.rank == 0:
+        self._run.ranks.any_rank(True)
+        if self._run.ranks.rank == 0:
             now = self.progress
             say(f"asked to end, saved after step {now.step} of epoch {now.epoch}.")
         sys.exit(PREEMPTED_EXIT_CODE)
-
-    def _is_best(self) -> bool:
-        """Records the epoch that has ended if it is the best so far; returns whether it is."""
-        now = self.progress
-        value = self._best.value(now.metrics, now.best[0] if now.best else None)
-        if value is not None:
-            now.best = [value, self._named().directory]
-        return value is not None
-
-    # -- How to save ---------------------------------------------------------------------------
-
-    def _named(self, **fields: Any) -> CheckpointManifest:
-        fields = {"state": {}, "members": (), **fields}
-        now = self.progress
-        return CheckpointManifest(self._fit, now.epoch, now.total, self._ranks.size, **fields)
-
-    def _save(self, finished: bool) -> None:
-        name = self._named().directory
-        # Names sort in the order of training, so this skips checkpoints that already exist.
-        if self._last is not None and name <= self._last:
-            return
-        self._last, began = name, time.perf_counter()
-        self.wait()
-        snapshot = self._training.read(self.progress.step)
-        fields = {"metrics": self.progress.metrics, "finished": finished, "saved": time.time()}
-        state = {**snapshot.shared, "best": self.progress.best}
-        self._saver.save(self._named(state=state, **fields), snapshot)
-        self._cost.saved(began, self._saver.write_seconds)
-        advice = self._cost.advice()
-        if advice and self._ranks.rank == 0:
-            say(advice)

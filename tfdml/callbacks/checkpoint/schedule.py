@@ -30,7 +30,7 @@ class Schedule:
         self._seconds = 0.0
         if isinstance(save_freq, datetime.timedelta):
             self._seconds = save_freq.total_seconds()
-        self._told_by_rank_0 = broadcast_json
+        self._broadcast_json = broadcast_json
         self._before = self._looked = total
         self._look_at = total + 1
         self._saved_at = self._looked_at = time.monotonic()
@@ -61,7 +61,7 @@ class Schedule:
         per_step = (now - self._looked_at) / max(total - self._looked, 1)
         # Look again after half of the remaining time, because steps may become slower.
         steps = 0 if rest <= 0 else max(1, int(0.5 * rest / max(per_step, 1e-6)))
-        steps = self._told_by_rank_0({"steps": steps})["steps"]
+        steps = self._broadcast_json({"steps": steps})["steps"]
         self._looked, self._looked_at = total, now
         self._look_at = total + max(steps, 1)
         if steps == 0:

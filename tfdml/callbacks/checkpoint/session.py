@@ -49,6 +49,11 @@ class Session:
         """Fault injection of `tfdml chaos`, if it is active."""
         return self.files if isinstance(self.files, Chaos) else None
 
+    def next_fit(self) -> int:
+        """Returns the index of the `fit` that begins now."""
+        self.fits += 1
+        return self.fits - 1
+
     def choose(self, fit: int, resume: bool, allow_fresh_start: bool) -> dict[str, Any]:
         """Chooses the checkpoint from which a `fit` resumes; called on rank 0.
 

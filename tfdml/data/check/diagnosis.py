@@ -124,8 +124,8 @@ def _disk(dataset: RecordDataset, seconds: float) -> Stage:
     def blocks() -> Iterator[tuple[bytes, int]]:
         nonlocal read
         for path, found in zip(dataset.paths, dataset.indices, strict=True):
-            blocks = zip(found.block_offsets, found.block_bytes, found.block_records, strict=True)
-            for offset, size, records in blocks:
+            lengths = zip(found.block_offsets, found.block_bytes, found.block_records, strict=True)
+            for offset, size, records in lengths:
                 read += int(size)
                 yield storage.read_range(path, int(offset), int(size)), int(records)
 

@@ -84,14 +84,14 @@ class Account:
         for _, batches in notes:
             for (epoch, sample), ids in batches.items():
                 used[epoch].setdefault(sample, set()).update(ids)
-        for epoch, samples in sorted(used.items()):
-            self._count(epoch, samples, is_last=epoch == max(used))
+        for epoch, batches in sorted(used.items()):
+            self._count(epoch, batches, is_last=epoch == max(used))
 
-    def _count(self, epoch: int, samples: dict[int, set[int]], is_last: bool) -> None:
+    def _count(self, epoch: int, batches: dict[int, set[int]], is_last: bool) -> None:
         records, size = self._recipe["records"], self._recipe["batch_size"]
         samples = records // size * size if self._recipe["end"] == "drop" else records
         counts = np.zeros(records, np.int64)
-        for sample, ids in sorted(samples.items()):
+        for sample, ids in sorted(batches.items()):
             np.add.at(counts, np.fromiter(ids, np.int64, len(ids)), 1)
             wanted = min(size, samples - sample)
             if len(ids) != wanted:
@@ -104,7 +104,7 @@ class Account:
         if len(twice):
             self.problems.append(f"epoch {epoch}: {len(twice)} samples used twice, {_some(twice)}")
         missing = samples - self.epochs[epoch]
-        gaps = [s for s in range(0, max(samples), size) if s not in samples]
+        gaps = [s for s in range(0, max(batches), size) if s not in batches]
         if gaps or (missing and not is_last):
             never = np.flatnonzero(counts == 0)
             self.problems.append(f"epoch {epoch}: {missing} samples never used, {_some(never)}")

@@ -19,7 +19,7 @@ from tfdml.data.sources.source import Source
 from tfdml.data.write import checks as checks
 from tfdml.data.write import tasks, tfds_metadata
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
-from tfdml.data.write.tasks import Job
+from tfdml.data.write.tasks import CONVERT, MERGE, PARTITION, Job
 from tfdml.data.write.workers import Progress, workers
 
 REJECTS = ".rejects.jsonl"
@@ -116,12 +116,12 @@ def _run(
     job: Job, plan: ConversionPlan, processes: int, progress: Progress | None
 ) -> tuple[DatasetManifest, list[dict[str, str]]]:
     """Runs all steps; returns the manifest and the rows that were skipped."""
-    first = "partition" if job.options.needs_shuffle else "convert"
+    first = PARTITION if job.options.needs_shuffle else CONVERT
     with workers(job, processes) as do:
         done = do(first, len(plan.ranges), progress, plan.rows)
         rejects = [reject for noted in done for reject in noted["rejects"]]
-        if first == "partition":
-            done = do("merge", len(plan.targets), None, plan.rows)
+        if first == PARTITION:
+            done = do(MERGE, len(plan.targets), None, plan.rows)
     splits: dict[str, list[Shard]] = {}
     for target, noted in zip(plan.targets, done, strict=True):
         splits.setdefault(target.split, []).append(Shard(**noted["shard"]))

@@ -60,21 +60,21 @@ def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dic
     return {"shard": vars(shard), "rejects": rejects.rows}
 
 
-def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Deals the records of a range of rows into a file; returns the note of the step."""
+def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Writes the records of a range of rows, sorted by shard; returns the note of the step."""
     plan, rejects, rows = plan_of(job), Rejects(job.options), plan_of(job).ranges[number]
-    all_places = plan.places(rows)
-    targets, places, sizes = ([np.empty(0, np.int64)] for _ in range(3))
+    all_positions = plan.positions(rows)
+    targets, positions, sizes = ([np.empty(0, np.int64)] for _ in range(3))
     frames: list[bytes] = []
     for part in encoded(job.source, job.options, plan, rows, rejects, progress):
-        place = all_places[part.ordinals - rows.begin]
-        targets.append(plan.targets_of(part.ordinals, place, part.keys))
-        places.append(place)
+        position = all_positions[part.ordinals - rows.begin]
+        targets.append(plan.targets_of(part.ordinals, position, part.keys))
+        positions.append(position)
         sizes.append(part.frames.lengths + FRAME)
         frames += cut(part.frames.data, sizes[-1])
     entries = np.empty(len(frames), _ENTRY)
     entries["target"], entries["place"], entries["length"] = map(
-        np.concatenate, (targets, places, sizes)
+        np.concatenate, (targets, positions, sizes)
     )
     order = np.lexsort((entries["place"], entries["target"]))
     entries = entries[order]
@@ -86,10 +86,10 @@ def deal_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[s
     return {"rejects": rejects.rows}
 
 
-def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Writes a shard of the records that were dealt to it; returns the note of the step."""
+def merge_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Writes a shard from the files of all ranges; returns the note of the step."""
     plan = plan_of(job)
-    places, sizes = ([np.empty(0, np.int64)] for _ in range(2))
+    positions, sizes = ([np.empty(0, np.int64)] for _ in range(2))
     frames: list[bytes] = []
     for i in range(len(plan.ranges)):
         entries = np.load(_partition_path(job, i) + ".npy", mmap_mode="r")
@@ -98,10 +98,10 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
         if len(own):
             length = int(own["length"].sum())
             data = storage.read_range(_partition_path(job, i), int(own["offset"][0]), length)
-            places.append(own["place"])
+            positions.append(own["place"])
             sizes.append(own["length"])
             frames += cut(data, own["length"])
-    order = np.argsort(np.concatenate(places), kind="stable")
+    order = np.argsort(np.concatenate(positions), kind="stable")
     lengths = np.concatenate(sizes) - FRAME
     parts = (
         Frames(b"".join([frames[i] for i in part.tolist()]), lengths[part])
@@ -112,7 +112,9 @@ def collect_target(job: Job, number: int, progress: Callable[[int], None]) -> di
     return {"shard": vars(shard), "rejects": []}
 
 
-STEPS = {"convert": convert_range, "partition": deal_range, "merge": collect_target}
+# Finished steps are noted in files of these names.
+CONVERT, PARTITION, MERGE = "convert", "deal", "collect"
+STEPS = {CONVERT: convert_range, PARTITION: partition_range, MERGE: merge_target}
 
 
 def note(job: Job, step: str, number: int) -> Path:

@@ -261,15 +261,15 @@ def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) ->
         program: Script and its arguments.
         python: Path of the interpreter, the same on all hosts.
     """
-    ranks = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
+    slots = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
     ports = [port for host in hosts for port in _free_ports_of(host, python)]
     alone = all(host.is_local for host in hosts)
     addresses = [
         f"{'127.0.0.1' if alone else host.name}:{port}"
-        for (host, _), port in zip(ranks, ports, strict=True)
+        for (host, _), port in zip(slots, ports, strict=True)
     ]
     ranks = []
-    for index, (host, local_rank) in enumerate(ranks):
+    for index, (host, local_rank) in enumerate(slots):
         config = {
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": index},
