@@ -156,8 +156,8 @@ def train(
         operation: The operation on files from which on the signal comes at each one.
     """
     keras.utils.set_random_seed(11 + rank_job.rank())
-    place = rank_job.strategy(compression=compression) if strategy else None
-    with place.scope() if place else contextlib.nullcontext():
+    scope = rank_job.strategy(compression=compression).scope() if strategy else None
+    with scope or contextlib.nullcontext():
         built = model(optimizer, width)
         given = data(kind, ledger)
     if operation is not None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdml
 from tests.harness.ssh_lab import run_on_hosts
 from tfdml.data.read.ledger import Account
-from tfdml.elastic.run import comes_of_a_lost_rank
+from tfdml.elastic.lost_ranks import is_of_lost_rank
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
@@ -314,6 +314,6 @@ def test_wrong_models():
 
 def test_errors_of_the_program_are_left_as_they_are():
     lost = tf.errors.UnknownError(None, None, "Horovod has been shut down.")
-    assert comes_of_a_lost_rank(lost)
-    assert not comes_of_a_lost_rank(tf.errors.UnknownError(None, None, "ValueError: mine"))
-    assert not comes_of_a_lost_rank(tf.errors.InvalidArgumentError(None, None, "Horovod"))
+    assert is_of_lost_rank(lost)
+    assert not is_of_lost_rank(tf.errors.UnknownError(None, None, "ValueError: mine"))
+    assert not is_of_lost_rank(tf.errors.InvalidArgumentError(None, None, "Horovod"))

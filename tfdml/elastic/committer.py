@@ -1,6 +1,8 @@
 """The callback of an elastic `fit`: commits, and resumes from a commit."""
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -9,22 +11,50 @@ from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
 from tfdml.callbacks.checkpoint.run import Progress
 from tfdml.callbacks.checkpoint.training_state import TrainingState
+from tfdml.elastic.commit_store import Commit, CommitStore
 from tfdml.schedules import scale_learning_rate
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback, begin_with
 from tfdml.strategies.replicas.rank_state import RankState
-
-if TYPE_CHECKING:
-    from tfdml.elastic.state import KerasState
 
 # Entries of a data position that change between epochs if the batch size follows the ranks.
 _OF_BATCHES = {"batches", "batch_size", "steps_per_epoch"}
 
 
+@dataclasses.dataclass
+class _Fit:
+    """One call of `fit` that commits.
+
+    Attributes:
+        number: Index of the call in the training function.
+        callbacks: Its other callbacks.
+        commit: Commit to resume from, until it has been restored for the last time.
+        is_over: Whether a later `fit` has a commit, so that this one has ended.
+        epoch: The epoch, from 0.
+        step: The number of the epoch's batches that have been used.
+        training: The state that is committed; None until training begins.
+    """
+
+    number: int
+    callbacks: Sequence[keras.callbacks.Callback]
+    commit: Commit | None
+    is_over: bool
+    epoch: int = 0
+    step: int = 0
+    training: TrainingState | None = None
+
+    def restore(self) -> None:
+        """Restores the training's state from the commit."""
+        snapshot = self.commit.snapshot
+        own = self.commit.own or [snapshot.own]
+        self.training.restore(snapshot.shared, snapshot.tensors, own)
+
+
 class Committer(ResumingCallback):
-    """Callback that commits a `fit` to a state, and resumes it; see `KerasState.committer`.
+    """Callback that commits a `fit` to memory, and resumes it; see `KerasState.committer`.
 
     Args:
-        state: State that keeps the commits.
+        commits: Store of the commits.
+        values: Function that returns the user's values, which are committed too.
         steps: Steps between commits, which also happen at the ends of epochs; None for only those.
         rule: Scaling rule of the learning rate when the number of ranks changes.
         checkpoint: Callback that also saves to disk.
@@ -36,7 +66,8 @@ class Committer(ResumingCallback):
 
     def __init__(
         self,
-        state: "KerasState",
+        commits: CommitStore,
+        values: Callable[[], dict[str, Any]],
         steps: int | None,
         rule: str,
         checkpoint: FaultTolerantCheckpoint | None,
@@ -55,8 +86,11 @@ class Committer(ResumingCallback):
                 f"`checkpoint` must be a `tfdml.callbacks.FaultTolerantCheckpoint`. Received: "
                 f"checkpoint={checkpoint!r}."
             )
-        self._state, self._every, self._rule = state, steps, rule
+        self._commits, self._values = commits, values
+        self._every, self._rule = steps, rule
         self._disk = checkpoint
+        # The current `fit`, or the last one.
+        self._fit: _Fit | None = None
         if checkpoint is not None and topology.is_elastic():
             checkpoint.ignore_preemption()
 
@@ -74,73 +108,67 @@ class Committer(ResumingCallback):
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Returns the data position of the commit, if it belongs to this `fit`."""
-        self._others = [c for c in callbacks if c is not self]
-        self._fit, self._state._fits = self._state._fits, self._state._fits + 1
-        commit = self._state._commit
-        self._commit = commit if commit is not None and commit.fit == self._fit else None
-        self._is_over = commit is not None and commit.fit > self._fit
-        self._epoch = self._step = 0
-        if self._fit in self._state._callbacks:
-            # This process has called this `fit` before: restore the callbacks' initial state.
-            self._state._callbacks[self._fit].restore({}, {})
+        others = [c for c in callbacks if c is not self]
+        number, newest = self._commits.next_fit(), self._commits.commit
+        commit = newest if newest is not None and newest.fit == number else None
+        is_over = newest is not None and newest.fit > number
+        self._fit = _Fit(number, others, commit, is_over)
         saved = self._begin_on_disk(model)
-        if self._commit is None:
+        if commit is None:
             return saved
-        data = self._commit.snapshot.shared["data"]
-        kept = data.keys() - (_OF_BATCHES if self._rule != "none" else set())
-        return {name: data[name] for name in kept}
+        data = commit.snapshot.shared["data"]
+        names = data.keys() - (_OF_BATCHES if self._rule != "none" else set())
+        return {name: data[name] for name in names}
 
     def _begin_on_disk(self, model: keras.Model) -> dict[str, Any] | None:
         """Returns the data position of the checkpoint on disk, if no rank has a commit."""
         if self._disk is None:
             return None
-        self._state._checkpoints.append(self._disk)
-        if self._commit is not None or self._is_over:
-            progress = self._commit.progress if self._commit else Progress()
-            self._disk.join_fit(model, self._others, progress)
+        self._commits.keep_checkpoint(self._disk)
+        fit = self._fit
+        if fit.commit is not None or fit.is_over:
+            progress = fit.commit.progress if fit.commit else Progress()
+            self._disk.join_fit(model, fit.callbacks, progress)
             return None
-        return self._disk.begin_fit(model, self._others)
+        return self._disk.begin_fit(model, fit.callbacks)
 
     def on_train_begin(self, logs=None):
         """Restores the commit."""
-        ranks = RankState(self.model)
-        callbacks = self._state._callbacks[self._fit] = CallbackState(self._others)
-        self._training = TrainingState(self.model, callbacks, self.data, ranks)
+        fit = self._fit
+        callbacks = CallbackState(fit.callbacks)
+        self._commits.keep_callbacks(fit.number, callbacks)
+        fit.training = TrainingState(self.model, callbacks, self.data, RankState(self.model))
         if self._disk is not None:
             self._disk.data = self.data
             self._disk.on_train_begin(logs)
-            self._epoch, self._step = self._disk.progress.epoch, self._disk.progress.step
-        if self._is_over:
+            fit.epoch, fit.step = self._disk.progress.epoch, self._disk.progress.step
+        if fit.is_over:
             begin_with(self.model, self.params["epochs"])
-        if self._commit is not None:
-            self._epoch, self._step = self._commit.epoch, self._commit.snapshot.shared["step"]
-            over = self._commit.snapshot.shared["stopped"]
-            begin_with(self.model, self.params["epochs"] if over else self._epoch)
-            self._restore()
-            self._scale(self._commit.size)
-            if not self._step:
-                self._commit = None
+        if fit.commit is not None:
+            shared = fit.commit.snapshot.shared
+            fit.epoch, fit.step = fit.commit.epoch, shared["step"]
+            begin_with(self.model, self.params["epochs"] if shared["stopped"] else fit.epoch)
+            fit.restore()
+            self._scale(fit.commit.size)
+            if not fit.step:
+                fit.commit = None
 
     def on_epoch_begin(self, epoch, logs=None):
         """Restores a commit within an epoch again; commits before the first epoch."""
-        self._epoch = epoch
+        fit = self._fit
+        fit.epoch = epoch
         if self._disk is not None:
             self._disk.on_epoch_begin(epoch, logs)
-        if self._commit is not None:
-            self._restore()
-            self._commit = None
-        elif self._state._commit is None or self._state._commit.fit < self._fit:
+        if fit.commit is not None:
+            fit.restore()
+            fit.commit = None
+        elif self._commits.commit is None or self._commits.commit.fit < fit.number:
             # Not earlier: only from here on do all ranks have rank 0's weights.
             self._commit_now()
 
-    def _restore(self) -> None:
-        snapshot = self._commit.snapshot
-        own = self._commit.own or [snapshot.own]
-        self._training.restore(snapshot.shared, snapshot.tensors, own)
-
     def _scale(self, before: int) -> None:
         """Scales the learning rate if the number of ranks has changed."""
-        now = self._state._strategy.extended.collective.size
+        now = self._commits.size
         if now == before or self._rule == "none":
             return
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
@@ -154,20 +182,20 @@ class Committer(ResumingCallback):
             self._disk.on_train_batch_end(batch, logs)
         else:
             self.data.used(logs)
-        before, self._step = self._step, batch + 1
-        if self._every and self._step // self._every > before // self._every:
+        before, self._fit.step = self._fit.step, batch + 1
+        if self._every and self._fit.step // self._every > before // self._every:
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
         """Commits."""
         if self._disk is not None:
             self._disk.on_epoch_end(epoch, logs)
-        self._epoch, self._step = epoch + 1, 0
+        self._fit.epoch, self._fit.step = epoch + 1, 0
         self._save()
 
     def on_train_end(self, logs=None):
         """Waits for the checkpoint's last write."""
-        if self._disk is not None and not self._is_over:
+        if self._disk is not None and not self._fit.is_over:
             self._disk.on_train_end(logs)
 
     def end_fit(self) -> None:
@@ -177,7 +205,7 @@ class Committer(ResumingCallback):
 
     def _save(self) -> None:
         self._commit_now()
-        if topology.is_elastic() and self._state.hosts_have_changed():
+        if topology.is_elastic() and self._commits.hosts_have_changed():
             from horovod.common.exceptions import HostsUpdatedInterrupt
 
             if self._disk is not None:
@@ -186,6 +214,7 @@ class Committer(ResumingCallback):
             raise HostsUpdatedInterrupt(False)
 
     def _commit_now(self) -> None:
-        snapshot = self._training.read(self._step)
+        fit = self._fit
+        snapshot = fit.training.read(fit.step)
         progress = self._disk.progress if self._disk is not None else None
-        self._state.save(self._fit, self._epoch, snapshot, progress)
+        self._commits.save(fit.number, fit.epoch, snapshot, progress, self._values())

@@ -5,9 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfdml import topology
+from tfdml.elastic.lost_ranks import translated
 from tfdml.elastic.state import KerasState
 
 
@@ -43,38 +42,13 @@ def run(function: Callable) -> Callable:
             return function(*args, **kwargs)
 
         hvd.init()
-        return run_fn(translated(as_drawn), _start_anew)(state, *args, **kwargs)
+        return run_fn(translated(as_drawn), _join_present_ranks)(state, *args, **kwargs)
 
     return elastic
 
 
-def translated(function: Callable) -> Callable:
-    """Returns `function` with errors of lost ranks raised as `HorovodInternalError`.
-
-    That is the exception after which Horovod Elastic resumes.
-    """
-    from horovod.common.exceptions import HorovodInternalError
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except tf.errors.OpError as error:
-            if not comes_of_a_lost_rank(error):
-                raise
-            raise HorovodInternalError(error.message) from error
-
-    return call
-
-
-def comes_of_a_lost_rank(error: tf.errors.OpError) -> bool:
-    """Returns whether one of Horovod's operations failed, and not the program itself."""
-    kinds = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalError)
-    return isinstance(error, kinds) and "horovod" in error.message.lower()
-
-
-def _start_anew() -> None:
-    """Leaves the ring of the former ranks and joins that of the current ones."""
+def _join_present_ranks() -> None:
+    """Leaves the ring of the former ranks and joins that of the present ones."""
     import horovod.tensorflow as hvd
 
     hvd.shutdown()
