@@ -109,4 +109,4 @@ class FailingStore(StoreFiles):
                 raise self._error
             return self._put(*arguments)
 
-        self._do(put_file, file[1].name, self._place(file[0]))
+        self._do(put_file, file[1].name, self._path_in_store(file[0]))
