@@ -1,0 +1,42 @@
+"""Pages of the API: a page for each public module, made from docstrings by Sphinx's autodoc.
+
+Objects are documented by their public names, so pages stay right when code moves.
+"""
+
+import importlib
+import inspect
+
+import tfdml
+from tools.site.contents import toctree
+from tools.site.staging import write
+
+# `tfdml.strategies` holds the same classes as `tfdml` itself.
+MODULES = sorted(name for name in tfdml._MODULES if name != "strategies")
+
+
+def write_pages() -> None:
+    """Writes the pages of all public modules."""
+    own = [n for n in tfdml.__all__ if n not in tfdml._MODULES and n != "__version__"]
+    write("api/tfdml.rst", _page("tfdml", own))
+    for module in MODULES:
+        name = f"tfdml.{module}"
+        write(f"api/{name}.rst", _page(name, importlib.import_module(name).__all__))
+    index = "# API\n\nAll public names. What has no page here may change without notice.\n\n"
+    pages = ["tfdml", *(f"tfdml.{module}" for module in MODULES)]
+    write("api/index.md", index + toctree(pages, hidden=False))
+
+
+def _page(module: str, names: list[str]) -> str:
+    lines = [module, "=" * len(module), "", f".. automodule:: {module}", "   :no-members:", ""]
+    for name in names:
+        lines += ["", name, "-" * len(name), "", *_directive(module, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _directive(module: str, name: str) -> list[str]:
+    value = getattr(importlib.import_module(module), name)
+    if inspect.isclass(value):
+        return [f".. autoclass:: {module}.{name}", "   :members:", ""]
+    if callable(value):
+        return [f".. autofunction:: {module}.{name}", ""]
+    return [f".. autodata:: {module}.{name}", ""]
