@@ -45,6 +45,9 @@ if strategy.is_chief:
     for name, seed in (("photos", 0), ("drawings", 1)):
         write_photos(f"data/{name}", seed)
 strategy.reduce("SUM", tf.zeros(()), axis=None)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
 BLOCK
 """
 
@@ -52,7 +55,7 @@ PAGES = {
     "README.md": Page("multi_worker", smaller=(("sparse_categorical", "binary"),)),
     "docs/start.md": Page("multi_worker"),
     "docs/strategies.md": Page("multi_worker"),
-    "docs/checkpoints.md": Page(),
+    "docs/checkpoints.md": Page(smaller=(("epochs=10", "epochs=2"),)),
     "docs/compression.md": Page(),
     "docs/custom_training.md": Page(around=(("replica = tf", IN_A_REPLICA),)),
     "docs/data.md": Page(),
@@ -68,7 +71,7 @@ PAGES = {
         smaller=(("(224, 224)", "(8, 8)"), (", 256,", ", 4,"), ONCE),
     ),
     "docs/troubleshooting/saving.md": Page(),
-    "docs/troubleshooting/speed.md": Page(),
+    "docs/troubleshooting/speed.md": Page(smaller=(("batch_size=64", "batch_size=16"),)),
 }
 
 
@@ -136,5 +139,5 @@ def write_photos(directory: str, seed: int) -> None:
         {"image": tf.io.encode_jpeg(image).numpy(), "label": i % 2}
         for i, image in enumerate(pixels)
     )
-    schema = tfdml.data.Schema({"image": "image", "label": "int64"})
+    schema = {"image": "image", "label": "int64"}
     tfdml.data.write_tfrecords(records, directory, split="train", shards=1, schema=schema)

@@ -45,6 +45,10 @@ nitpick_ignore_regex = [
     (r"py:class", r"[A-Z]\w*"),
 ]
 
+pygments_dark_style = "monokai"
+# Headings name the objects.
+toc_object_entries = False
+
 html_theme = "furo"
 html_title = "tfdml"
 html_static_path = [str(Path(__file__).with_name("static"))]

@@ -11,6 +11,7 @@ from tools.site.contents import toctree
 from tools.site.staging import write
 
 # `tfdml.strategies` holds the same classes as `tfdml` itself.
+_OF_KERAS = {"set_model", "set_params"}
 MODULES = sorted(name for name in tfdml._MODULES if name != "strategies")
 
 
@@ -36,7 +37,23 @@ def _page(module: str, names: list[str]) -> str:
 def _directive(module: str, name: str) -> list[str]:
     value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value):
-        return [f".. autoclass:: {module}.{name}", "   :members:", ""]
+        members = [f"   :members: {', '.join(_members(value))}"] if _members(value) else []
+        return [f".. autoclass:: {module}.{name}", *members, ""]
     if callable(value):
         return [f".. autofunction:: {module}.{name}", ""]
     return [f".. autodata:: {module}.{name}", ""]
+
+
+def _members(value: type) -> list[str]:
+    """Returns a class's public members that tfdml defines, those of its own bases included.
+
+    What Keras calls in callbacks is left out: users do not.
+    """
+    own = [base for base in value.__mro__ if base.__module__.partition(".")[0] == "tfdml"]
+    names = {
+        name: member
+        for base in reversed(own)
+        for name, member in vars(base).items()
+        if not name.startswith(("_", "on_")) and name not in _OF_KERAS
+    }
+    return [name for name, member in names.items() if getattr(member, "__doc__", None)]
