@@ -46,7 +46,7 @@ if strategy.is_chief:
         write_photos(f"data/{name}", seed)
 strategy.reduce("SUM", tf.zeros(()), axis=None)
 with strategy.scope():
-    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model = image_model()
     model.compile("adam", "mse")
 BLOCK
 """
@@ -112,6 +112,7 @@ def _names(settings: Page) -> dict[str, object]:
     names = {"keras": keras, "np": np, "tf": tf, "tfdml": tfdml, "ops": keras.ops}
     names |= {"x": x, "y": y, "x_val": x, "y_val": y, "BATCH": 64}
     names |= {"build": build_model, "build_model": build_model, "write_photos": write_photos}
+    names["image_model"] = image_model
     names["dataset"] = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
     if settings.kind == "parameter_server":
         names["dataset"] = names["dataset"].repeat()
@@ -130,6 +131,13 @@ def build_model() -> keras.Model:
     """Returns a model of the data that gives a number from 0 to 1."""
     hidden = keras.layers.Dense(4, activation="relu")
     return keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(1, "sigmoid")])
+
+
+def image_model() -> keras.Model:
+    """Returns a model of the images that `write_photos` writes."""
+    return keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
+    )
 
 
 def write_photos(directory: str, seed: int) -> None:
