@@ -13,6 +13,8 @@ from pathlib import Path
 from tools.site.contents import ELSEWHERE, sidebar, toctree
 from tools.site.paths import ROOT, SOURCE
 
+# The notes are the beginning of another page, too.
+_IN_ANOTHER = ("index.md", "compression_notes.md")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash"}
@@ -21,11 +23,13 @@ _LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash"}
 def stage() -> None:
     """Writes all pages of the repository into the source folder."""
     for page, name in pages().items():
-        write(name, _with_links(page.read_text(encoding="utf-8"), page.parent, name))
+        orphan = "---\norphan: true\n---\n\n" if page.name == "compression_notes.md" else ""
+        text = page.read_text(encoding="utf-8")
+        write(name, orphan + _with_links(text, page.parent, name))
     _append("index.md", sidebar())
     for index, folder in (("benchmarks.md", "benchmarks"), ("troubleshooting/index.md", ".")):
         inside = (SOURCE / index).parent / folder
-        names = sorted(p.stem for p in inside.glob("*.md") if p.name != "index.md")
+        names = sorted(p.stem for p in inside.glob("*.md") if p.name not in _IN_ANOTHER)
         _append(index, toctree([f"{folder}/{name}" for name in names]))
 
 
