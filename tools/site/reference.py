@@ -53,40 +53,6 @@ def _members(value: type) -> list[str]:
     """
     if any(base.__name__ in _PUBLIC for base in value.__mro__[1:]):
         return []
-    own = [n for n in tfdml.__all__ if n not in tfdml._MODULES and n != "__version__"]
-    write("api/tfdml.rst", _page("tfdml", own))
-    for module in MODULES:
-        name = f"tfdml.{module}"
-        write(f"api/{name}.rst", _page(name, importlib.import_module(name).__all__))
-    index = "# API\n\nAll public names. What has no page here may change without notice.\n\n"
-    pages = ["tfdml", *(f"tfdml.{module}" for module in MODULES)]
-    write("api/index.md", index + toctree(pages, hidden=False))
-
-
-def _page(module: str, names: list[str]) -> str:
-    lines = [module, "=" * len(module), "", f".. automodule:: {module}", "   :no-members:", ""]
-    for name in names:
-        lines += ["", name, "-" * len(name), "", *_directive(module, name)]
-    return "\n".join(lines) + "\n"
-
-
-def _directive(module: str, name: str) -> list[str]:
-    value = getattr(importlib.import_module(module), name)
-    if inspect.isclass(value):
-        members = [f"   :members: {', '.join(_members(value))}"] if _members(value) else []
-        return [f".. autoclass:: {module}.{name}", *members, ""]
-    if callable(value):
-        return [f".. autofunction:: {module}.{name}", ""]
-    return [f".. autodata:: {module}.{name}", ""]
-
-
-def _members(value: type) -> list[str]:
-    """Returns a class's public members that tfdml defines, those of its own bases included.
-
-    Left out are members of a base with a page of its own, as those of `Compressor` in codecs, and
-    what Keras calls in callbacks, because users do not.
-    """
-    inherited = {n for base in value.__mro__[1:] if base.__name__ in _PUBLIC for n in vars(base)}
     own = [base for base in value.__mro__ if base.__module__.partition(".")[0] == "tfdml"]
     names = {
         name: member
