@@ -33,19 +33,22 @@ def read(output: str) -> dict[str, list[float]]:
     return {name: values for name, values in series.items() if len(values) > 1}
 
 
-def draw(output: str, picture: Path) -> None:
-    """Draws the curves in an output; writes nothing where there are none.
+def draw(output: str, picture: Path) -> bool:
+    """Draws the curves in an output.
 
     Args:
         output: What a program has printed.
         picture: The SVG file to write.
+
+    Returns:
+        Whether there are curves; else nothing is written.
     """
     series = read(output)
     losses = {n: v for n, v in series.items() if "loss" in n or n in LOSS_PARTS}
-    others = {n: v for n, v in series.items() if n not in losses and "learning_rate" not in n}
+    others = {n: v for n, v in series.items() if n not in losses and n not in OTHER_UNITS}
     panels = [panel for panel in (losses, others) if panel]
     if not panels:
-        return
+        return False
     plt.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "tfdml", "font.family": "sans-serif"}
         | {name: GREY for name in _COLOURED}
@@ -62,8 +65,11 @@ def draw(output: str, picture: Path) -> None:
     figure.tight_layout()
     figure.savefig(picture, transparent=True, metadata={"Date": None})
     plt.close(figure)
+    return True
 
 
+# What has no place beside accuracies.
+OTHER_UNITS = ("learning_rate", "gradient_noise_scale")
 # What a recipe's own step returns beside its loss.
 LOSS_PARTS = ("reconstruction", "divergence")
 _COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")

@@ -8,7 +8,6 @@ import ast
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +64,7 @@ def digest(recipe: Recipe) -> str:
     versions = [
         f"{n} {metadata.version(n)}" for n in ("keras", "tensorflow-cpu", "numpy") if _has(n)
     ]
-    parts = [repr(recipe), sys.version, *versions]
+    parts = [recipe.name, *recipe.commands, sys.version, *versions]
     parts += [
         hashlib.sha256(f.read_bytes()).hexdigest() + str(f.relative_to(ROOT))
         for f in sorted(sources)
@@ -91,11 +90,9 @@ def _own(name: str) -> set[Path]:
 
 
 def _keep(recipe: Recipe, kept: Path) -> None:
-    """Runs a recipe and keeps its output and its picture."""
+    """Runs a recipe and keeps its output."""
     output = run(recipe)
     kept.mkdir(parents=True, exist_ok=True)
-    curves.draw(output, kept / "curves.svg")
-    # Last: it says that the rest is there.
     (kept / "output.txt").write_text(output, encoding="utf-8")
 
 
@@ -157,11 +154,10 @@ def _page(recipe: Recipe, kept: Path) -> str:
         note = f"{recipe.note} {COMMON_NOTE}".strip()
         output = (kept / "output.txt").read_text(encoding="utf-8")
         parts += ["", "## Output", "", note, "", code(output)]
+        if curves.draw(output, SOURCE / "gallery" / f"{recipe.name}.svg"):
+            parts += [f"![Loss and metrics of each epoch]({recipe.name}.svg)", ""]
     else:
         parts += ["", "This recipe was not run when the site was built.", ""]
-    if (kept / "curves.svg").exists():
-        shutil.copyfile(kept / "curves.svg", SOURCE / "gallery" / f"{recipe.name}.svg")
-        parts += [f"![Loss and metrics of each epoch]({recipe.name}.svg)", ""]
     return "\n".join([*parts, "## Source", "", code(source, "python")])
 
 

@@ -91,7 +91,11 @@ RECIPES = (
     Recipe(
         "resume",
         "Resume after a kill",
-        ("python recipes/resume.py --show --epochs 3",),
+        (
+            "python recipes/resume.py --show --epochs 3",
+            "tfdml launch --horovod --workers 2 --max-restarts 3 recipes/resume.py run1 --epochs 2",
+        ),
+        "Killed three times on one process, then run on two ranks.",
     ),
     Recipe(
         "elastic",
@@ -102,7 +106,7 @@ RECIPES = (
             "--network-interface lo --gloo-timeout-seconds 120 python recipes/elastic.py "
             "--epochs 8",
         ),
-        "Run on two ranks, and none of them goes.",
+        "Run on two ranks that both stay.",
     ),
     Recipe(
         "recommender",
@@ -111,7 +115,7 @@ RECIPES = (
     ),
     Recipe(
         "own_train_step",
-        "A custom train_step",
+        "A custom `train_step`",
         ("horovodrun -np 2 python recipes/own_train_step.py",),
     ),
     Recipe(
@@ -121,7 +125,7 @@ RECIPES = (
     ),
     Recipe(
         "synchronized_batch_norm",
-        "Synchronized BatchNormalization",
+        "Synchronized `BatchNormalization`",
         ("horovodrun -np 2 python recipes/synchronized_batch_norm.py",),
     ),
 )

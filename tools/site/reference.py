@@ -10,9 +10,10 @@ import tfdml
 from tools.site.contents import toctree
 from tools.site.staging import write
 
-# `tfdml.strategies` holds the same classes as `tfdml` itself.
+# Base classes that have an entry of their own.
 _PUBLIC = {"Compressor"}
 _OF_KERAS = {"set_model", "set_params"}
+# `tfdml.strategies` holds the same classes as `tfdml` itself.
 MODULES = sorted(name for name in tfdml._MODULES if name != "strategies")
 
 
@@ -23,7 +24,7 @@ def write_pages() -> None:
     for module in MODULES:
         name = f"tfdml.{module}"
         write(f"api/{name}.rst", _page(name, importlib.import_module(name).__all__))
-    index = "# API\n\nAll public names. What has no page here may change without notice.\n\n"
+    index = "# API\n\nAll public names, a page for each module.\n\n"
     pages = ["tfdml", *(f"tfdml.{module}" for module in MODULES)]
     write("api/index.md", index + toctree(pages, hidden=False))
 
