@@ -60,14 +60,14 @@ def write_pages(run_recipes: bool = True) -> None:
 
 def digest(recipe: Recipe) -> str:
     """Returns a digest of all that a recipe's output depends on."""
-    sources = [*(ROOT / "tfdml").rglob("*.py"), *(ROOT / "tfdml").rglob("*.cc"), *_own(recipe.name)]
-    versions = [
-        f"{n} {metadata.version(n)}" for n in ("keras", "tensorflow-cpu", "numpy") if _has(n)
-    ]
+    package = ROOT / "tfdml"
+    files = {f for pattern in ("*.py", "*.cc", "*.h") for f in package.rglob(pattern)}
+    sources = sorted(files | _own(recipe.name))
+    names = ("keras", "tensorflow", "tensorflow-cpu", "numpy")
+    versions = [f"{name} {metadata.version(name)}" for name in names if _has(name)]
     parts = [recipe.name, *recipe.commands, sys.version, *versions]
     parts += [
-        hashlib.sha256(f.read_bytes()).hexdigest() + str(f.relative_to(ROOT))
-        for f in sorted(sources)
+        hashlib.sha256(f.read_bytes()).hexdigest() + str(f.relative_to(ROOT)) for f in sources
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
