@@ -1,9 +1,6 @@
 """Sphinx's configuration of the site. Everything that a page shows is in the built folder."""
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tfdml
 from tools.site.docstrings import to_rst
@@ -48,6 +45,9 @@ nitpick_ignore_regex = [
 pygments_dark_style = "monokai"
 # Headings name the objects.
 toc_object_entries = False
+
+# Blocks without a language are commands and what programs print.
+highlight_language = "text"
 
 html_theme = "furo"
 html_title = "tfdml"
