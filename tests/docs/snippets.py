@@ -1,6 +1,7 @@
 """What the pages' Python blocks need to run: data, models, and the ranks they run on."""
 
 import os
+import re
 import textwrap
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ class Page(NamedTuple):
 IN_A_REPLICA = """
 def replica_function():
     one = other = tf.ones((2, 3))
-BLOCK
+    BLOCK
     return one
 
 
@@ -67,7 +68,10 @@ PAGES = {
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),
     "docs/tfrecords.md": Page(
-        around=(("with strategy.scope():\n    train", PHOTOS),),
+        around=(
+            ("rows = (", "if strategy.is_chief:\n    BLOCK\n"),
+            ("with strategy.scope():\n    train", PHOTOS),
+        ),
         smaller=(("(224, 224)", "(8, 8)"), (", 256,", ", 4,"), ONCE),
     ),
     "docs/troubleshooting/saving.md": Page(),
@@ -99,8 +103,8 @@ def _ready(block: str, settings: Page) -> str:
         block = block.replace(before, after)
     for beginning, text in settings.around:
         if block.startswith(beginning):
-            inner = textwrap.indent(block, "    ") if "BLOCK\n    return" in text else block
-            block = text.replace("BLOCK", inner)
+            place, indent = re.search(r"^( *)BLOCK$", text, re.MULTILINE).group(0, 1)
+            block = text.replace(place, textwrap.indent(block, indent))
     return block
 
 
