@@ -30,6 +30,8 @@ RECORDS = ["h5py", "pillow>=10", "pyarrow>=14"]
 # tensorflow-datasets 4.9.10 imports importlib_resources without asking for it.
 HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
+# What `tools/docs` builds the pages with.
+DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [
     *HUBS,
     *RECORDS,
@@ -86,6 +88,7 @@ setup(
     ],
     extras_require={
         "cpu": ["tensorflow-cpu>=2.20,<2.22"],
+        "docs": DOCS,
         "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
         "horovod": HOROVOD,
         "hubs": HUBS,

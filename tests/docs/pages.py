@@ -14,11 +14,13 @@ INDEX = ROOT / "docs" / "index.md"
 LINKED = sorted(
     page
     for folder in ("docs", "recipes", "tools/benchmarks")
-    for page in (ROOT / folder).glob("*.md")
+    for page in (ROOT / folder).rglob("*.md")
 )
 PAGES = [README, *LINKED]
 
-_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(
+    r"(?:^ *<!-- not run: ([^\n]+) -->\n\n?)?^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Block(NamedTuple):
@@ -27,10 +29,12 @@ class Block(NamedTuple):
     Attributes:
         language: The word behind the opening fence, "" for none.
         text: Its lines, without the page's indentation.
+        not_run: The reason why no test runs it, in a comment above it; "" for none.
     """
 
     language: str
     text: str
+    not_run: str = ""
 
 
 def name(page: Path) -> str:
@@ -41,7 +45,7 @@ def name(page: Path) -> str:
 def blocks(page: Path) -> list[Block]:
     """Returns a page's fenced blocks."""
     text = page.read_text(encoding="utf-8")
-    return [Block(m[2], textwrap.dedent(m[3])) for m in _FENCED.finditer(text)]
+    return [Block(m[3], textwrap.dedent(m[4]), m[1] or "") for m in _FENCED.finditer(text)]
 
 
 def prose(page: Path) -> str:

@@ -129,3 +129,35 @@ def test_the_exchange_model_is_computed_and_the_measurements_are_quoted():
             else:
                 seconds = of[key]["exchange" if key == "none" else "wire"]
             assert told[2 * number + 1] == (f"{1e3 * seconds:,.0f}" if seconds else "")
+
+
+BENCHMARKS = sorted((ROOT / "tools" / "benchmarks").glob("*.md"))
+SKELETON = ("Question", "Hardware", "Versions", "Command", "Meaning", "tfdml is slower")
+
+
+@pytest.mark.parametrize("page", BENCHMARKS, ids=name)
+def test_a_benchmark_answers_in_one_order(page):
+    text = page.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.+) \|$", text, re.MULTILINE)[: len(SKELETON)]
+    assert tuple(heading for heading, _ in rows) == SKELETON
+    assert all(len(answer) > 10 for _, answer in rows)
+
+
+@pytest.mark.parametrize("page", BENCHMARKS, ids=name)
+def test_figures_of_a_summary_are_in_its_page(page):
+    """The summary invents nothing: each of its numbers is in the page's tables or text."""
+    text = page.read_text(encoding="utf-8")
+    first = text.index("| **Meaning**")
+    after = text.index("\n\n", first)
+    summary, body = text[first:after], text[after:].replace(",", "")
+    for number in re.findall(r"\d[\d,.]*\d|\d+", summary):
+        plain = number.replace(",", "")
+        # 73 may stand for 72.7.
+        assert re.search(rf"(?<![\d.]){re.escape(plain)}|{_rounded(plain)}", body), number
+
+
+def _rounded(number: str) -> str:
+    """Returns a pattern of the numbers with one more digit that round to this one."""
+    digits = len(number.partition(".")[2])
+    near = [float(number) + shift * 10 ** -(digits + 1) for shift in range(-5, 6)]
+    return "|".join(rf"(?<![\d.]){re.escape(f'{value:.{digits + 1}f}')}" for value in near)

@@ -31,6 +31,17 @@ def test_help_sets_nothing_up(tmp_path):
     assert not list(checkout.glob(".venv*"))
 
 
+def test_help_of_docs_sets_nothing_up(tmp_path):
+    checkout = copy_of_the_checkout(tmp_path / "checkout")
+    done = run("docs", "--help", root=checkout)
+    assert done.returncode == 0
+    assert re.findall(r"^  (--\w+) ", done.stdout, re.MULTILINE) == ["--pages", "--help"]
+    done = run("docs", "--fast", root=checkout)
+    assert done.returncode == 2
+    assert "must be --pages or --help. Received: --fast" in done.stderr
+    assert not list(checkout.glob(".venv*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "received"),
     [(["--everything"], "--everything"), (["--environment"], "none"), (["x"], "x")],

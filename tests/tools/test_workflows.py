@@ -18,6 +18,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 ACTIONS = {"actions/checkout", "actions/setup-python"}
 # Everything that is to be checked of a change.
 COMMANDS = {
+    "tools/docs",
     "tools/test",
     "tools/test --all",
     "tools/test --docs",

@@ -43,7 +43,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA can compile the stages: not if alternating, which varies the shape sent."""
+        """Whether XLA can compile the stages, not if alternating, which varies the shape sent."""
         return not self.alternate
 
     def get_config(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The stages: left-hand matrices first, then right-hand ones; see `SummableCompressor`."""
+        """The stages, left-hand matrices first, then right-hand ones; see `SummableCompressor`."""
         if self.alternate:
             return self._send_one, self._product_of_one
         return self._send_left, self._send_right, self._product

@@ -1,7 +1,7 @@
 """TensorFlow's own tutorials run with `tf.distribute.` replaced by `tfdml.`, and are right.
 
 A program here makes a tutorial's calls, in its order, by TensorFlow's names. The command that the
-page on migrating gives replaces them; nothing else is changed.
+page on tf.distribute gives replaces them; nothing else is changed.
 """
 
 import json
@@ -23,7 +23,7 @@ from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.topology import child_environment
 
 HERE = Path(__file__).parent
-MIGRATING = HERE.parents[3] / "docs" / "migrating.md"
+MIGRATING = HERE.parents[3] / "docs" / "from_tf_distribute.md"
 
 
 def replaced(program: str, directory: Path) -> str:

@@ -1,0 +1,131 @@
+"""The recipes of the gallery: how each is run at build, on data that needs no download."""
+
+from typing import NamedTuple
+
+
+class Recipe(NamedTuple):
+    """A recipe of the gallery.
+
+    Attributes:
+        name: The file in `recipes/`, without `.py`.
+        title: Its heading.
+        commands: The shell commands that are run, in turn, in a folder with `recipes/` in it.
+        note: What differs from the recipe's own settings, for readers.
+    """
+
+    name: str
+    title: str
+    commands: tuple[str, ...]
+    note: str = ""
+
+
+# What helps recipes, and is shown as source alone.
+HELPERS = {"images": "Images for the recipes"}
+
+_DIGITS = "Run on the 1,797 digits that come with scikit-learn."
+
+RECIPES = (
+    Recipe(
+        "fashion_mnist",
+        "Images with a small CNN",
+        ("tfdml launch --workers 2 recipes/fashion_mnist.py --data digits --epochs 8",),
+        _DIGITS,
+    ),
+    Recipe(
+        "make_records",
+        "Images as TFRecords",
+        (
+            "python recipes/make_records.py digits --data digits --shards 2",
+            "tfdml records verify digits",
+            "tfdml launch --workers 2 recipes/fashion_mnist.py --records digits --epochs 2",
+        ),
+        _DIGITS,
+    ),
+    Recipe(
+        "table",
+        "A table, with classes balanced",
+        (
+            "python recipes/table.py make table",
+            "tfdml records convert table/cancer.parquet -o table/records "
+            "--split train=0.8,test=0.2",
+            "horovodrun -np 2 python recipes/table.py train table/records --epochs 10",
+        ),
+    ),
+    Recipe(
+        "text",
+        "Text of any length",
+        (
+            "python recipes/text.py make lines.jsonl --limit 400",
+            "tfdml records convert lines.jsonl -o text --split train=0.9,test=0.1 --shuffle 1",
+            "horovodrun -np 2 python recipes/text.py train text --epochs 4",
+        ),
+        "Run on the first 400 lines of each module.",
+    ),
+    Recipe(
+        "compressed",
+        "Compressed gradients",
+        (
+            "tfdml launch --workers 2 recipes/compressed.py --compression powersgd --data digits "
+            "--epochs 6 --batch-size 64",
+        ),
+        _DIGITS + " On a link as fast as this machine's memory no codec saves time.",
+    ),
+    Recipe(
+        "large_batch",
+        "Large batches",
+        (
+            "horovodrun -np 2 python recipes/large_batch.py --optimizer lars --batch-size 500 "
+            "--learning-rate 0.2 --data digits --epochs 12",
+        ),
+        _DIGITS,
+    ),
+    Recipe(
+        "transformer",
+        "A transformer with LAMB and float16",
+        (
+            "horovodrun -np 2 python recipes/transformer.py --policy mixed_float16 "
+            "--characters 20000 --batch-size 32 --epochs 4",
+        ),
+        "Run on 20,000 characters.",
+    ),
+    Recipe(
+        "resume",
+        "Resume after a kill",
+        (
+            "python recipes/resume.py --show --epochs 3",
+            "tfdml launch --horovod --workers 2 --max-restarts 3 recipes/resume.py run1 --epochs 2",
+        ),
+        "Killed three times on one process, then run on two ranks.",
+    ),
+    Recipe(
+        "elastic",
+        "Elastic training",
+        (
+            "printf '#!/bin/sh\\necho localhost:2\\n' > hosts.sh && chmod +x hosts.sh",
+            "horovodrun -np 2 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh "
+            "--network-interface lo --gloo-timeout-seconds 120 python recipes/elastic.py "
+            "--epochs 8",
+        ),
+        "Run on two ranks that both stay.",
+    ),
+    Recipe(
+        "recommender",
+        "A recommender on parameter servers",
+        ("tfdml launch --workers 2 --ps 2 recipes/recommender.py --epochs 3 --steps 100",),
+    ),
+    Recipe(
+        "own_train_step",
+        "A custom `train_step`",
+        ("horovodrun -np 2 python recipes/own_train_step.py",),
+    ),
+    Recipe(
+        "own_loop",
+        "A custom loop",
+        ("horovodrun -np 2 python recipes/own_loop.py",),
+    ),
+    Recipe(
+        "synchronized_batch_norm",
+        "Synchronized `BatchNormalization`",
+        ("horovodrun -np 2 python recipes/synchronized_batch_norm.py",),
+    ),
+)
