@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tests.harness import job
+from tests.harness import rank_job
 
 
 class Page(NamedTuple):
-    """How a page's blocks run: in turn, in one namespace, on every rank of a job.
+    """How a page's blocks run: in turn, in one namespace, on every rank of a rank_job.
 
     Attributes:
         kind: The job: "horovod", "multi_worker", or "parameter_server".
@@ -121,7 +121,7 @@ def _names(settings: Page) -> dict[str, object]:
     if settings.kind == "parameter_server":
         names["dataset"] = names["dataset"].repeat()
         return names
-    strategy = names["strategy"] = job.strategy()
+    strategy = names["strategy"] = rank_job.strategy()
     with strategy.scope():
         model = names["model"] = build_model()
         model.compile("adam", "mse")

@@ -127,7 +127,8 @@ class StepMonitor(keras.callbacks.Callback):
         console.print(table)
         slow = max(times, key=lambda t: t.causes)
         waits = float(np.mean([t.wait for t in times if t is not slow]))
-        if slow.causes > 0.5 and waits > self._threshold * slow.step:
+        # An epoch may be too short for a step to be measured.
+        if slow.step > 0 and slow.causes > 0.5 and waits > self._threshold * slow.step:
             console.print(
                 f"Rank {slow.rank} ({slow.host}) is a straggler: the others wait for it "
                 f"{waits / slow.step:.0%} of each step, {slow.causes:.0%} of all waiting."

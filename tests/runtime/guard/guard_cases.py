@@ -181,3 +181,16 @@ def one_rank_raises_alone(rank: int) -> None:
         x, y, batch_size=12, verbose=0,
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)],
     )  # fmt: skip
+
+
+def monitored_short(steps: int) -> list:
+    """Returns what a `StepMonitor` has seen of an epoch of a few steps, where rank 0 is slow."""
+    strategy = rank_job.strategy()
+    with strategy.scope():
+        slow = Slow(0.15, 0.0) if strategy.rank == 0 else Slow(0.0, 2.0)
+        model = keras.Sequential([layers.Input((6,)), slow, layers.Dense(3)])
+        model.compile("sgd", "mse")
+    x = np.ones((12 * steps, 6), "float32")
+    monitor = tfdml.callbacks.StepMonitor()
+    model.fit(x, x[:, :3], batch_size=12, epochs=2, verbose=0, callbacks=[monitor])
+    return monitor.epochs

@@ -128,3 +128,8 @@ def test_ranks_left_behind_by_an_exception_are_ended(ranks):
     assert sorted(failure.value.errors) == [1]
     assert "because rank 1 raised an exception" in str(failure.value)
     assert "ValueError: alone" in str(failure.value)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_monitor_shows_epochs_too_short_to_measure(ranks, steps):
+    assert [len(epochs) for epochs in ranks(2).run(cases.monitored_short, steps)] == [2, 2]
