@@ -102,7 +102,7 @@ def other_keras(tmp_path):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_all_that_is_replaced_is_known(library):
+def test_digests_cover_all_replaced_functions(library):
     known = known_versions.known_sources()[library]
     assert sorted(known) == [f for f in seam_digests.replaced() if f.startswith(library)]
     assert len(known) > 20
@@ -114,7 +114,7 @@ def test_all_that_is_replaced_is_known(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_supported_minor_versions_are_the_known_ones(library):
+def test_supported_minor_versions_are_known(library):
     known = known_versions.known_releases(library)
     minors = {r.release[:2] for r in known}
     allowed = {
@@ -124,7 +124,7 @@ def test_the_supported_minor_versions_are_the_known_ones(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_known_release_goes_without_a_word(library):
+def test_known_release_prints_nothing(library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         known_versions.check(library, INSTALLED[library])
@@ -132,7 +132,7 @@ def test_a_known_release_goes_without_a_word(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_patch_release_with_the_same_functions_goes_without_a_word(library):
+def test_unchanged_patch_release_prints_nothing(library):
     major, minor, _ = INSTALLED[library].split(".")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -167,7 +167,7 @@ def test_a_newer_keras_with_another_fit_is_refused(other_keras):
     assert named == sorted({FIT, *different_from_the_newest("keras")})
 
 
-def test_a_newer_keras_in_which_a_class_is_gone_is_refused(other_keras):
+def test_newer_keras_without_a_class_is_refused(other_keras):
     """It is said so, before the class is missed where it would be imported."""
     refused = made_with(other_keras(next_minor("keras"), ("TFEpochIterator", "Epochs")))
     assert refused.startswith("refused:")
@@ -181,7 +181,7 @@ def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
     assert f"it differs in {FIT}." in said
 
 
-def test_comments_do_not_count(other_keras):
+def test_comments_do_not_change_digests(other_keras):
     assert made_with(other_keras(next_patch(), ANOTHER_COMMENT)) == "made\n"
 
 

@@ -67,14 +67,14 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
         assert all(kinds.values()), f"{title} has a heading without entries."
 
 
-def test_a_change_is_one_line_of_the_changelog():
+def test_changelog_entries_are_one_line():
     """Two, where 100 columns are not enough."""
     for title, kinds in versions().items():
         for entry in (entry for entries in kinds.values() for entry in entries):
             assert entry.count("\n") < 2, f"{title}: {entry}"
 
 
-def test_the_first_version_is_told_by_area():
+def test_first_version_is_described_by_area():
     *_, (title, kinds) = versions().items()
     assert title.startswith("[0.1.0]")
     # Nobody had the bugs that were fixed before it.
@@ -114,7 +114,7 @@ def test_paths_in_a_guide_exist(name):
     assert not {path for path in paths if not (ROOT / path).exists()}
 
 
-def test_names_in_a_guide_are_where_it_says():
+def test_names_in_a_guide_exist_in_their_files():
     """`NAME` of `path`."""
     for guide in GUIDES:
         for name, path in re.findall(r"`(\w+)` of\s+`([\w/.]+)`", text_of(guide)):
@@ -202,7 +202,7 @@ def test_commands_for_a_secure_job_exist():
     ],
     ids=" ".join,
 )
-def test_a_command_that_does_not_exist_is_found(wrong):
+def test_missing_command_is_detected(wrong):
     with pytest.raises(AssertionError):
         check(wrong)
 

@@ -15,7 +15,7 @@ from tfdml.strategies.input.local_batch import BatchSplitter
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 4))
-def test_rows_are_dealt_once_in_order_and_evenly(rows, processes, local):
+def test_rows_are_assigned_once_in_order_and_evenly(rows, processes, local):
     replicas = processes * local
     places = [LocalReplicas(p * local, local, replicas) for p in range(processes)]
     bounds = [place.bounds(rows).tolist() for place in places]
@@ -33,14 +33,14 @@ def test_rows_are_dealt_once_in_order_and_evenly(rows, processes, local):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 12])
-def test_a_tensor_is_split_as_a_number_is(rows):
+def test_tensor_is_split_like_a_number(rows):
     place = LocalReplicas(2, 2, 6)
     bounds = place.bounds(tf.constant(rows, tf.int64))
     assert bounds.dtype == tf.int64
     assert bounds.numpy().tolist() == place.bounds(rows).tolist()
 
 
-def test_strategies_and_data_split_by_this_alone():
+def test_strategies_and_data_use_this_split_only():
     class Two:
         num_replicas_in_sync, size, rank = 6, 2, 1
 
@@ -49,7 +49,7 @@ def test_strategies_and_data_split_by_this_alone():
     assert BatchSplitter.rows is LocalReplicas.rows
 
 
-def test_plain_datasets_do_not_say_their_shares():
+def test_plain_datasets_do_not_report_shares():
     assert not isinstance(tf.data.Dataset.range(4).batch(2), OwnShareDataset)
 
 

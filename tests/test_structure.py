@@ -131,7 +131,7 @@ def test_only_topology_reads_the_environment(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_insides_are_known_in_one_place(file):
+def test_framework_internals_are_used_in_one_module(file):
     where = str(file.relative_to(PACKAGE))
     for private, room in {
         "keras.src": "strategies/keras_seam/",
@@ -152,7 +152,7 @@ def test_recipes_use_public_names_only():
         assert not {n for n in _imports(file) if n.startswith("tfdml.")}, file
 
 
-def test_context_variables_are_few():
+def test_context_variables_are_listed():
     """State goes by argument; by context only past Keras's own functions and a user's."""
     found = {str(f.relative_to(PACKAGE)) for f in FILES if "ContextVar(" in f.read_text()}
     assert found == {

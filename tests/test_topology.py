@@ -7,7 +7,7 @@ import pytest
 from tfdml.topology import Topology, launched, own_host, started_together
 
 
-def test_without_a_launcher_a_process_is_a_job_of_its_own():
+def test_process_without_launcher_is_its_own_job():
     assert launched({}) == Topology(0, 1, 0, 1, None)
 
 
@@ -24,7 +24,7 @@ def test_without_a_launcher_a_process_is_a_job_of_its_own():
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ],
 )
-def test_each_launcher_is_understood(names):
+def test_environment_of_each_launcher_is_read(names):
     place = launched(
         dict(zip(names, "5812", strict=True)) | {names[1]: "8", names[2]: "1", names[3]: "4"}
     )
@@ -83,12 +83,12 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (0, 1)),
     ],
 )  # fmt: skip
-def test_who_was_started_to_train_together(environment, place):
+def test_processes_started_together_are_detected(environment, place):
     told = started_together(environment)
     assert (told.rank, told.size) == place
 
 
-def test_the_host_that_the_launcher_names():
+def test_host_named_by_the_launcher():
     assert own_host(cluster("worker", 1, worker=2)) == "worker1"
     assert own_host({"HOROVOD_HOSTNAME": "node1"}) == "node1"
     address = {"cluster": {"worker": ["[fd00::1]:5"]}, "task": {"type": "worker", "index": 0}}

@@ -86,7 +86,7 @@ def watch(
         ("horovod", 2, 2, None),
     ],
 )
-def test_the_papers_formulas(ranks, kind, ranks_, devices, compression):
+def test_estimate_matches_the_papers_formulas(ranks, kind, ranks_, devices, compression):
     results = ranks(ranks_, kind).run(watch, BATCH, None, devices, None, compression)
     replicas = devices if kind == "mirrored" else ranks_ * devices
     signal, noise, scale = expected(replicas, BATCH)
@@ -102,7 +102,7 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=2.0**10)
 
 
-def test_a_loss_scale_is_taken_out(ranks):
+def test_loss_scale_is_divided_out(ranks):
     (result, _) = ranks(2).run(watch, BATCH, scaled)
     np.testing.assert_allclose(result["estimate"][1:], expected(2, BATCH)[:2], rtol=1e-4)
 
@@ -111,7 +111,7 @@ def accumulating():
     return keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
 
 
-def test_accumulated_gradients_are_of_larger_batches(ranks):
+def test_accumulated_gradients_count_as_larger_batches(ranks):
     (result, _) = ranks(2).run(watch, BATCH, accumulating)
     assert result["estimate"][0] == ROWS // BATCH // 2
     np.testing.assert_allclose(result["estimate"][1:], expected(2, BATCH, 2)[:2], rtol=1e-4)
@@ -127,7 +127,7 @@ def overflowing() -> tuple:
     return noise.estimate().steps, noise.estimate().scale
 
 
-def test_what_overflows_is_left_out(ranks):
+def test_overflowing_steps_are_left_out(ranks):
     results = ranks(2).run(overflowing)
     assert results[0] == results[1]
     assert results[0][0] == ROWS // BATCH - 1
@@ -168,7 +168,7 @@ def test_sparse_gradients(ranks):
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_in_tensorboard_beside_the_rate(ranks, tmp_path):
+def test_noise_scale_is_logged_to_tensorboard(ranks, tmp_path):
     (result, _) = ranks(2).run(watch, BATCH, None, 1, str(tmp_path))
     ((step, value),) = written(tmp_path / "0")["optimizer/gradient_noise_scale"]
     assert (step, value) == (ROWS // BATCH, pytest.approx(result["log"][0]))

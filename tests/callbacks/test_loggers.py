@@ -25,7 +25,7 @@ PACKAGES = [
 CALLS = ["train", "epoch ['accuracy', 'loss']", "epoch ['accuracy', 'loss']", "test", "predict"]
 
 
-def test_loggers_run_on_rank_0_alone(ranks):
+def test_loggers_run_on_rank_0_only(ranks):
     """The other rank still runs what is no logger, though its module's name begins alike."""
     chief, other = ranks(2).run(cases.called, [*PACKAGES, "train", "wandbox"])
     assert chief == dict.fromkeys([*PACKAGES, "train", "wandbox", "ChiefOnly"], CALLS)
@@ -39,7 +39,7 @@ def test_loggers_run_on_rank_0_alone(ranks):
         ("wandb", "A run of Weights & Biases is active on rank 1.*`wandb.init()`"),
     ],
 )
-def test_a_run_on_another_rank_is_warned_of(ranks, package, message):
+def test_active_run_on_another_rank_warns(ranks, package, message):
     chief, other = ranks(2).run(cases.warned_of, package)
     assert chief == []
     (said,) = other
@@ -61,12 +61,12 @@ def test_chief_only_in_plain_keras(ranks):
     ],
     ids=["all ranks", "no callback"],
 )
-def test_chief_only_refuses(callback, message):
+def test_chief_only_rejects_wrong_callbacks(callback, message):
     with pytest.raises(ValueError, match=message):
         tfdml.callbacks.ChiefOnly(callback)
 
 
-def test_chief_only_refuses_our_own():
+def test_chief_only_rejects_tfdml_callbacks():
     with pytest.raises(ValueError, match="FaultTolerantCheckpoint, which all ranks must run"):
         tfdml.callbacks.ChiefOnly(tfdml.callbacks.FaultTolerantCheckpoint("run"))
 

@@ -122,14 +122,14 @@ def test_random_faults(ranks, tmp_path, size, number, seed):
     assert campaign(ranks, tmp_path, size, faults, number, numbers) == number
 
 
-def test_a_fault_in_time_does_not_outlive_its_run(ranks, tmp_path):
+def test_timed_fault_does_not_outlive_its_run(ranks, tmp_path):
     """The process may do something else by then."""
     late = Fault("SIGKILL", "time", 3_000)
     assert start(ranks, 1, str(tmp_path / "run"), late) == [0]
     assert ranks(1).run(time.sleep, 4.0) == [None]
 
 
-def test_a_different_end_is_seen(ranks, tmp_path):
+def test_comparison_detects_a_different_result(ranks, tmp_path):
     """The comparison itself can fail."""
     ends = [str(tmp_path / name) for name in "ab"]
     start(ranks, 1, ends[0])

@@ -141,7 +141,7 @@ def test_each_part_of_the_commit_is_needed(tmp_path, base, mutant):
         kill_everywhere(tmp_path, base, mutant, power=True)
 
 
-def test_the_disk_is_asked(tmp_path, monkeypatch):
+def test_real_files_are_synced_to_disk(tmp_path, monkeypatch):
     """The real layer does what the model of it above takes for granted."""
     done: list[tuple[str, int]] = []
     real_sync, real_rename = os.fsync, os.rename
@@ -166,7 +166,7 @@ def test_the_disk_is_asked(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("lasting", [False, True])
-def test_an_error_of_every_operation(tmp_path, base, error, lasting):
+def test_error_in_every_operation(tmp_path, base, error, lasting):
     for fail_at in range(60):
         directory = tmp_path / str(fail_at)
         shutil.copytree(base, directory)
@@ -227,7 +227,7 @@ def undetected(directory: Path, names: str = "*") -> list[str]:
     return found
 
 
-def test_every_flipped_bit_and_every_truncation_is_found_and_named(base):
+def test_every_flipped_bit_and_truncation_is_reported(base):
     (name,) = (n for n in os.listdir(base) if n.startswith("fit-"))
     assert len(os.listdir(base / name)) == RANKS + 1
     assert not undetected(base / name)
@@ -239,7 +239,7 @@ def test_without_checksums_damage_goes_unnoticed(base, monkeypatch):
     assert undetected(base / "fit-000-epoch-0000-step-0000000002", "*.safetensors")
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
+def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(base):
     own, said = opened(Files(), base), []
     for step in (2, 3):
         manifest = CheckpointManifest(0, 0, step, 1, (), {})
@@ -255,7 +255,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
     assert (base / "damaged-fit-000-epoch-0000-step-0000000003").is_dir()
 
 
-def test_none_whole_is_refused_unless_told(base):
+def test_only_damaged_checkpoints_are_refused_unless_allowed(base):
     shutil.rmtree(base / "fit-000-epoch-0000-step-0000000001")
     (base / "fit-000-epoch-0000-step-0000000001").mkdir()
     own = opened(Files(), base)
@@ -267,7 +267,7 @@ def test_none_whole_is_refused_unless_told(base):
     assert own.newest(1) is None
 
 
-def test_a_second_job_is_refused_until_the_first_has_ended(base):
+def test_second_job_is_refused_while_the_first_runs(base):
     first, second = opened(Files(), base), opened(Files(), base)
     first.claim()
     with pytest.raises(checkpointing.DirectoryInUse, match=f"process {os.getpid()} on"):
@@ -285,7 +285,7 @@ def test_leftovers_of_dead_writers_are_cleaned(base):
     assert own.newest(0).manifest.step == 1
 
 
-def test_what_is_kept(tmp_path):
+def test_retention_of_checkpoints(tmp_path):
     own = opened(Files(), tmp_path)
     for fit, steps in ((0, (1, 2, 3)), (1, (1, 2, 3, 4))):
         for step in steps:
@@ -296,7 +296,7 @@ def test_what_is_kept(tmp_path):
     assert own.checkpoints(1) == [f"fit-001-epoch-0000-step-{s:010d}" for s in (1, 3, 4)]
 
 
-def test_a_rank_whose_part_does_not_come_is_named(tmp_path):
+def test_rank_with_a_missing_part_is_named(tmp_path):
     manifest = CheckpointManifest(0, 0, 1, 2, (), {})
     with pytest.raises(TimeoutError, match="rank 1 must write its part"):
         checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {}, wait=0.05)
@@ -309,7 +309,7 @@ def test_members_are_safetensors(base):
         np.testing.assert_array_equal(array, tensors(1, 1)[name])
 
 
-def test_removing_a_tree(tmp_path):
+def test_removing_a_directory_tree(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("x")
     remove_tree(Files(), str(tmp_path / "a"))

@@ -35,7 +35,7 @@ MEGABYTES = 4 * 40_010_000 / 2**20
 
 
 @pytest.mark.slow
-def test_a_save_takes_one_copy(tmp_path):
+def test_save_takes_at_most_one_copy_of_the_state(tmp_path):
     most = []
     for directory in ("none", str(tmp_path / "run")):
         done = run_python("-c", PROGRAM, directory)

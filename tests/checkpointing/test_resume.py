@@ -106,7 +106,7 @@ def records_of(tmp_path_factory) -> str:
     return path
 
 
-def test_records_go_on_where_they_were(ranks, tmp_path, records_of):
+def test_records_resume_at_their_position(ranks, tmp_path, records_of):
     whole = run(ranks, 1, str(tmp_path / "whole"), records_of)
     directory = str(tmp_path / "killed")
     killed(ranks, 1, directory, records_of, at=8)
@@ -136,7 +136,7 @@ def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimi
     same(whole, run(ranks, 2, directory, kind=kind, **options))
 
 
-def test_more_and_fewer_ranks_lose_nothing(ranks, tmp_path, records_of):
+def test_more_or_fewer_ranks_lose_no_sample(ranks, tmp_path, records_of):
     """Killed on two ranks twice, gone on with on one, then on two: each sample once an epoch."""
     options = {"strategy": True, "compression": "onebit", "width": 400}
     options["ledger"] = str(tmp_path / "ledger")
@@ -212,7 +212,7 @@ def test_a_fresh_start_on_purpose(ranks, tmp_path):
     assert len(result["saved"]) == 3
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_none_is_refused(ranks, tmp_path, plain):
+def test_damaged_checkpoint_is_skipped_and_no_sound_one_is_refused(ranks, tmp_path, plain):
     directory = tmp_path / "killed"
     killed(ranks, 1, str(directory), at=12)
     newest = sorted(directory.glob("fit-*"))[-1]
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_is_refused(ranks, tmp_path
 
 
 @pytest.mark.slow
-def test_the_best_is_kept_besides(ranks, tmp_path):
+def test_best_checkpoint_is_kept_too(ranks, tmp_path):
     result = run(ranks, 1, str(tmp_path), max_to_keep=1, keep_best="val_loss", save_freq="epoch")[0]
     losses = result["histories"][0][0]["val_loss"]
     best = losses.index(min(losses)) + 1
@@ -278,7 +278,7 @@ def test_a_time_between_saves(ranks, tmp_path):
     ("size", "rank"),
     [pytest.param(1, None, marks=slow), pytest.param(2, None, marks=slow), (2, 1)],
 )
-def test_asked_to_end(ranks, tmp_path, size, rank):
+def test_termination_request_saves_and_exits(ranks, tmp_path, size, rank):
     """By SIGTERM on all ranks or on one: all save after the same step, and say so by their code."""
     options = {"strategy": size > 1}
     whole = run(ranks, size, str(tmp_path / "whole"), **options)
@@ -306,7 +306,7 @@ def test_asked_to_end(ranks, tmp_path, size, rank):
         pytest.param({"operation": 0}, {1}, marks=slow),  # While a checkpoint is chosen.
     ],
 )
-def test_asked_to_end_at_odd_times(ranks, tmp_path, plain, when, steps):
+def test_termination_request_outside_of_steps(ranks, tmp_path, plain, when, steps):
     (ended,) = run(ranks, 1, str(tmp_path), number=signal.SIGTERM, **when)
     assert ended["code"] == 75
     assert ended["trained"] in steps
@@ -314,13 +314,13 @@ def test_asked_to_end_at_odd_times(ranks, tmp_path, plain, when, steps):
     same(plain, run(ranks, 1, str(tmp_path)))
 
 
-def test_asked_to_end_after_the_last_step(ranks, tmp_path, plain):
+def test_termination_request_after_the_last_step(ranks, tmp_path, plain):
     (ended,) = run(ranks, 1, str(tmp_path), at=3 * cases.STEPS, number=signal.SIGTERM)
     assert ended["code"] == 75
     same(plain, run(ranks, 1, str(tmp_path)))
 
 
-def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
+def test_preemption_notice_from_a_watcher(ranks, tmp_path, plain):
     (ended,) = ranks(1).run(train_with_notice, str(tmp_path))
     assert ended["code"] == 75
     assert ended["trained"] < 3 * cases.STEPS
@@ -335,7 +335,7 @@ def train_with_notice(directory: str) -> dict:
     return cases.train(directory, on_preemption=lambda: True)
 
 
-def test_in_a_store(ranks, tmp_path, plain):
+def test_resume_from_an_object_store(ranks, tmp_path, plain):
     """Objects appear whole there, and nothing else does."""
     url = f"bucket://{tmp_path}/run"
     killed(ranks, 1, url, at=8)

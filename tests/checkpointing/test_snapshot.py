@@ -50,7 +50,7 @@ def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list
         pytest.param(2, "gathering", False, "powersgd", marks=pytest.mark.slow),
     ],
 )
-def test_what_was_read_stays(ranks, size, optimizer, jit, compression):
+def test_snapshot_is_not_changed_by_later_steps(ranks, size, optimizer, jit, compression):
     for found in ranks(size).run(states, optimizer, jit, compression):
         assert found["overwritten"] == []
         kinds = {name.split("/")[0] for name in found["moved"]}

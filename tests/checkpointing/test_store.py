@@ -100,7 +100,7 @@ def test_the_marker_comes_last(url, mutant):
         kill_everywhere(url, mutant)
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
+def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(url):
     files, said = files_of(url), []
     for step in (1, 2):
         manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
@@ -124,7 +124,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
     "error",
     [ConnectionError("reset"), TimeoutError(), OSError(errno.EIO, "x"), RuntimeError("503")],
 )
-def test_errors_that_pass_are_waited_out(url, error):
+def test_transient_errors_are_retried(url, error):
     files = FailingStore(url, error, times=3, patience=5.0)
     save(files, url, 1)
     assert check(url, (1,)) == 1
@@ -142,7 +142,7 @@ def test_errors_that_pass_are_waited_out(url, error):
         (PermissionError("no"), 1),
     ],
 )
-def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
+def test_lasting_errors_are_reported_and_keep_the_previous_checkpoint(url, error, tries):
     save(files_of(url), url, 1)
     files = FailingStore(url, error, times=10**6, patience=0.3)
     manifest = CheckpointManifest(0, 0, 2, 1, (), {})
@@ -152,7 +152,7 @@ def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
     assert check(url, (1,)) == 1
 
 
-def test_a_store_without_its_plug_in_is_refused_at_once():
+def test_store_without_its_plugin_is_refused_at_once():
     with pytest.raises(ValueError, match="`directory` must be local, or in a store whose plug-in"):
         files_of("nosuchstore://bucket/run")
 
@@ -165,7 +165,7 @@ def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -
     return made
 
 
-def test_a_second_job_is_refused_until_the_first_has_ended(url):
+def test_second_job_is_refused_while_the_first_runs(url):
     said: list[str] = []
     # Seconds enough for a thread of a busy machine; nobody waits for them here.
     first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
@@ -179,7 +179,7 @@ def test_a_second_job_is_refused_until_the_first_has_ended(url):
     assert len(said) == 1
 
 
-def test_a_dead_job_is_succeeded_and_finds_out_if_it_lives(url):
+def test_dead_job_is_replaced_and_notices_it_if_alive(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said, host="elsewhere")
     first.take()
@@ -190,7 +190,7 @@ def test_a_dead_job_is_succeeded_and_finds_out_if_it_lives(url):
     second.release()
 
 
-def test_a_job_of_this_machine_that_has_died_is_not_waited_for(url):
+def test_dead_job_of_this_machine_is_not_waited_for(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said)
     first._own["started"] -= 1000.0  # Another process had this number.

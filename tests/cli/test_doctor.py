@@ -28,7 +28,7 @@ def shown(findings: list[Finding], verbose: bool = False, width: int = 100) -> l
     return console.export_text().splitlines()
 
 
-def test_problems_come_first_with_what_mends_them():
+def test_problems_come_first_with_their_fixes():
     lines = shown(
         [ok("Python", "3.11"), warning("Name", "odd", "Change it: a"), error("A", "b", "c")]
     )
@@ -42,14 +42,14 @@ def test_problems_come_first_with_what_mends_them():
     assert any("Training does not work here yet" in line for line in lines)
 
 
-def test_long_output_of_a_check_is_for_verbose():
+def test_long_output_is_shown_by_verbose_only():
     failed = [error("All-reduce", "\n".join(f"line {i}" for i in range(20)), "fix it")]
     assert len(shown(failed)) < 10 < 20 < len(shown(failed, verbose=True))
     assert any("fix it" in line for line in shown(failed))
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.slow)])
-def test_it_fits_a_screen(tfdml_command, columns):
+def test_output_fits_a_screen(tfdml_command, columns):
     done = tfdml_command("doctor", COLUMNS=str(columns))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -144,7 +144,7 @@ def test_host_name(name, status, part):
     assert f" {name}`" in finding.fix
 
 
-def test_host_name_that_others_reach():
+def test_host_name_reachable_by_others():
     assert all(socket.inet_aton(a) for a in network.reachable_addresses())
     for address in network.reachable_addresses()[:1]:
         assert network.check_host_name(address).status is Status.OK

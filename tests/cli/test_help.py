@@ -97,7 +97,7 @@ def examples(path: tuple[str, ...]) -> list[str]:
     return _EXAMPLE.findall(PAGES[path].help)
 
 
-def test_the_commands_are_all_there():
+def test_all_commands_exist():
     assert {path[0] for path in PAGES if path} == {
         "launch",
         "serve",
@@ -147,7 +147,7 @@ def test_an_option_is_explained_by_a_sentence(path):
 
 
 @pytest.mark.parametrize("example", sorted({e for path in PAGES for e in examples(path)}))
-def test_an_example_is_understood(example):
+def test_examples_are_parsed(example):
     """The real parser takes it: the command and its options exist."""
     _, *words = example.split()
     command, names = ROOT_COMMAND, []

@@ -109,13 +109,13 @@ def test_horovod_in_a_graph(ranks):
         assert ranks(size).run(horovod_in_a_graph) == [[mean + 5.0] * 3] * size
 
 
-def test_horovod_is_quiet_while_nothing_is_exchanged(ranks):
+def test_idle_horovod_polls_rarely(ranks):
     # It asks 50 times a second what is ready, instead of 1,000 times: some 130 writes, not 2,700.
     # (How much it writes grows with the names that it has seen.)
     assert max(ranks(2).run(writes_while_nothing_is_exchanged)) < 500
 
 
-def test_a_simulated_rank_that_calls_something_else_is_noticed():
+def test_simulated_ranks_with_different_calls_fail():
     def disagree(collective):
         collective.all_reduce([tf.zeros(2)], f"name_{collective.rank}")
 
@@ -133,7 +133,7 @@ def test_a_simulated_rank_that_raises_ends_the_others():
         run_ranks(3, fail)
 
 
-def test_a_simulated_rank_does_not_wait_for_ever():
+def test_simulated_rank_times_out():
     def leave(collective):
         if collective.rank == 0:
             collective.all_reduce([tf.zeros(2)], "sum")

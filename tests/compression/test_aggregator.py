@@ -112,13 +112,13 @@ def _by_default(compressors: Sequence) -> list:
 
 @pytest.mark.slow  # Three ranks are what tells an owner from the other one.
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-def test_sums_are_the_same_bits_on_two_ranks(compressor):
+def test_sums_are_bit_identical_on_two_ranks(compressor):
     _assert_same_bits(compressor, 2)
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("compressor", _by_default(COMPRESSORS), ids=repr)
-def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
+def test_sums_are_bit_identical_on_all_ranks(compressor, size):
     _assert_same_bits(compressor, size)
 
 
@@ -142,7 +142,7 @@ FED_BACK = [c for c in COMPRESSORS if c.biased and not c.replaces_momentum]
 
 
 @pytest.mark.parametrize("compressor", _by_default(FED_BACK), ids=repr)
-def test_what_is_left_out_is_sent_later(compressor):
+def test_residuals_are_sent_later(compressor):
     class Forgetful(type(compressor)):
         biased = False
 
@@ -152,11 +152,11 @@ def test_what_is_left_out_is_sent_later(compressor):
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not c.biased], ids=repr)
-def test_what_is_right_on_average_adds_up_like_a_random_walk(compressor):
+def test_errors_of_unbiased_codecs_grow_like_a_random_walk(compressor):
     assert missing(compressor, 16) < 3 * np.sqrt(16) * missing(compressor, 1)
 
 
-def test_feedback_is_the_formula():
+def test_error_feedback_matches_its_formula():
     """QSGD on one rank's worth of arithmetic, three steps, in NumPy."""
     size, steps, codec = 2, 3, QSGD(4, bucket_size=64)
     shape, block = (40, 50), 64
@@ -199,7 +199,7 @@ def test_feedback_is_the_formula():
             assert np.mean(np.abs(a - b) > 1e-4) < 0.005
 
 
-def test_power_sgd_is_the_formula():
+def test_power_sgd_matches_its_formula():
     matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(3)]
     start = PowerSGD(4).init(NAMES[0], (40, 50))["q"].numpy()
     expected, right = numpy_codecs.power_sgd(matrices, start)
@@ -216,7 +216,7 @@ def test_power_sgd_is_the_formula():
         assert angles[0] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_power_sgd_in_turns_is_the_formula():
+def test_power_sgd_in_turns_matches_its_formula():
     matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(2)]
     start = PowerSGD(4, alternate=True).init(NAMES[0], (40, 50))["q"].numpy()
     base = np.linalg.qr(start)[0]
@@ -238,7 +238,7 @@ def test_power_sgd_in_turns_is_the_formula():
 
 
 @pytest.mark.parametrize("value", ["zero", "rank 1", "tiny"])
-def test_power_sgd_bears_degenerate_gradients(value):
+def test_power_sgd_handles_degenerate_gradients(value):
     outer = np.outer(np.arange(1, 41), np.ones(50)).astype("float32")
     first = {"zero": 0 * outer, "rank 1": outer, "tiny": outer * np.float32(1e-25)}[value]
 
@@ -257,7 +257,7 @@ def test_power_sgd_bears_degenerate_gradients(value):
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 @pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be.
-def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
+def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, place):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
         aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
@@ -278,7 +278,7 @@ def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
             assert value.tobytes() == after[name].tobytes(), name
 
 
-def test_what_is_kept_does_not_know_the_loss_scale():
+def test_residuals_do_not_depend_on_the_loss_scale():
     """The same gradients, scaled differently at each step, leave the same out."""
     codec = next(c for c in COMPRESSORS if repr(c) == repr(QSGD(4)))
 
@@ -298,7 +298,7 @@ def test_what_is_kept_does_not_know_the_loss_scale():
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_what_is_kept_follows_the_learning_rate():
+def test_residuals_follow_the_learning_rate():
     """A residual of a step with rate 0.1 counts ten times as much in one with rate 0.01."""
 
     def rank(collective):
@@ -317,7 +317,7 @@ def test_what_is_kept_follows_the_learning_rate():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_compressing_nothing_changes_nothing(size):
+def test_identity_codec_changes_nothing(size):
     def plain(collective):
         return [t.numpy() for t in sum_in_buckets(collective, gradients(collective.rank, 0), "g")]
 
@@ -327,7 +327,7 @@ def test_compressing_nothing_changes_nothing(size):
             assert a.tobytes() == b.tobytes()
 
 
-def test_parts_of_a_bucket_are_as_if_they_went_alone():
+def test_parts_of_a_bucket_equal_separate_exchanges():
     """A codec whose blocks are of a gradient's shape: in a bucket for each, or all in one."""
 
     def rank(collective, limit):
@@ -359,7 +359,7 @@ def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
     return run_ranks(2, after)
 
 
-def test_what_owners_keep_goes_on_in_other_buckets_where_the_parts_are_the_same():
+def test_owner_state_survives_other_buckets_of_the_same_parts():
     """Of `OneBit`, each matrix is a part of its own."""
     same, other = goes_on(OneBit(), BUCKET), goes_on(OneBit(), 1 << 20)
     for rank in range(2):
@@ -367,7 +367,7 @@ def test_what_owners_keep_goes_on_in_other_buckets_where_the_parts_are_the_same(
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_what_owners_keep_of_other_parts_is_refused():
+def test_owner_state_of_other_parts_is_refused():
     goes_on(QSGD(4), BUCKET)
     with pytest.raises(
         ValueError,
@@ -376,7 +376,7 @@ def test_what_owners_keep_of_other_parts_is_refused():
         goes_on(QSGD(4), 1 << 20)
 
 
-def test_small_and_one_dimensional_tensors_go_as_they_are():
+def test_small_and_one_dimensional_tensors_are_not_compressed():
     sums, state = run(QSGD(2), 2, 1)[0]
     for i, total in enumerate(true_sums(2, 1)[0]):
         exact = np.allclose(sums[0][i], total, rtol=1e-6)

@@ -73,7 +73,7 @@ def test_packing_keeps_every_code(bits, length):
     np.testing.assert_array_equal(unpack(packed, bits, 8), codes)
 
 
-def test_noise_is_even_and_follows_from_the_seed():
+def test_noise_is_uniform_and_seeded():
     one, other = (noise([200, 500], tf.constant([3, s])).numpy() for s in (5, 6))
     assert one.tobytes() == noise([200, 500], tf.constant([3, 5])).numpy().tobytes()
     for values in (one, other):
@@ -88,7 +88,7 @@ def test_noise_is_even_and_follows_from_the_seed():
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_qsgd_is_the_formula(bits, norm):
+def test_qsgd_matches_its_formula(bits, norm):
     rows = numbers(3, 256)
     codec = QSGD(bits, bucket_size=64, norm=norm)
     payload, decoded = numpy_codecs.qsgd(rows, bits, 64, norm)
@@ -97,7 +97,7 @@ def test_qsgd_is_the_formula(bits, norm):
     np.testing.assert_allclose(there_and_back(codec, rows), decoded, rtol=1e-5)
 
 
-def test_float16_is_the_formula_and_keeps_small_numbers():
+def test_float16_matches_its_formula_and_keeps_small_numbers():
     rows = np.concatenate([numbers(2, 4096), numbers(2, 4096) * 1e-20], 1)
     decoded = there_and_back(Float16(), rows)
     np.testing.assert_allclose(decoded, numpy_codecs.float16(rows), rtol=1e-6)
@@ -110,7 +110,7 @@ def test_bfloat16_rounds_to_eight_bits():
     np.testing.assert_allclose(there_and_back(BFloat16(), rows), rows, rtol=2**-8)
 
 
-def test_natural_compression_rounds_to_the_powers_around():
+def test_natural_compression_rounds_to_adjacent_powers_of_two():
     rows = numbers(2, 1024)
     blocks = rows.reshape(2, 2, 512).astype("float64")
     largest = np.abs(blocks).max(2, keepdims=True)
@@ -123,7 +123,7 @@ def test_natural_compression_rounds_to_the_powers_around():
     assert 0.2 < np.isclose(sizes, 2 * below, rtol=1e-5).mean() < 0.8
 
 
-def test_natural_compression_is_right_on_average():
+def test_natural_compression_is_unbiased():
     rows = np.tile(numbers(1, 512), (400, 1))
     codec = NaturalCompression()
     decoded = np.concatenate([there_and_back(codec, rows, tf.constant([3, s])) for s in range(10)])
@@ -132,7 +132,7 @@ def test_natural_compression_is_right_on_average():
     assert (np.abs(decoded.mean(0) - rows[0]) < bound + 1e-12).all()
 
 
-def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
+def test_tern_grad_sends_three_values_and_is_unbiased_within_the_clip():
     rows = np.random.default_rng(0).normal(size=(1, 4096)).astype("float32")
     rows[0, 7] = 100.0
     bound = 2.5 * np.sqrt((rows**2).mean())
@@ -145,7 +145,7 @@ def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
     assert error.max() < 5 * 0.5 * bound / np.sqrt(600)
 
 
-def test_one_bit_is_the_formula():
+def test_one_bit_matches_its_formula():
     """Three rows of two tiles each; the sizes of rows and columns differ by orders of magnitude."""
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-4, 2, (3, 2, 8, 1)) * 10.0 ** rng.uniform(-1, 1, (3, 2, 1, 600))
@@ -174,20 +174,20 @@ def test_one_bit_is_the_formula():
         ((64, 1001), 8, 1001),
     ],
 )
-def test_tiles_of_one_bit_are_of_whole_rows(shape, rows, columns):
+def test_tiles_of_one_bit_hold_whole_rows(shape, rows, columns):
     ((codec, places),) = OneBit().parts([shape])
     assert (codec.block, places) == (rows * columns, [0])
     assert columns % shape[-1] == 0
     assert codec.row_bytes(2 * codec.block) == 2 * (rows * 4 + columns + rows * columns // 8)
 
 
-def test_gradients_of_a_shape_share_what_is_compiled():
+def test_gradients_of_one_shape_share_compiled_functions():
     codec = OneBit()
     (one, _), (other, _), (third, _) = codec.parts([(64, 64), (128, 32), (64, 300)])
     assert one is other is codec.parts([(64, 64)])[0][0] is not third
 
 
-def test_top_k_is_the_formula():
+def test_top_k_matches_its_formula():
     rows = numbers(3, 256)
     decoded = there_and_back(TopK(0.1), rows)
     for row, sent in zip(rows, decoded, strict=True):
@@ -197,7 +197,7 @@ def test_top_k_is_the_formula():
         np.testing.assert_array_equal(sent, wanted)
 
 
-def test_random_k_draws_other_places_each_time_and_each_equally_often():
+def test_random_k_draws_new_uniform_indices_each_time():
     codec = RandomK(0.1)
     state, counts = codec.init("kernel", (20, 50)), np.zeros((20, 50))
     for _ in range(300):
@@ -224,7 +224,7 @@ def test_zeros_denormals_and_huge_numbers(codec):
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_what_is_not_finite_stays_so(codec, bad):
+def test_nonfinite_values_stay_nonfinite(codec, bad):
     length = 2 * max(64, codec.block)
     rows = numbers(2, length)
     rows[1, length - 3] = bad
@@ -235,7 +235,7 @@ def test_what_is_not_finite_stays_so(codec, bad):
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_stochastic_rounding_is_right_on_average(bits, norm):
+def test_stochastic_rounding_is_unbiased(bits, norm):
     rows = numbers(1, 64)
     codec = QSGD(bits, bucket_size=64, norm=norm, stochastic=True)
     trials = 4000
@@ -268,7 +268,7 @@ def test_wrong_arguments(make, message):
 
 
 @pytest.mark.parametrize("codec", [*CODECS, compression.PowerSGD(3), RandomK(0.2)], ids=repr)
-def test_a_compressor_is_serialisable(codec):
+def test_compressors_are_serialisable(codec):
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(codec))
     assert repr(again) == repr(codec)
 

@@ -33,7 +33,7 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     [TopK(0.1), OneBit(), pytest.param(PowerSGD(4), marks=pytest.mark.slow)],
     ids=repr,
 )
-def test_what_waits_is_sent_by_other_ranks(compressor, size):
+def test_pending_values_are_sent_by_other_ranks(compressor, size):
     """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""
     before = run_ranks(3, lambda c: steps(c, compressor, 2))
     kept = redistributed([state for _, state in before], size)
@@ -63,7 +63,7 @@ def _waiting(states: list[dict]) -> list[float]:
     return [sums[name] for name in sorted(sums)]
 
 
-def test_momentum_of_what_is_summed_stays_and_of_what_is_gathered_is_shared():
+def test_momentum_of_summed_gradients_is_copied_and_of_gathered_ones_shared():
     compressor = DeepGradientCompression(0.1)
     before = [state for _, state in run_ranks(2, lambda c: steps(c, compressor, 3))]
     kept = redistributed(before, 4)
@@ -78,7 +78,7 @@ def test_momentum_of_what_is_summed_stays_and_of_what_is_gathered_is_shared():
     assert int(kept[3]["step"]) == 3
 
 
-def test_going_on_with_the_same_ranks_changes_nothing():
+def test_resuming_with_the_same_ranks_changes_nothing():
     compressor = TopK(0.1)
     whole = run_ranks(2, lambda c: steps(c, compressor, 2))
     states = [state for _, state in whole]

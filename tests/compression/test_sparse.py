@@ -39,7 +39,7 @@ class Counting(Collective):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("rows", "sparse"), [(4, True), (38, True), (200, False)])
-def test_the_fewer_bytes_are_sent(size, rows, sparse):
+def test_cheaper_representation_is_sent(size, rows, sparse):
     def rank(collective):
         counting = Counting(collective)
         rng = np.random.default_rng(collective.rank)
@@ -65,7 +65,7 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
         assert sent <= most + 64
 
 
-def test_it_works_in_a_graph_where_the_number_of_rows_changes():
+def test_number_of_rows_may_change_in_a_graph():
     from tfdml.collectives.loopback import LoopbackCollective
 
     aggregator = CompressedAggregator(LoopbackCollective(2), QSGD(8))

@@ -69,7 +69,7 @@ def one_by_one(schema: Schema, table: dict, **options) -> framing.Frames:
 
 @given(tables())
 @settings(max_examples=60, deadline=None)
-def test_the_bytes_are_those_of_row_by_row(table):
+def test_columns_encode_to_the_bytes_of_single_rows(table):
     wanted = one_by_one(SCHEMA, table)
     found = columns.encode(SCHEMA, table)
     if found is None:
@@ -114,24 +114,24 @@ def sound() -> dict:
 
 
 @pytest.mark.parametrize("case", UNSOUND)
-def test_unsound_values_are_left_to_row_by_row(case):
+def test_invalid_values_fall_back_to_single_rows(case):
     assert columns.encode(SCHEMA, sound()) is not None
     name, values = UNSOUND[case]
     assert columns.encode(SCHEMA, sound() | {name: values}) is None
 
 
-def test_valuesthat_are_missing_or_too_many_are_left_to_row_by_row():
+def test_missing_or_surplus_values_fall_back_to_single_rows():
     assert columns.encode(SCHEMA, {n: c for n, c in sound().items() if n != "a"}) is None
     assert columns.encode(SCHEMA, sound() | {"z": np.zeros(2)}) is None
 
 
-def test_nan_is_a_value_where_it_is_allowed():
+def test_nan_is_encoded_where_allowed():
     schema, table = Schema(d=Feature("float32")), {"d": np.array([1.0, np.nan, np.inf])}
     wanted = one_by_one(schema, table, allow_nonfinite=True)
     assert columns.encode(schema, table, allow_nonfinite=True).data == wanted.data
 
 
-def test_records_that_are_too_long_are_left_to_row_by_row(monkeypatch):
+def test_too_long_records_fall_back_to_single_rows(monkeypatch):
     schema, table = Schema(x=Feature("float32", (8,))), {"x": np.zeros((3, 8), np.float32)}
     assert columns.encode(schema, table) is not None
     monkeypatch.setattr(framing, "LARGEST_RECORD", 10)
@@ -182,7 +182,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("case", CELLS)
-def test_csv_is_read_alike_both_ways(tmp_path, monkeypatch, case):
+def test_csv_is_read_the_same_by_columns_and_rows(tmp_path, monkeypatch, case):
     data = CELLS[case]
     # Beyond the sampled rows nothing of this changes the schema.
     head = "".join(f"{i},0.5,s\n" for i in range(1000))
@@ -195,7 +195,7 @@ def test_csv_is_read_alike_both_ways(tmp_path, monkeypatch, case):
     assert both[0] == both[1]
 
 
-def test_arrays_and_parquet_are_read_alike_both_ways(tmp_path, monkeypatch):
+def test_arrays_and_parquet_are_read_the_same_by_columns_and_rows(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "a.npz",
@@ -221,7 +221,7 @@ def test_arrays_and_parquet_are_read_alike_both_ways(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.npz", "a.parquet"])
-def test_sound_rows_are_never_read_one_by_one(tmp_path, monkeypatch, name):
+def test_valid_rows_are_never_read_one_by_one(tmp_path, monkeypatch, name):
     (tmp_path / "a.csv").write_text(NUMBERS)
     np.savez(tmp_path / "a.npz", x=np.ones((50, 4), np.float32), y=np.arange(50))
     pq.write_table(pa.table({"x": [1, 2], "s": ["a", "b"]}), tmp_path / "a.parquet")
@@ -291,7 +291,9 @@ def python_rows(case: str) -> list[dict]:
         ("one more", "Record 1100: columns"),
     ],
 )
-def test_python_records_are_written_alike_both_ways(tmp_path, monkeypatch, case, message):
+def test_python_records_are_written_the_same_by_columns_and_rows(
+    tmp_path, monkeypatch, case, message
+):
     written = []
     for by_row in (False, True):
         directory = tmp_path / str(by_row)

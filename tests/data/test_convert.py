@@ -75,7 +75,7 @@ def test_every_row_is_written_once(tmp_path, mode):
 
 
 @pytest.mark.parametrize("key", ["text", None])
-def test_splits_stay_when_the_data_grow(tmp_path, key):
+def test_splits_are_stable_when_data_are_added(tmp_path, key):
     members = []
     for rows in (2000, 3000):
         source = open_source([table(tmp_path / f"{rows}.csv", rows)])
@@ -272,7 +272,7 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_an_input_that_changes_meanwhile_is_noticed(tmp_path):
+def test_input_that_changes_during_conversion_is_detected(tmp_path):
     path = tmp_path / "a.csv"
     source = open_source([table(path, 3000)])
 
@@ -303,7 +303,7 @@ def test_rejects_are_counted_and_written_down(tmp_path):
     assert json.loads(rejects[0])["where"].endswith("a.jsonl, row 10")
 
 
-def test_no_room(tmp_path, monkeypatch):
+def test_full_disk_is_reported(tmp_path, monkeypatch):
     source = open_source([table(tmp_path / "a.csv", 1000)])
     monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage)
     with pytest.raises(ValueError, match="`output` must have room for about"):
@@ -314,7 +314,7 @@ class _Usage:
     free = 10
 
 
-def test_outputs_that_are_refused(tmp_path):
+def test_wrong_outputs_are_refused(tmp_path):
     path = table(tmp_path / "a.csv", 10)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")

@@ -65,7 +65,7 @@ def test_a_crash_and_another_number_of_workers_lose_nothing(used, tmp_path):
     assert "No sample was used twice or lost." in said
 
 
-def test_notes_of_a_worker_that_are_missing_show(used, tmp_path):
+def test_missing_notes_of_a_worker_are_detected(used, tmp_path):
     notes_of(used, "1-of-3").unlink()
     code, said = prove(tmp_path / "set", used)
     assert code == 1
@@ -73,7 +73,7 @@ def test_notes_of_a_worker_that_are_missing_show(used, tmp_path):
     assert "samples never used" in said
 
 
-def test_a_sample_that_is_used_twice_shows(used, tmp_path):
+def test_sample_used_twice_is_detected(used, tmp_path):
     path = notes_of(used, "0-of-1")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     read = [line for line in lines if "ids" in line]
@@ -85,7 +85,7 @@ def test_a_sample_that_is_used_twice_shows(used, tmp_path):
     assert "epoch 1: 1 samples used twice" in said
 
 
-def test_batches_that_were_never_used_show(used, tmp_path):
+def test_unused_batches_are_detected(used, tmp_path):
     path = notes_of(used, "0-of-1")
     lines = [line for line in path.read_text().splitlines() if '"used":[1,24,36]' not in line]
     path.write_text("\n".join(lines))
@@ -94,7 +94,7 @@ def test_batches_that_were_never_used_show(used, tmp_path):
     assert "epoch 1: 12 samples never used" in said
 
 
-def test_an_epoch_that_is_not_at_its_end_is_no_problem(dataset, tmp_path):
+def test_unfinished_epoch_is_accepted(dataset, tmp_path):
     manifest = dataset()
     use(manifest, tmp_path / "notes", 2, None, 0, 4)
     code, said = prove(tmp_path / "set", tmp_path / "notes")
@@ -102,7 +102,7 @@ def test_an_epoch_that_is_not_at_its_end_is_no_problem(dataset, tmp_path):
     assert "epoch 0: 48 samples used, not used to its end" in said
 
 
-def test_notes_of_other_data_or_none(used, dataset, tmp_path):
+def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
     path = notes_of(used, "0-of-1")
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first.replace('"seed":3', '"seed":4'), *rest]))

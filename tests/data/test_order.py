@@ -41,7 +41,7 @@ def orders(draw):
 
 @given(orders(), st.integers(1, 17), st.data())
 @settings(max_examples=150, deadline=None)
-def test_every_record_once_from_any_place_on(order, step, data):
+def test_every_record_comes_once_from_any_position(order, step, data):
     whole = order.ids(0, len(order))
     assert sorted(whole) == list(range(len(order)))
     begin = data.draw(st.integers(0, len(order)))
@@ -93,7 +93,7 @@ def test_global_batches_are_the_same_for_any_number_of_workers(
     st.integers(1, 8),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_span_is_its_batches_one_after_the_other(
+def test_span_equals_its_consecutive_batches(
     order, batch_size, end, processes, resumed, begin, count
 ):
     batches = Batches(batch_size, end)
@@ -164,7 +164,7 @@ def test_a_worker_may_keep_its_shards(workers):
     assert np.mean(parts[False]) > 1 / workers + 0.15
 
 
-def test_shards_that_are_kept_are_mixed_from_all_parts_of_the_files():
+def test_kept_shards_are_mixed_from_all_parts_of_the_files():
     layout = Layout(np.full(640, 10), np.repeat(np.arange(64), 10))
     first, second = (Shuffled(layout, 3, epoch, 1600, 16, True).ids(0, 1600) for epoch in (0, 1))
     for ids in (first, second):
@@ -192,7 +192,7 @@ def test_orders_do_not_change_between_versions():
     assert order.ids(0, 12).tolist() == [2, 1, 6, 7, 8, 0, 10, 11, 3, 5, 4, 9]
 
 
-def test_shuffled_is_mixed():
+def test_shuffled_order_is_well_mixed():
     layout = Layout(np.full(100, 10), np.repeat(np.arange(10), 10))
     ids = Shuffled(layout, 0, 0, 1000, 10).ids(0, 1000)
     correlation = np.corrcoef(ids, np.arange(1000))[0, 1]

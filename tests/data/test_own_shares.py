@@ -14,7 +14,7 @@ from tfdml.strategies.input.local_batch import BatchSplitter
 from tfdml.strategies.input.sharded_input import _visible_batch_size, sharded_batches
 
 SAMPLES, BATCH, RANKS = 100, 12, 2
-OFF = tf.data.ConversionOptions()
+OFF = tf.data.Options()
 OFF.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 
 
@@ -67,7 +67,7 @@ def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
 
 # What users may put behind a pipeline, with the batch size that is seen then, None if none.
 STAGES = {
-    "options": (lambda d: d.with_options(tf.data.ConversionOptions()), BATCH),
+    "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
     "prefetch": (lambda d: d.prefetch(2), BATCH),
     "cache": (lambda d: d.cache(), BATCH),
     "take": (lambda d: d.take(3), BATCH),
@@ -92,44 +92,44 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stages_show_the_batch_size_that_they_show_of_plain_batches(pipelines, plain, stage):
+def test_stages_report_the_batch_size_of_plain_batches(pipelines, plain, stage):
     change, size = STAGES[stage]
     for datasets in (plain, pipelines):
         assert _visible_batch_size(change(datasets[0])) == size
 
 
 @pytest.mark.parametrize("stage", ["prefetch", "several", "batch"])
-def test_the_rows_of_each_step_are_those_of_plain_batches(pipelines, plain, stage):
+def test_rows_of_each_step_equal_plain_batches(pipelines, plain, stage):
     change, _ = STAGES[stage]
     (found, _), (wanted, _) = (steps_of([change(d) for d in data]) for data in (pipelines, plain))
     assert found == wanted
     assert len(found[0]) == len(found[1]) > 2
 
 
-def test_a_pipeline_itself_says_its_steps_too(pipelines, plain):
+def test_pipeline_reports_its_steps(pipelines, plain):
     assert steps_of(pipelines) == steps_of(plain)
     assert steps_of(pipelines)[1] == [pipelines[0].steps_per_epoch] * RANKS
 
 
-def test_batches_whose_size_cannot_be_seen_are_refused(pipelines):
+def test_batches_of_unknown_size_are_refused(pipelines):
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
         steps_of([pipeline.map(lambda x: x) for pipeline in pipelines])
 
 
-def test_whole_batches_are_no_own_parts(directory):
+def test_whole_batches_are_not_treated_as_own_shares(directory):
     whole = read(directory, 0, 1).with_options(OFF)
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
         steps_of([whole, whole])
 
 
-def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipelines, plain):
+def test_iterating_by_hand_yields_own_rows_in_global_batch_sizes(pipelines, plain):
     for pipeline, groups in zip(pipelines, plain, strict=True):
         rows = [group.numpy().tolist() for group in groups]
         assert [group.numpy().tolist() for group in pipeline] == rows
         assert [len(group) for group in rows[:-1]] == [BATCH] * (len(rows) - 1)
 
 
-def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pipelines):
+def test_resumed_pass_with_a_rank_without_rows_in_the_last_batch(directory, pipelines):
     state = {**pipelines[0].state_at(0, 0), "sample": SAMPLES - 1 - 2 * BATCH}
     resumed = [read(directory, rank, reshuffle=False, state=state) for rank in range(RANKS)]
     (first, second), _ = steps_of(resumed)
@@ -139,7 +139,7 @@ def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pip
     assert len(set(used)) == len(used) == 2 * BATCH + 1
 
 
-def test_shares_are_those_that_were_read_and_never_grouped(pipelines):
+def test_shares_are_the_rows_read_without_regrouping(pipelines):
     """The protocol: what strategies ask for is what was read, with the length of an epoch."""
     for rank, pipeline in enumerate(pipelines):
         assert isinstance(pipeline, OwnShareDataset)

@@ -34,7 +34,7 @@ def test_passes_are_epochs(dataset, compressed):
     assert len(pipeline) == pipeline.steps_per_epoch == 7
 
 
-def test_a_pass_that_is_given_up_is_no_epoch(dataset):
+def test_abandoned_pass_does_not_count_as_epoch(dataset):
     pipeline = only_ids(dataset())
     peek = next(iter(pipeline)).numpy().tolist()
     assert ids(pipeline)[0] == peek
@@ -54,13 +54,13 @@ def test_resume_at_any_batch(dataset, step):
 
 
 @pytest.mark.parametrize("option", [{"window": 7}, {"shuffle": False}, {"reshuffle": False}])
-def test_a_state_of_another_order_is_refused(dataset, option):
+def test_state_of_another_order_is_refused(dataset, option):
     manifest = dataset()
     with pytest.raises(ValueError, match="`state` must be of a pipeline with the same data"):
         only_ids(manifest, state=only_ids(manifest, **option).state())
 
 
-def test_fit_counts_what_is_used(dataset):
+def test_fit_counts_only_used_batches(dataset):
     pipeline = read_tfrecords(dataset().directory, 16, features=["x"], label="y")
     seen = []
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
@@ -74,7 +74,7 @@ def test_fit_counts_what_is_used(dataset):
     assert (pipeline.state()["epoch"], pipeline.state()["sample"]) == (2, 0)
 
 
-def test_without_a_callback_fit_goes_from_epoch_to_epoch(dataset):
+def test_fit_without_callback_advances_by_epochs(dataset):
     manifest = dataset()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -83,7 +83,7 @@ def test_without_a_callback_fit_goes_from_epoch_to_epoch(dataset):
     assert pipeline.state()["epoch"] == 3
 
 
-def test_ends(dataset):
+def test_last_partial_batches(dataset):
     manifest = dataset()
     assert [len(b) for b in ids(only_ids(manifest, end="drop"))] == [16] * 6
     padded = list(only_ids(manifest, end="pad"))
@@ -148,7 +148,7 @@ def test_a_damaged_record_is_named(dataset):
     assert f"{path}, record 11, offset {offset}" in str(raised.value)
 
 
-def test_skip_loses_exactly_the_damaged_record(dataset):
+def test_skip_drops_exactly_the_damaged_record(dataset):
     manifest = dataset()
     sound = ids(only_ids(manifest))
     damage(manifest, 11)
@@ -163,7 +163,7 @@ def test_skip_loses_exactly_the_damaged_record(dataset):
     assert len(pipeline.skipped) == 1
 
 
-def test_a_shard_that_was_cut_is_noticed_at_once(dataset):
+def test_truncated_shard_is_detected_at_once(dataset):
     manifest = dataset()
     path = manifest.path_of(manifest.splits["train"][1])
     os.truncate(path, os.path.getsize(path) // 2)
@@ -171,7 +171,7 @@ def test_a_shard_that_was_cut_is_noticed_at_once(dataset):
         only_ids(manifest)
 
 
-def test_augmentation_follows_from_the_sample(dataset):
+def test_augmentation_depends_on_the_sample_only(dataset):
     manifest = dataset()
 
     def noisy(x, y, seeds):
@@ -204,7 +204,7 @@ def test_a_keras_layer_transforms_whole_batches(dataset):
         np.testing.assert_array_equal(y, w)
 
 
-def test_batches_of_similar_length_go_on_from_any_place(dataset):
+def test_length_buckets_resume_at_any_position(dataset):
     options = {"features": ["id", "text"], "seed": 2, "bucket_by_length": True}
     whole = read_tfrecords(dataset().directory, 10, **options)
     epochs = [[batch["id"].numpy().tolist() for batch in whole] for _ in range(2)]
@@ -219,9 +219,7 @@ def test_batches_of_similar_length_go_on_from_any_place(dataset):
 
 
 @pytest.mark.parametrize("records_at_once", [1, 64, 1 << 20])
-def test_batches_do_not_depend_on_how_many_are_fetched_at_once(
-    dataset, monkeypatch, records_at_once
-):
+def test_batches_do_not_depend_on_the_fetch_size(dataset, monkeypatch, records_at_once):
     manifest = dataset()
     wanted = ids(only_ids(manifest))
     monkeypatch.setattr("tfdml.data.read.fetching.SPAN_RECORDS", records_at_once)
@@ -249,7 +247,7 @@ def test_the_first_batch_is_fetched_alone(dataset, monkeypatch):
     assert sizes == [16, 32, 52]
 
 
-def test_a_state_is_small_however_much_is_read(tmp_path):
+def test_state_stays_small(tmp_path):
     """A thousand shards and a place in the middle of the ten-thousandth epoch."""
     rows = ({"id": i} for i in range(2000))
     write_tfrecords(rows, str(tmp_path), shards=1000)

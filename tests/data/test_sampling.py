@@ -32,7 +32,7 @@ def groups(sizes: list[int], seed: int | None) -> list[LayoutGroup]:
     st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_every_epoch_has_its_parts_and_goes_on_where_the_last_one_was(parts, length, seed, data):
+def test_epochs_have_their_parts_and_continue_the_previous_one(parts, length, seed, data):
     sizes, weights = zip(*parts, strict=True)
     ratios = np.array(weights) / sum(weights)
     made = groups(list(sizes), seed)
@@ -60,7 +60,7 @@ def test_parts_are_exact_in_every_cycle():
     assert 20 < (ids[:100] < 50).sum() < 40
 
 
-def test_a_cycle_goes_on_where_the_last_one_was():
+def test_cycle_continues_the_previous_one():
     """As many places as records: each is drawn once, whatever cycle it falls in."""
     sizes = [8000, 17_000]
     ids = Mixed(groups(sizes, 1), [0.32, 0.68], sum(sizes), 1, 0).ids(0, sum(sizes))
@@ -149,7 +149,7 @@ def test_classes_are_balanced(classes, feature):
     assert sorted(times) == [4, 5, 5]
 
 
-def test_all_of_a_large_class_come_before_any_comes_again(classes):
+def test_large_class_is_exhausted_before_any_repeats(classes):
     pipeline = read_tfrecords(classes, 6, features=["id"], balance="name", epoch_records=45)
     large = [i for _ in range(2) for i in ids(pipeline) if CLASSES[i] == "a"]
     assert sorted(large) == list(range(30))
@@ -162,7 +162,7 @@ def test_classes_by_ratio(classes):
     }  # fmt: skip
 
 
-def test_a_record_that_comes_again_is_augmented_anew(classes):
+def test_repeated_record_gets_a_new_augmentation(classes):
     def noisy(x, seeds):
         noise = tf.map_fn(
             lambda seed: tf.random.stateless_uniform([], seed), seeds, fn_output_signature="float32"

@@ -104,7 +104,7 @@ def test_pipeline_damage_and_repair(store):
     assert verify(store).records == ROWS - 1
 
 
-def test_a_conversion_that_was_ended_goes_on(store, tmp_path, monkeypatch):
+def test_interrupted_conversion_resumes(store, tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text(FILES["a.csv"])
     source = open_source([str(tmp_path / "a.csv")])
     with monkeypatch.context() as patched:
@@ -135,7 +135,7 @@ def _interrupt(*_):
         ("nowhere://host/a.csv", None, "Install the fsspec plug-in of nowhere://"),
     ],
 )
-def test_a_plug_in_that_is_missing_is_named(monkeypatch, path, package, plug_in):
+def test_missing_plugin_is_named(monkeypatch, path, package, plug_in):
     if package:
         # Also on a machine that has it.
         monkeypatch.setitem(sys.modules, package, None)
@@ -146,7 +146,7 @@ def test_a_plug_in_that_is_missing_is_named(monkeypatch, path, package, plug_in)
         assert path.rsplit("/", 1)[0] in str(raised.value)
 
 
-def test_a_local_cache_spares_a_store(store, tmp_path):
+def test_local_cache_avoids_reads_from_the_store(store, tmp_path):
     rows = ({"id": i, "x": np.full(500, i, np.float32)} for i in range(600))
     manifest = write_tfrecords(rows, store, shards=3)
     options = {"features": ["id"], "seed": 1, "cache": str(tmp_path / "copies")}
@@ -188,7 +188,7 @@ def test_memory_cache_reads_each_block_once(tmp_path):
     assert counts[None] > 1.5 * blocks
 
 
-def test_a_full_disk_ends_the_keeping_but_not_the_reading(dataset, tmp_path):
+def test_full_disk_stops_caching_but_not_reading(dataset, tmp_path):
     (tmp_path / "copies").mkdir()
     manifest = dataset(shards=2)
     # A file where a directory must be made.

@@ -21,7 +21,7 @@ def small(tmp_path):
     return tmp_path / "set" / "data-train-00000-of-00001.tfrecord"
 
 
-def test_a_cut_at_every_byte_is_noticed(small):
+def test_truncation_at_every_byte_is_detected(small):
     data = small.read_bytes()
     assert verify(str(small.parent)).sound
     for length in range(len(data)):
@@ -29,7 +29,7 @@ def test_a_cut_at_every_byte_is_noticed(small):
         assert not verify(str(small.parent)).sound, length
 
 
-def test_a_flip_of_every_byte_is_noticed_and_costs_one_record(small):
+def test_flip_of_every_byte_is_detected_and_costs_one_record(small):
     data = small.read_bytes()
     for i in range(len(data)):
         small.write_bytes(data[:i] + bytes([data[i] ^ 4]) + data[i + 1 :])
@@ -56,7 +56,7 @@ def test_repair_drops_single_records(tmp_path, compressed):
 
 
 @pytest.mark.parametrize("damage", ["missing", "shortened", "other"])
-def test_an_index_is_checked_and_made_anew(small, damage):
+def test_index_is_checked_and_rebuilt(small, damage):
     index = small.with_name(small.name + ".index")
     if damage == "missing":
         index.unlink()
@@ -68,13 +68,13 @@ def test_an_index_is_checked_and_made_anew(small, damage):
     assert verify(str(small.parent)).sound
 
 
-def test_a_missing_shard_is_noticed(small):
+def test_missing_shard_is_detected(small):
     small.unlink()
     (problem,) = verify(str(small.parent)).problems
     assert "is missing, with its 6 records" in str(problem)
 
 
-def test_a_shard_of_another_data_set_is_noticed(small, tmp_path):
+def test_shard_of_another_data_set_is_detected(small, tmp_path):
     rows = ({"a": i + 1, "b": "x" * i} for i in range(6))
     write_tfrecords(rows, str(tmp_path / "other"), shards=1)
     shutil.copy(tmp_path / "other" / small.name, small)
@@ -166,7 +166,7 @@ def test_each_check_is_needed(small, damage):
     assert NEEDED[damage] in str(problem)
 
 
-def test_a_cut_between_records_is_noticed_without_an_index(small):
+def test_truncation_between_records_is_detected_without_an_index(small):
     lengths = index.read(str(small)).lengths
     small.write_bytes(small.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     small.with_name(small.name + index.SUFFIX).unlink()

@@ -60,7 +60,7 @@ def test_commands_exist(page):
         assert mistake(words) is None, f"{name(page)}: tfdml {' '.join(words)}: {mistake(words)}"
 
 
-def test_there_are_commands():
+def test_pages_contain_commands():
     assert sum(1 for page in PAGES for _ in pages.tfdml_commands(page)) > 30
 
 
@@ -74,7 +74,7 @@ def test_there_are_commands():
         (["records", "repair", "out"], "no command repair"),
     ],
 )
-def test_a_mistake_is_seen(words, said):
+def test_wrong_commands_are_detected(words, said):
     assert mistake(words) == said
 
 

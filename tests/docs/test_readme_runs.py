@@ -61,12 +61,12 @@ def accuracies(directory: Path) -> list[float]:
         return [float(row["val_accuracy"]) for row in csv.DictReader(file)]
 
 
-def test_each_command_is_run_or_said_why_not():
+def test_each_command_is_run_or_has_a_reason():
     told = [line for block in pages.blocks(README) for line in pages.command_lines(block)]
     assert sorted(told) == sorted([*WORKERS, *HOROVOD, *ELSEWHERE])
 
 
-def test_what_runs_elsewhere_has_a_test_there():
+def test_commands_run_elsewhere_have_a_test_there():
     for reason in ELSEWHERE.values():
         for file in re.findall(r"tests/[\w/]+(?:\.py)?", reason):
             assert (ROOT / file).exists(), file

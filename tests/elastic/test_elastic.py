@@ -180,7 +180,7 @@ def test_a_host_on_standby_takes_over(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_ranks_are_lost_once_too_often(tmp_path):
+def test_too_many_losses_end_the_job(tmp_path):
     ended = start(tmp_path, [A, B, C], "2:5:kill", "1:9:kill", options=("--reset-limit", "1"))
     assert not ended.ok
     assert not ended.timed_out
@@ -233,7 +233,7 @@ def test_a_rank_is_lost_during_the_last_save(tmp_path, whole, lost):
 
 
 @pytest.mark.slow
-def test_the_disk_is_ahead_of_the_memory(tmp_path, whole):
+def test_checkpoint_newer_than_the_last_commit(tmp_path, whole):
     """Steps up to 9 are on the disk, step 6 is the last commit: three are not saved again."""
     (result,) = run(tmp_path, [A, B], "disk often", "1:before10:kill")
     same(result, whole)
@@ -312,7 +312,7 @@ def test_wrong_models():
         tfdml.elastic.KerasState(keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]))
 
 
-def test_errors_of_the_program_are_left_as_they_are():
+def test_errors_of_the_program_are_not_caught():
     lost = tf.errors.UnknownError(None, None, "Horovod has been shut down.")
     assert comes_of_a_lost_rank(lost)
     assert not comes_of_a_lost_rank(tf.errors.UnknownError(None, None, "ValueError: mine"))

@@ -50,7 +50,7 @@ def test_every_rank_runs_the_case(pool):
     assert pool.run(_who) == [(0, 2), (1, 2)]
 
 
-def test_ranks_that_all_raise_are_kept(pool):
+def test_ranks_are_reused_if_all_raise(pool):
     pool.run(_who)
     pids = list(pool.pids)
     with pytest.raises(RankFailure, match="said by every rank") as failure:

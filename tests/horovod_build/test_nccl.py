@@ -63,7 +63,7 @@ def test_wheels_are_found_and_change_the_key_of_the_cache(site):
     assert found.facts() == {"cuda": "13.5.37", "nccl": "2.32.3 (wheel)"}
 
 
-def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_path):
+def test_build_gets_links_with_the_names_linkers_expect(site, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     variables = cuda.find({"PATH": ""}, site).variables(scratch, "/bin")
@@ -89,7 +89,7 @@ def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_
     assert (Path(rpath) / "libnccl.so.2").exists()
 
 
-def test_what_the_user_names_comes_first_and_is_used_as_it_is(site, tmp_path):
+def test_paths_named_by_the_user_come_first_unchanged(site, tmp_path):
     chosen = toolkit(tmp_path / "chosen", "12.5.82", "lib/x86_64-linux-gnu")
     (chosen / "include/nccl.h").write_text(HEADER.replace("32", "22"))
     (chosen / "lib").mkdir(exist_ok=True)
@@ -134,7 +134,7 @@ def test_a_missing_part_is_named_with_its_wheel(site, name, wheel):
     assert 'pip install "nvidia-cuda-nvcc==13.*" "nvidia-cuda-cccl==13.*"' in message
 
 
-def test_what_the_user_has_chosen_is_not_replaced(site, tmp_path):
+def test_choices_of_the_user_are_not_replaced(site, tmp_path):
     """The wheels are there, and would do."""
     with pytest.raises(BuildError, match="HOROVOD_CUDA_HOME: .*chosen without bin/nvcc"):
         cuda.find({"PATH": "", "HOROVOD_CUDA_HOME": str(tmp_path / "chosen")}, site)
@@ -142,7 +142,7 @@ def test_what_the_user_has_chosen_is_not_replaced(site, tmp_path):
         cuda.find({"PATH": "", "HOROVOD_NCCL_HOME": str(tmp_path / "chosen")}, site)
 
 
-def test_no_library_of_nccl(site):
+def test_no_nccl_library(site):
     (site / "nvidia/nccl/lib/libnccl.so.2").unlink()
     with pytest.raises(BuildError, match="HOROVOD_NCCL_HOME to its folder"):
         cuda.find({"PATH": "", "HOROVOD_NCCL_HOME": str(site / "nvidia/nccl")}, site)

@@ -31,7 +31,7 @@ FILES = {
 }
 
 
-def test_what_is_changed(tmp_path):
+def test_patched_parts_of_the_source(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "xla_mpi_ops" not in (root / LISTING).read_text()
     assert (root / CONTEXTS).read_text() == "before\nvoid GlooContext::Finalize() {\nafter\n"
@@ -47,7 +47,7 @@ def test_a_library_for_gpus_can_be_loaded(tmp_path):
     assert 'INSTALL_RPATH "$ENV{TFDML_HOROVOD_RPATH}"' in (root / LISTING).read_text()
 
 
-def test_what_receives_says_so_before_it_sends(tmp_path):
+def test_receives_are_posted_before_sends(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     to_all = (root / ALL_TO_ALL).read_text()
     # All of the loop that receives, then all of the other: two ranks have one connection.
@@ -58,7 +58,7 @@ def test_what_receives_says_so_before_it_sends(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_rank_waits_for_what_is_queued(tmp_path):
+def test_rank_waits_for_queued_tensors(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "tensor_queue.WaitForTensors(" in (root / LOOP).read_text()
     assert (root / QUEUE_HEADER).read_text().count("arrived_") == 2

@@ -26,7 +26,7 @@ def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
     ("rank", "size"),
     [(1, 2), (4, 3), (6, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 3), (4, 1)))],
 )
-def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_bit(rank, size):
+def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
     codec, rng = PowerSGD(rank), np.random.default_rng(rank)
     library = NativeRounds(native.load(), codec, size)
     begin, (between,), end = compiled_stages(codec, size)
@@ -59,7 +59,7 @@ def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_told(bad):
+def test_nonfinite_values_are_reported(bad):
     gradient = np.ones((64, 64), "f4")
     for value in (1.0, bad):
         gradient[-1, -1] = value
@@ -77,7 +77,7 @@ def summed(gradients, codec=None):
     )  # fmt: skip
 
 
-def test_a_sum_uses_them_where_they_are(monkeypatch):
+def test_exchange_uses_compiled_operations_if_built(monkeypatch):
     class Own(PowerSGD):
         """A user's, of whose steps the operations know nothing."""
 
@@ -87,7 +87,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
     assert operations(PowerSGD()) is None
 
 
-def test_in_a_graph_shapes_are_known():
+def test_static_shapes_are_known_in_a_graph():
     known = []
 
     @tf.function
@@ -131,7 +131,7 @@ def product_residual(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("operation", [encoded, left_values, product_residual])
-def test_memory_is_taken_over_only_where_nobody_else_needs_it(operation):
+def test_buffers_are_forwarded_only_if_unused_elsewhere(operation):
     rng = np.random.default_rng(0)
     start, residual = (tf.constant(rng.normal(size=(128, 64)).astype("f4")) for _ in range(2))
     expected, doubled = operation(2 * start, residual), (2 * start).numpy()
@@ -157,7 +157,7 @@ def test_memory_is_taken_over_only_where_nobody_else_needs_it(operation):
     np.testing.assert_array_equal(variable, doubled)
 
 
-def test_what_would_read_beyond_the_end_is_refused():
+def test_out_of_bounds_reads_are_refused():
     library, matrix, start = native.load(), tf.zeros([8, 6]), tf.zeros([6, 2])
     side, alike = "Thin matrices must have the gradients' sides", "`residuals` must be like"
     with pytest.raises(tf.errors.InvalidArgumentError, match=side):

@@ -67,7 +67,7 @@ def decaying(optimizer, model) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["argument", "method", "variables", "nothing"])
-def test_patterns_of_ones_own_and_keras_method(how):
+def test_user_patterns_and_keras_method(how):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [layers.Input((3,)), layers.Dense(2, name="a"), layers.Dense(2, name="b")]

@@ -46,7 +46,7 @@ def assert_all_close(found, wanted, **tolerance):
     ],
     ids=["lamb", "lars", "corrected"],
 )  # fmt: skip
-def test_the_configuration_is_whole(optimizer):
+def test_configuration_round_trips(optimizer):
     saved = keras.saving.serialize_keras_object(optimizer)
     again = keras.saving.deserialize_keras_object(saved)
     assert again.get_config() == optimizer.get_config()
@@ -56,7 +56,7 @@ def test_the_configuration_is_whole(optimizer):
 
 
 @BOTH
-def test_a_saved_model_goes_on_where_it_was(make, tmp_path):
+def test_saved_model_resumes_training(make, tmp_path):
     model = compiled(make(learning_rate=LinearWarmup(0.05, 6), use_ema=True))
     fitted(model, 1)
     model.save(tmp_path / "model.keras")
@@ -108,7 +108,7 @@ def test_clipping_is_before_the_update(make, option, clip):
 
 
 @BOTH
-def test_an_embedding_learns_as_a_matrix_does(make):
+def test_embedding_trains_like_a_dense_matrix(make):
     """The same model with dense gradients: one-hot rows times the table."""
     x = np.random.default_rng(0).integers(0, 7, (32, 5))
     y = (x.sum(1) % 3).astype("int64")
@@ -128,7 +128,7 @@ def test_an_embedding_learns_as_a_matrix_does(make):
 
 
 @BOTH
-def test_accumulated_gradients_are_one_batch(make):
+def test_accumulated_gradients_equal_one_batch(make):
     x, y = data(32)
     models = [compiled(make()), compiled(make(gradient_accumulation_steps=4))]
     for model, rows in zip(models, (32, 8), strict=True):
@@ -169,7 +169,7 @@ def test_mixed_precision_skips_an_overflow_and_learns(make):
 
 
 @BOTH
-def test_the_rate_can_be_set(make):
+def test_learning_rate_can_be_set(make):
     variable = keras.Variable([1.0, 2.0], name="kernel")
     optimizer = make(learning_rate=0.5)
     optimizer.learning_rate = 0.0
@@ -177,7 +177,7 @@ def test_the_rate_can_be_set(make):
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
-def test_trust_ratios_are_kept_for_those_who_ask():
+def test_trust_ratios_are_recorded_on_request():
     variables = [keras.Variable([3.0, 4.0], name=n) for n in ("a_kernel", "a_bias", "b_kernel")]
     optimizer = LARS(0.1, trust_coefficient=0.01)
     optimizer.build(variables)

@@ -25,7 +25,7 @@ def _compare(ranks, kind, name, options):
     ],
     **IDS,
 )
-def test_two_replicas_are_one(ranks, kind, name, options):
+def test_two_replicas_equal_one(ranks, kind, name, options):
     _compare(ranks, kind, name, options)
 
 

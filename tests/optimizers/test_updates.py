@@ -90,7 +90,7 @@ RATES = [0.125, 0.125, 0.75, 0.03125]
     ids=lambda options: "+".join(options),
 )
 @pytest.mark.parametrize("adapt_all", [False, True])
-def test_lamb_is_the_formula(options, adapt_all):
+def test_lamb_matches_its_formula(options, adapt_all):
     weights, gradients, names = random_case(1)
     excluded = [n in ("gamma", "bias") for n in names]
     more = {"exclude_from_layer_adaptation": []} if adapt_all else {}
@@ -103,7 +103,7 @@ def test_lamb_is_the_formula(options, adapt_all):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lamb_corrects_in_narrow_dtypes_what_it_has_rounded(dtype):
+def test_lamb_bias_correction_uses_the_rounded_beta(dtype):
     """0.9999 is 1 in bfloat16, and 1 - 0.9999 has lost three digits in float32."""
     rng = np.random.default_rng(0)
     w, g = [rng.normal(size=50)], [[rng.normal(size=50)] for _ in range(3)]
@@ -116,7 +116,7 @@ def test_lamb_corrects_in_narrow_dtypes_what_it_has_rounded(dtype):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("denominator", ["joint", "separate"])
 @pytest.mark.parametrize("rule", ["classic", "popular", "corrected"])
-def test_lars_is_the_formula_at_a_changing_rate(rule, denominator, nesterov):
+def test_lars_matches_its_formula_at_a_changing_rate(rule, denominator, nesterov):
     weights, gradients, names = random_case(2)
     options = {
         "weight_decay": 0.1,
@@ -158,7 +158,7 @@ def test_momentum_correction_is_the_ratio_of_the_rates():
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
-def test_lars_without_adaptation_is_sgd():
+def test_lars_without_adaptation_equals_sgd():
     weights, gradients, names = random_case(3)
     found = steps(
         LARS(0.1, 0.75, exclude_from_layer_adaptation=[""]), weights, gradients, names, rates=RATES
@@ -209,7 +209,7 @@ class Table(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_lamb_is_optax(optax, seed, clip):
+def test_lamb_equals_optax(optax, seed, clip):
     weights, gradients, names = random_case(10 + seed)
     mask = [n not in ("gamma", "bias") for n in names]
     chain = [optax.clip_by_global_norm(clip)] if clip else []
@@ -224,7 +224,7 @@ def test_lamb_is_optax(optax, seed, clip):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_is_optax(optax, seed, nesterov):
+def test_lars_equals_optax(optax, seed, nesterov):
     weights, gradients, names = random_case(20 + seed)
     mask = [n not in ("gamma", "bias") for n in names]
     lars = optax.lars(
@@ -260,7 +260,7 @@ def test_norms_of_zero_give_a_ratio_of_one(make):
 
 @pytest.mark.parametrize("make", BOTH, ids=IDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_hidden(make, bad):
+def test_nonfinite_values_are_not_hidden(make, bad):
     for step in ([[bad, 1.0]], [[bad, bad]]):
         (found,) = steps(make(), [[1, 2]], [step], ["kernel"])
         assert not np.isfinite(found).all()
@@ -284,7 +284,7 @@ def test_narrow_dtypes_have_wide_norms(make, dtype, rtol):
 
 @pytest.mark.parametrize("make", BOTH[:2], ids=IDS[:2])
 @pytest.mark.parametrize("jit", [False, True])
-def test_compiled_it_is_the_same(make, jit):
+def test_compiled_update_equals_eager(make, jit):
     weights, gradients, names = random_case(5)
     eager = steps(make(), weights, gradients, names)
     optimizer = make()
@@ -304,7 +304,7 @@ def test_compiled_it_is_the_same(make, jit):
 
 
 @pytest.mark.parametrize("make", BOTH, ids=IDS)
-def test_parts_of_a_variable_are_one_variable(make):
+def test_parts_of_a_variable_share_one_norm(make):
     rng = np.random.default_rng(0)
     weights, gradients = [rng.normal(size=(6, 4))], [[rng.normal(size=(6, 4))] for _ in "123"]
     (whole,) = steps(make(), weights, gradients, ["kernel"])

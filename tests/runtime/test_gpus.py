@@ -48,7 +48,7 @@ def process() -> Iterator[RankPool]:
         (5, 2, [[0, 1], [2, 3]]),
     ],
 )
-def test_the_share_of_a_process(gpus, local_size, shares):
+def test_share_of_gpus_of_a_process(gpus, local_size, shares):
     assert [share_of(gpus, place(i, local_size)) for i in range(local_size)] == shares
 
 
@@ -73,7 +73,7 @@ def test_fewer_gpus_than_processes():
         ((4, ["CPU:0"], ALONE), (["CPU:0"], "", False)),
     ],
 )
-def test_what_a_process_takes(process, arguments, result):
+def test_gpus_taken_by_a_process(process, arguments, result):
     (found,) = process.run(cases.taken, *arguments)
     assert found == result
 
@@ -83,7 +83,7 @@ def test_a_process_without_a_gpu_is_refused(process):
     assert "2 GPUs for 3 processes" in said
 
 
-def test_a_second_strategy_takes_what_the_first_left(process):
+def test_second_strategy_takes_the_remaining_gpus(process):
     (found,) = process.run(cases.taken_twice, None, None)
     assert found == (["GPU:0", "GPU:1"], "2,3", True)
     (found,) = process.run(cases.taken_twice, ["GPU:0", "GPU:1"], ["GPU:1"])
@@ -93,14 +93,14 @@ def test_a_second_strategy_takes_what_the_first_left(process):
     assert "Name all GPUs of the process in its first strategy" in said
 
 
-def test_what_the_program_has_chosen_stays(process):
+def test_choice_of_the_program_is_kept(process):
     (found,) = process.run(cases.taken_after, "visible")
     assert found == (["GPU:0", "GPU:1"], "2,3", True)
     (found,) = process.run(cases.taken_after, "split")
     assert found == ([f"GPU:{i}" for i in range(5)], "0,1,2,3", False)
 
 
-def test_once_tensorflow_has_begun_nothing_is_changed(process):
+def test_nothing_is_changed_after_tensorflow_has_started(process):
     (devices,) = process.run(cases.taken_too_late)
     assert devices == ["GPU:1"]
 
@@ -130,7 +130,7 @@ def test_servers_of_parameters_have_no_gpu_and_workers_one():
     assert (options.visible_device_list, options.allow_growth) == ("2", True)
 
 
-def test_tfdml_launch_tells_workers_their_place_on_the_host():
+def test_tfdml_launch_passes_the_local_rank():
     assert on_this_host({}) == Topology()
     found = on_this_host(local_variables(1, 4))
     assert (found.local_rank, found.local_size) == (1, 4)

@@ -34,7 +34,7 @@ def test_a_rank_that_never_comes_is_named(rank):
     assert f"Received on rank {rank}: no answer from rank {1 - rank}" in ended.output
 
 
-def test_a_port_that_is_taken_is_named():
+def test_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = start(0, [port, *free_ports(1)])
@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_named():
     assert f"Received on rank 0: 127.0.0.1:{port}, Address already in use" in ended.output
 
 
-def test_a_server_that_waits_for_ever_is_ended():
+def test_server_that_waits_forever_is_ended():
     """Somebody listens for the other rank, but it is no worker of TensorFlow."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = start(0, [*free_ports(1), other.getsockname()[1]])

@@ -75,7 +75,7 @@ def test_all_modules_are_found():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_says_what_it_does_and_how_it_is_started(monkeypatch, program):
+def test_help_has_a_description_and_a_command(monkeypatch, program):
     page = " ".join(help_of(monkeypatch, program).replace("`", "").split())
     sentence = ast.get_docstring(of_source(program)).split("\n\n")[0]
     assert " ".join(sentence.replace("`", "").split()) in page
@@ -87,7 +87,7 @@ def test_help_says_what_it_does_and_how_it_is_started(monkeypatch, program):
 
 
 @pytest.mark.parametrize("module", LIBRARIES)
-def test_a_library_has_no_program(module):
+def test_libraries_have_no_command_line(module):
     """`--help` of it is no error, and has nothing to say."""
     importlib.import_module(module)
     ended = runpy.run_module(module, run_name="__main__")
@@ -105,7 +105,7 @@ def commands() -> dict[tuple[str, ...], str]:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_a_command_in_a_text_is_one(monkeypatch, words):
+def test_commands_in_texts_exist(monkeypatch, words):
     program, *rest = words
     if program == "tools.bench.NAME":
         return
@@ -116,7 +116,7 @@ def test_a_command_in_a_text_is_one(monkeypatch, words):
         assert re.search(rf"{option}\b", page), option
 
 
-def test_no_text_names_a_file_that_was_a_benchmark():
+def test_no_text_names_a_removed_benchmark():
     stale = re.compile(r"tools/(?:bench_\w+|overlap)\.py|from bench_")
     for name in tracked_files():
         if name.endswith((".md", ".py", ".toml", ".yml", ".in", ".json")):
@@ -156,13 +156,13 @@ def test_ranks_share_the_cores_and_one_reports(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
 
-def test_workers_end_with_the_one_that_reports(tmp_path):
+def test_workers_end_after_the_report(tmp_path):
     told = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="told")
     assert told["MORE"] == "told"
     assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
 
 
-def test_what_a_job_has_started_ends_with_it(tmp_path):
+def test_descendants_of_a_job_end_with_it(tmp_path):
     """Ranks outlive a launcher that is killed."""
     file = tmp_path / "pid"
     program = (
@@ -197,7 +197,7 @@ def test_a_job_without_a_result_is_an_error_that_shows_its_output():
         harness.finish([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout=0.5)
 
 
-def test_the_conditions_name_what_is_installed():
+def test_conditions_name_installed_versions():
     found = harness.conditions(("typer", "no-such-package"))
     assert found.startswith(f"typer {version('typer')}, Python {platform.python_version()}; ")
     assert f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; " in found

@@ -22,7 +22,7 @@ def run(tool: str, *arguments: str, root: Path = ROOT, timeout: float = 60, **va
     )
 
 
-def test_help_sets_nothing_up(tmp_path):
+def test_help_has_no_side_effects(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     done = run("test", "--help", root=checkout)
     assert done.returncode == 0
@@ -35,7 +35,7 @@ def test_help_sets_nothing_up(tmp_path):
     ("arguments", "received"),
     [(["--everything"], "--everything"), (["--environment"], "none"), (["x"], "x")],
 )
-def test_an_argument_that_bootstrap_does_not_know(arguments, received):
+def test_bootstrap_rejects_unknown_arguments(arguments, received):
     done = run("bootstrap", *arguments)
     assert done.returncode == 1
     assert "must " in done.stderr
@@ -51,7 +51,7 @@ def test_an_argument_that_bootstrap_does_not_know(arguments, received):
         (["--tensorflow", "newest", "--all"], "newest"),
     ],
 )
-def test_a_version_that_is_none(arguments, received):
+def test_malformed_version_is_rejected(arguments, received):
     done = run("bootstrap", *arguments)
     assert done.returncode == 1
     said = f"{arguments[0]} must have a minor version, such as 3.14 or 2.20. Received: {received}"
@@ -64,7 +64,7 @@ def test_no_python_for_versions():
     assert "must have a supported Python. Received: /nowhere/python3 does not run." in done.stderr
 
 
-def test_the_suites_of_versions_are_there():
+def test_version_suites_exist():
     text = (ROOT / "tools" / "test").read_text(encoding="utf-8")
     suites = re.search(r"SUITES=\((.*?)\)", text, re.DOTALL).group(1).split()
     assert suites

@@ -63,7 +63,7 @@ def test_some_checks_on_processors(tmp_path):
     assert "prefetch: 1 passed, 0 failed" in done.stderr
 
 
-def test_a_line_that_fails_ends_it_with_1():
+def test_failed_row_sets_exit_code_1():
     """GPUs are asked for, and none is seen."""
     asked = ("--devices", "gpu", "--only", "devices", "--only", "codecs")
     done = gpu_report(*asked, CUDA_VISIBLE_DEVICES="-1")
@@ -124,7 +124,7 @@ def trained(**changes) -> dict:
 
 
 @pytest.mark.parametrize("variant", training.TOLERANCES)
-def test_other_weights_than_one_device(variant):
+def test_weights_that_differ_from_one_device_fail(variant):
     expected = {name: trained() for name in training.TOLERANCES}
     tolerance = training.TOLERANCES[variant]
 
@@ -139,19 +139,19 @@ def test_other_weights_than_one_device(variant):
     assert result(weights=[1.0]) == "FAIL"
 
 
-def test_weights_that_do_not_move_show_nothing():
+def test_unchanged_weights_fail():
     still = trained(weights=[0.0, 1e-5])
     row = training.row_of("n", "float32", still, {"float32": still})
     assert row.problems == ["weights must move, not by 1e-05 only"]
 
 
-def test_another_loss_scale():
+def test_different_loss_scale_fails():
     expected = {"mixed_float16": trained(scales=[512.0, 64.0])}
     row = training.row_of("n", "mixed_float16", trained(scales=[1024.0, 64.0]), expected)
     assert row.problems == ["loss scales must be [512.0, 64.0], not [1024.0, 64.0]"]
 
 
-def test_xla_is_held_against_a_step_that_it_does_not_compile():
+def test_xla_is_compared_with_an_uncompiled_step():
     references = {"float32": trained(), "XLA": trained(weights=[5.0, 5.0])}
     assert training.row_of("n", "XLA", trained(), references).result == "pass"
 
@@ -178,14 +178,14 @@ CODEC = {
         ({"copies": [4, 4096, 4097]}, "must be small, not [4097] bytes"),
     ],
 )
-def test_a_codec_that_is_wrong_or_goes_by_the_host(changes, problem):
+def test_wrong_codec_or_host_copy_fails(changes, problem):
     row = codecs.row_of({**CODEC, **changes}, 10**9, "gpu")
     assert row.name == "codec QSGD(bits=8, stochastic)"
     assert row.figures["GB/s"] == "10.00"
     assert [problem in said for said in row.problems] == ([True] if problem else [])
 
 
-def test_copies_that_the_profile_does_not_show():
+def test_missing_control_copy_fails():
     assert codecs.control([100], 100, "gpu").result == "pass"
     assert codecs.control([99], 100, "gpu").result == "FAIL"
     assert codecs.control([], 100, "gpu").result == "FAIL"
@@ -202,14 +202,14 @@ def test_copies_that_the_profile_does_not_show():
         ({"fit copies ahead": False}, "`fit` must copy ahead"),
     ],
 )
-def test_rows_that_are_late_or_elsewhere(changes, problem):
+def test_late_or_misplaced_rows_fail(changes, problem):
     parts = [["/device:GPU:0", "/device:GPU:1"]]
     told = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
     row = prefetch.row_of({**told, **changes}, "gpu")
     assert [problem in said for said in row.problems] == ([True] if problem else [])
 
 
-def test_more_memory_than_stock():
+def test_more_memory_than_stock_fails():
     def result(peak: float, weights: tuple[float, ...] = (1.0,), before: float = 0.0) -> str:
         ours = {"peak": peak, "before": [before], "weights": list(weights)}
         return speed.memory_row("n", "p", ours, {"peak": 100, "weights": [1.0]}, "gpu").result
@@ -221,7 +221,7 @@ def test_more_memory_than_stock():
     assert result(100, before=1.0) == "FAIL"
 
 
-def test_speed_decides_nothing_and_weights_do():
+def test_weights_decide_and_speed_does_not():
     one = {"images": 100.0, "before": [0.0], "weights": [1.0]}
 
     def result(ours: dict, stock: dict) -> str:
@@ -234,7 +234,7 @@ def test_speed_decides_nothing_and_weights_do():
     assert result({"before": [1.0]}, {}) == "FAIL"
 
 
-def test_a_device_that_is_another_or_multiplies_wrongly():
+def test_wrong_device_or_product_fails():
     device = {"name": "GPU:0", "kind": "", "capability": "9.0", "on": "x/device:GPU:0"}
 
     def results(**changes) -> list[str]:
@@ -266,7 +266,7 @@ def test_a_job_that_hangs_fails_its_line_alone():
     assert row.problems == ["a job must end within 0 s: sleep 60"]
 
 
-def test_the_page_escapes_what_would_be_a_column():
+def test_page_escapes_column_separators():
     text = page([Row("a|b", "r", {"f": "1"}, ["p|q"])], processors(), ["tools/gpu_report"])
     assert r"| a\|b | r | FAIL | f: 1 |" in text
     assert "- **a|b**: p|q" in text
@@ -337,6 +337,6 @@ def test_pages_say_not_run_on_a_gpu_until_there_is_a_report():
     assert bool(said) != kept, said
 
 
-def test_the_command_is_there():
+def test_command_exists():
     command = Path(ROOT / "tools" / "gpu_report")
     assert os.access(command, os.X_OK)

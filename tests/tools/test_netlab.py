@@ -57,7 +57,7 @@ def test_hosts_have_names_and_addresses():
 
 @pytest.mark.slow
 @needs_root
-def test_the_rate_holds():
+def test_network_rate_is_enforced():
     done = lab("--rate", "20mbit", "--", sys.executable, "-c", TRANSFER)
     assert done.returncode == 0, done.stderr
     seconds, received = map(float, done.stdout.split())

@@ -146,7 +146,7 @@ def requirements(metadata: Message, extra: str) -> set[str]:
     }
 
 
-def test_what_records_need_is_an_extra(metadata):
+def test_packages_for_records_are_an_extra(metadata):
     records = {"h5py", "pillow", "pyarrow"}
     assert requirements(metadata, "records") == records
     assert not requirements(metadata, "") & records
@@ -155,7 +155,7 @@ def test_what_records_need_is_an_extra(metadata):
     assert requirements(metadata, "cpu") == {"tensorflow-cpu"}
 
 
-def test_each_package_that_is_imported_is_asked_for(metadata):
+def test_each_imported_package_is_a_requirement(metadata):
     """Every import of the package, wherever it stands, is of something that an extra brings."""
     imported = set()
     for file in (ROOT / "tfdml").rglob("*.py"):

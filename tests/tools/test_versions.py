@@ -37,12 +37,12 @@ def results_of(text: str, directory: Path, name: str) -> Path:
     return results
 
 
-def test_the_table_is_made_of_what_ran():
+def test_table_lists_recorded_runs():
     page = versions.PAGE.read_text(encoding="utf-8")
     assert versions.with_table(page, versions.read()) == page
 
 
-def test_all_that_is_supported_ran_and_passed():
+def test_all_supported_versions_ran_and_passed():
     ran = {versions.pair(run) for run in versions.read()}
     keras, tensorflow = (
         sorted({versions.minor(str(r)) for r in known_releases(library)})
@@ -87,7 +87,7 @@ def test_no_extra_brings_another_tensorflow(tensorflow, tmp_path):
 
 
 @pytest.mark.slow
-def test_bootstrap_leaves_the_tensorflow_that_is_there(tmp_path):
+def test_bootstrap_keeps_the_installed_tensorflow(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     made = run("bootstrap", "--environment", ".venv-it", "--empty", root=checkout, timeout=300)
     assert made.returncode == 0, made.stderr

@@ -121,7 +121,7 @@ def train(project: Path, installed: str, workers: int, *arguments: str) -> list[
     return [json.loads(text) for text in said]
 
 
-def test_two_workers_train_as_one_does(project, installed):
+def test_two_workers_from_the_wheel_equal_one(project, installed):
     (alone,) = train(project, installed, 1, "none", "one", "2")
     two = train(project, installed, 2, "none", "two", "2")
     assert [worker["size"] for worker in two] == [2, 2]
@@ -155,7 +155,7 @@ def test_records_name_the_package_that_is_missing(project, installed):
     )
 
 
-def test_what_the_message_says_helps(project, installed):
+def test_advice_of_the_message_works(project, installed):
     """Runs last: it changes the environment."""
     done = run(["pip", "install", "--quiet", "tfdml[records]"], installed, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ def lint(*files: Path) -> subprocess.CompletedProcess:
     )
 
 
-def test_they_fit_the_schema():
+def test_workflows_match_the_schema():
     done = lint(*WORKFLOWS)
     assert done.returncode == 0, done.stdout
 
@@ -70,7 +70,7 @@ def test_they_fit_the_schema():
 @pytest.mark.parametrize(
     ("right", "wrong"), [("runs-on:", "runs_on:"), ("jobs:", "job:"), ("- run:", "- runs:")]
 )
-def test_the_linter_finds_what_does_not_fit(right, wrong, tmp_path):
+def test_linter_detects_invalid_workflows(right, wrong, tmp_path):
     text = (ROOT / ".github" / "workflows" / "lint.yml").read_text(encoding="utf-8")
     (tmp_path / "lint.yml").write_text(text.replace(right, wrong))
     done = lint(tmp_path / "lint.yml")
@@ -101,7 +101,7 @@ def test_the_commands_exist_with_their_options(command):
             assert (ROOT / argument).exists()
 
 
-def test_nothing_is_left_out():
+def test_workflows_run_all_checks():
     assert set(commands()) >= COMMANDS
 
 

@@ -69,19 +69,19 @@ def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):
         *[("exit", w) for w in ("batch_end", "exchange", "before_the_model")],
     ],
 )
-def test_every_fault_at_every_place(tmp_path, kind, size, last, fault, where):
+def test_every_fault_at_every_point(tmp_path, kind, size, last, fault, where):
     check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
-def test_a_death_inside_a_large_exchange(tmp_path, kind):
+def test_death_during_a_large_exchange(tmp_path, kind):
     check(tmp_path, kind, 2, "exit", "exchange", 1, 500_000)
 
 
 @pytest.mark.slow  # What is said of it is in `test_guard` by default.
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
-def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
+def test_call_made_by_one_rank_only(tmp_path, kind):
     job = run_job(tmp_path, kind, 2, "none", "evaluate_alone", 0)
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < 60

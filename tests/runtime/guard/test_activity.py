@@ -51,7 +51,7 @@ def from_generator():
 
 
 @pytest.mark.parametrize("call", [step, from_generator], ids=["step", "generator"])
-def test_python_code_of_a_graph_is_told_as_if_it_had_none(call):
+def test_errors_in_python_code_of_a_graph_read_like_eager_ones(call):
     """TensorFlow's own text is pages long, and what has happened is in the middle of it."""
     with pytest.raises(tf.errors.OpError) as failure:
         call()

@@ -84,7 +84,7 @@ def test_a_different_variable_is_an_error_on_every_rank(ranks, what):
         assert "Detected at node" not in error
 
 
-def test_a_changed_weight_is_found(ranks):
+def test_changed_weight_is_detected(ranks):
     with pytest.raises(RankFailure) as failure:
         ranks(3).run(cases.changed_weights, 2)
     assert sorted(failure.value.errors) == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_a_changed_weight_is_found(ranks):
         assert "bias on rank 1 (" in error
 
 
-def test_without_the_check_it_is_not_looked_for(ranks):
+def test_changed_weight_is_ignored_without_the_check(ranks):
     ranks(3).run(cases.changed_weights, 0)
 
 
@@ -107,13 +107,13 @@ def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
             assert slow.causes > 0.5
 
 
-def test_the_others_know_in_which_callback_a_rank_is(ranks):
+def test_callback_of_a_rank_is_known_to_the_others(ranks):
     (heard, own), (_, other) = ranks(2).run(cases.in_a_callback)
     assert "fit, epoch 0, step 2, in callback Holding.on_epoch_end" in heard
     assert own == other == "outside of fit, evaluate and predict"
 
 
-def test_a_guard_that_fails_says_so(ranks):
+def test_failing_guard_is_reported(ranks):
     """And not, a minute later, that a rank which is well was silent."""
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(cases.guard_that_fails)

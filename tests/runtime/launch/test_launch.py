@@ -33,7 +33,7 @@ def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 6
     )
 
 
-def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
+def test_every_worker_gets_a_task_of_one_cluster(tmp_path):
     script = "import os; print(os.environ['TF_CONFIG'])"
     done = launch("--workers", "3", script=script, tmp_path=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
     assert all(w.startswith("127.0.0.1:") for w in workers)
 
 
-def test_workers_know_which_of_a_host_they_are(tmp_path):
+def test_workers_know_their_local_rank(tmp_path):
     script = "from tfdml.topology import on_this_host as p; print(p().local_rank, p().local_size)"
     done = launch("--hosts", "localhost:2,127.0.0.1:1", script=script, tmp_path=tmp_path)
     assert sorted(done.stdout.splitlines()) == ["[0] 0 2", "[1] 1 2", "[2] 0 1"]
@@ -92,7 +92,7 @@ def test_the_rank_that_failed_is_shown_first(tmp_path, end, code, words):
     assert not left_of(tmp_path)
 
 
-def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
+def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):
     script = FAILING.format(end="time.sleep(1); sys.exit(1)", others=0.1).replace(
         "time.sleep(0.1)", "sys.exit(70)"
     )
@@ -102,7 +102,7 @@ def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
     assert "rank 0: ended because another rank could not go on" in done.stderr
 
 
-def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
+def test_only_rank_0_draws_on_a_terminal(tmp_path):
     program = tmp_path / "program.py"
     # One write each: what the ranks write in parts may be mixed.
     program.write_text(
@@ -143,7 +143,7 @@ sys.exit(1 if len(open(path).read()) < 3 else 0)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
+def test_no_process_is_left_whatever_ends_the_launcher(tmp_path, number):
     program = tmp_path / "program.py"
     # A rank with a child of its own, both deaf to SIGTERM.
     program.write_text(
@@ -167,7 +167,7 @@ def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
     assert not left_of(tmp_path)
 
 
-def test_other_machines_are_reached_by_ssh(tmp_path):
+def test_other_hosts_are_reached_by_ssh(tmp_path):
     """The `ssh` here runs the command on this machine, and notes which host it was for."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -193,7 +193,7 @@ def test_other_machines_are_reached_by_ssh(tmp_path):
     assert sorted((tmp_path / "hosts").read_text().split()) == ["one"] * 2 + ["two"] * 3
 
 
-def test_a_host_that_cannot_be_reached(tmp_path):
+def test_unreachable_host_is_reported(tmp_path):
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text("#!/bin/bash\necho 'no route to host' >&2; exit 255\n")
@@ -317,7 +317,7 @@ def test_an_sbatch_script_for_horovod(tmp_path):
     assert said.startswith("-np 4 -H node1:2,node2:2 python")
 
 
-def test_no_process_of_the_tests_is_left():
+def test_leftover_processes_are_found():
     """Guards the helper: it finds a process by what it was started with."""
     marker = "tfdml-left-of-test"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", marker])

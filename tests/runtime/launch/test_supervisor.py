@@ -57,7 +57,7 @@ def gone(pids: list[int], seconds: float = 12.0) -> bool:
     return not alive(pids)
 
 
-def test_when_the_launcher_lets_go(family):
+def test_command_ends_when_the_launcher_closes_its_pipe(family):
     supervisor, pids = family
     supervisor.stdin.close()
     assert gone(pids)
@@ -65,7 +65,7 @@ def test_when_the_launcher_lets_go(family):
 
 
 @pytest.mark.parametrize("family", [["--watch-output"]], indirect=True)
-def test_when_nobody_reads_its_output_any_more(family):
+def test_command_ends_when_nobody_reads_its_output(family):
     supervisor, pids = family
     supervisor.stdin.close()
     time.sleep(0.5)
@@ -75,27 +75,27 @@ def test_when_nobody_reads_its_output_any_more(family):
     assert supervisor.wait(5) == 128 + signal.SIGTERM
 
 
-def test_when_it_is_told_to_end(family):
+def test_command_ends_on_sigterm(family):
     supervisor, pids = family
     supervisor.terminate()
     assert gone(pids)
 
 
-def test_when_the_command_is_killed(family):
+def test_descendants_end_when_the_command_is_killed(family):
     supervisor, pids = family
     os.kill(pids[0], signal.SIGKILL)
     assert gone(pids)
     assert supervisor.wait(5) == 128 + signal.SIGKILL
 
 
-def test_when_the_supervisor_itself_is_killed_the_command_ends(family):
+def test_command_ends_when_the_supervisor_is_killed(family):
     supervisor, pids = family
     supervisor.kill()
     assert gone(pids[:1])
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_code_is_the_commands(code):
+def test_exit_code_is_that_of_the_command(code):
     supervisor = subprocess.Popen(
         [*SUPERVISOR, sys.executable, "-c", f"raise SystemExit({code})"], stdin=subprocess.PIPE
     )

@@ -81,7 +81,7 @@ def needs(tunnel: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_tunnel_the_model_crosses_the_link_in_clear(job, kind):
+def test_without_a_tunnel_the_model_is_sent_in_clear_text(job, kind):
     """What makes the other tests able to fail."""
     plain = job(kind, "none")
     assert len(plain.digests) == 1
@@ -91,7 +91,7 @@ def test_without_a_tunnel_the_model_crosses_the_link_in_clear(job, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tunnel", list(CARRIES))
-def test_a_tunnel_hides_all_and_changes_no_bit(job, kind, tunnel):
+def test_tunnel_encrypts_all_traffic_and_keeps_results_bit_identical(job, kind, tunnel):
     needs(tunnel)
     plain, through = job(kind, "none"), job(kind, tunnel)
     assert through.digests == plain.digests

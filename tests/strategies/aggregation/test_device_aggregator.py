@@ -11,7 +11,7 @@ from tests.strategies.contract import compiled_cases
 from tfdml.compression.exchange.redistribution import of_ranks
 
 
-def test_what_devices_get_from_each_other(ranks):
+def test_results_of_collective_operations_between_devices(ranks):
     (found,) = ranks(3, "mirrored").run(cases.operations)
     assert found["all_reduce"] == [[30, 33, 36]] * 3
     assert found["all_gather"] == [[0, 1, 1, 2, 2, 2]] * 3
@@ -31,20 +31,20 @@ def test_what_devices_get_from_each_other(ranks):
         *(pytest.param(c, marks=pytest.mark.slow) for c in ("fp16", "onebit", "topk", "randomk")),
     ],
 )
-def test_devices_are_trained_like_processes(ranks, compressor):
+def test_devices_train_like_processes(ranks, compressor):
     processes = ranks(2).run(training_cases.train, compressor)
     (devices,) = ranks(2, "mirrored").run(training_cases.train, compressor)
     assert_close(processes[0], devices, rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_compressed(ranks):
+def test_gradients_are_compressed(ranks):
     plain, lossy = (ranks(2, "mirrored").run(training_cases.train, c)[0] for c in (None, "int4"))
     with pytest.raises(AssertionError):
         assert_close(plain["weights"], lossy["weights"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("size", "compressor"), [(1, "int4"), (2, "auto"), (2, "identity")])
-def test_what_changes_nothing(ranks, size, compressor):
+def test_options_without_effect(ranks, size, compressor):
     """One device has nobody to send to; without a network nothing is worth a codec."""
     (plain,) = ranks(size, "mirrored").run(training_cases.train, None)
     (other,) = ranks(size, "mirrored").run(training_cases.train, compressor)
@@ -59,7 +59,7 @@ def test_embeddings_stay_sparse(ranks):
 
 
 @pytest.mark.parametrize("compressor", ["int4", "powersgd"])
-def test_an_overflow_on_one_device_is_seen_by_all(ranks, compressor):
+def test_overflow_on_one_device_reaches_all(ranks, compressor):
     case = (training_cases.train, compressor, "mixed_float16", 1, None, 2)
     (result,) = ranks(2, "mirrored").run(*case)
     assert result["iterations"] == 2
@@ -81,7 +81,7 @@ def test_compiled(ranks):
     assert_close(processes[0], devices, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_kept_goes_from_devices_to_processes_and_back(ranks):
+def test_state_moves_from_devices_to_processes_and_back(ranks):
     codec = tfdml.compression.QSGD(4)
     (first,) = ranks(2, "mirrored").run(cases.kept_after, codec, None)
     kept = first["state"]

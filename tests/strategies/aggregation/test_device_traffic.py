@@ -10,7 +10,7 @@ EQUAL = {"rtol": 1e-5, "atol": 2e-6}
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_a_device_receives_and_sends_its_part(ranks, devices):
+def test_each_device_receives_and_sends_its_part(ranks, devices):
     """2(L-1)/L of the gradients, where one device for all would receive L-1 times as much."""
     (found,) = ranks(devices, "mirrored").run(cases.of_a_step, devices, False)
     assert found["nowhere"] == []
@@ -52,7 +52,7 @@ def test_a_group_of_all_devices_exchanges_without_copies(ranks, size, kind):
 
 @pytest.mark.parametrize("as_group", [False, True], ids=["shared", "group"])
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_numbers_are_those_of_one_device(ranks, as_group, eagerly):
+def test_results_equal_one_device(ranks, as_group, eagerly):
     (one,) = ranks(1, "mirrored").run(cases.trained, 1, False)
     (four,) = ranks(4, "mirrored").run(cases.trained, 4, as_group, eagerly)
     assert four["alike"]
@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_one_device(ranks, as_group, eagerly):
     assert_close(one, workers[0], **EQUAL)
 
 
-def test_what_is_kept_does_not_depend_on_the_devices(ranks):
+def test_state_does_not_depend_on_the_devices(ranks):
     """So a checkpoint of processes with one device continues with two."""
     one, two = (ranks(2).run(cases.kept, devices) for devices in (1, 2))
     assert any(name.startswith("server_residual/") for name in one[0])

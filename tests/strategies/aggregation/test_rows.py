@@ -18,7 +18,7 @@ def _each(names, quick=QUICK):
 
 @pytest.mark.parametrize("optimizer", _each(cases.OPTIMIZERS))
 @pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
-def test_a_table_trains_as_a_matrix_does(ranks, kind, optimizer):
+def test_table_trains_like_a_matrix(ranks, kind, optimizer):
     (matrix,) = ranks(1).run(cases.train, optimizer, True)
     sizes = (1, 3) if kind == "mirrored" else (1, 2)
     tables = ranks.run_sizes(sizes, cases.train, optimizer, kind=kind)
@@ -27,7 +27,7 @@ def test_a_table_trains_as_a_matrix_does(ranks, kind, optimizer):
     assert_close(_flat(matrix), _flat(tables[1][0]), **EXACT)
 
 
-def test_one_replica_that_xla_compiles(ranks):
+def test_one_replica_compiled_by_xla(ranks):
     (matrix,) = ranks(1).run(cases.train, "adam", True)
     (table,) = ranks(1).run(cases.train, "adam", False, (("jit_compile", True),))
     assert_close(_flat(matrix), _flat(table), **EXACT)

@@ -45,7 +45,7 @@ JOBS = [("mirrored", 2), ("mirrored", 3), ("horovod", 2), ("multi_worker", 2)]
         for job in JOBS
     ],
 )
-def test_replicas_are_one(ranks, architecture, kind, size):
+def test_replicas_equal_one_process(ranks, architecture, kind, size):
     assert_invariant(ranks.run_sizes((1, size), cases.train, architecture, kind=kind), **EXACT)
 
 
@@ -117,7 +117,7 @@ SGD = {"learning_rate": 0.1, "momentum": 0.9}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("kind", ["mirrored", _slow("horovod")])
-def test_saved_models_go_on(ranks, tmp_path, kind, architecture, optimizer, options):
+def test_saved_models_resume(ranks, tmp_path, kind, architecture, optimizer, options):
     """In plain Keras, and in the scope of a strategy again, with the optimizer's state."""
     path = str(tmp_path / "model.keras")
     here = ranks(2, kind).run(cases.save_and_go_on, architecture, optimizer, options, path)

@@ -63,7 +63,7 @@ def test_every_pair_is_in_the_table():
         assert not missing, f"The row of {feature!r} must say how it meets {sorted(missing)}."
 
 
-def test_every_compressor_is_of_a_family():
+def test_every_compressor_belongs_to_a_family():
     found = {
         name
         for name in tfdml.compression.__all__
@@ -75,7 +75,7 @@ def test_every_compressor_is_of_a_family():
         assert type(cases.CODECS[family]).__name__ in FEATURES[family]
 
 
-def test_every_argument_of_a_strategy_is_a_feature_or_none():
+def test_every_argument_of_a_strategy_is_listed():
     strategies = [getattr(tfdml.strategies, name) for name in tfdml.strategies.__all__]
     found = {
         name
@@ -87,7 +87,7 @@ def test_every_argument_of_a_strategy_is_a_feature_or_none():
     assert {feature for feature in ARGUMENTS.values() if feature} <= set(FEATURES)
 
 
-def test_the_guarantees_name_what_is_refused():
+def test_guarantees_list_refused_pairs():
     text = GUARANTEES.read_text(encoding="utf-8").partition("## Features together")[2]
     lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
     assert any("a compressor | another compressor" in line for line in lines)
@@ -100,7 +100,9 @@ def test_the_guarantees_name_what_is_refused():
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Equal))
-def test_equal(ranks, request, tmp_path, records, pair: tuple[str, str], outcome: Equal):
+def test_compatible_pairs_give_equal_results(
+    ranks, request, tmp_path, records, pair: tuple[str, str], outcome: Equal
+):
     tolerance = {"rtol": outcome.rtol, "atol": outcome.atol}
     if "elastic" in pair:
         _assert_elastic_equal(ranks, tmp_path, records, pair[0], tolerance)
@@ -158,7 +160,7 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Refused))
-def test_refused(request, records, pair: tuple[str, str], outcome: Refused):
+def test_refused_pairs_raise(request, records, pair: tuple[str, str], outcome: Refused):
     if SERVERS & set(pair):
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
         message = request.getfixturevalue(fixture).run(cases.said, pair, records)
@@ -168,7 +170,7 @@ def test_refused(request, records, pair: tuple[str, str], outcome: Refused):
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Apart))
-def test_apart(ranks, pair: tuple[str, str], outcome: Apart):
+def test_pairs_of_different_jobs_raise(ranks, pair: tuple[str, str], outcome: Apart):
     assert outcome.why
     for message in ranks(2 if "elastic" in pair else 1).run(cases.said, pair):
         assert outcome.message in message

@@ -60,7 +60,7 @@ def test_one_process_needs_no_horovod():
     assert done.stdout.split() == ["1", "1"], done.stderr
 
 
-def test_several_processes_without_horovod_are_told_what_to_do():
+def test_several_processes_without_horovod_get_instructions():
     done = _without_horovod(**LAUNCHED)
     assert done.returncode == 1
     assert "rank 1 of 2, started by horovodrun" in done.stderr

@@ -52,7 +52,7 @@ def test_models(ranks, feature_kind, model):
     _compare_largest(ranks, feature_kind, cases.fit_arrays, 33, 16, 3, model)
 
 
-def test_one_process_is_plain_keras(ranks):
+def test_one_process_equals_plain_keras(ranks):
     (plain,) = ranks(1).run(cases.fit_without_strategy)
     (ours,) = ranks(1).run(
         cases.fit_arrays, 101, 16, 3, "dense", 1, None, {"shuffle": False} | _validation()
@@ -128,7 +128,7 @@ def test_compile_options(ranks, feature_kind, compile_options):
     assert_invariant(ranks.run_sizes((1, 2), cases.fit_arrays, *case, kind=feature_kind))
 
 
-def test_weights_stay_the_same_bits_where_layers_have_a_state_of_their_own(ranks):
+def test_weights_stay_bit_identical_with_stateful_layers(ranks):
     results = ranks(3).run(cases.fit_arrays, 33, 16, 3, "stateful")
     assert_same_bits(results)
     assert all(np.isfinite(w).all() for w in results[0]["weights"])

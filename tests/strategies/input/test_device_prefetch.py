@@ -6,7 +6,7 @@ import pytest
 from tests.strategies.input import device_prefetch_cases as cases
 
 
-def test_rows_are_on_their_replicas_device_and_their_numbers_are_not(ranks):
+def test_rows_are_on_their_device_and_row_counts_on_the_host(ranks):
     for result in ranks(2).run(cases.where):
         assert result["local batches"] == 3
         for devices, name in zip(result["parts"], result["devices"], strict=True):
@@ -46,10 +46,10 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
             np.testing.assert_array_equal(values, after["history"][name])
 
 
-def test_what_fails_says_so(ranks):
+def test_errors_of_the_data_are_raised(ranks):
     for said in ranks(2).run(cases.failing, True):
         assert "assertion failed" in said
 
 
-def test_nothing_is_left_of_an_epoch_that_ends_early(ranks):
+def test_no_thread_is_left_of_an_interrupted_epoch(ranks):
     assert ranks(2).run(cases.left_in_the_middle) == [0, 0]

@@ -29,7 +29,7 @@ RANGE = tf.data.Dataset.range(100)
         (RANGE.batch(8).unbatch(), UNKNOWN),
     ],
 )
-def test_rows_are_known_where_the_pipeline_shows_them(dataset, rows):
+def test_row_count_is_derived_from_the_pipeline(dataset, rows):
     assert known_rows(dataset) == rows
 
 
@@ -61,7 +61,7 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
         ([2, 1], 8, 1, False),
     ],
 )
-def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, number, feed):
+def test_every_row_comes_once_with_the_global_row_count(lengths, batch_size, number, feed):
     results = _portions(lengths, batch_size)
     assert [r[:2] for r in results] == [(number, feed)] * len(lengths)
     for rank, (_, _, local_batches) in enumerate(results):
@@ -72,7 +72,7 @@ def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, numb
         assert [int(p.global_rows) for p in local_batches] == [sum(rows)] * len(rows)
 
 
-def test_endless_parts_are_of_full_batches():
+def test_infinite_shards_yield_full_batches():
     results = _portions([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
     for number, feed, local_batches in results:
         assert (number, feed) == (None, False)
@@ -80,7 +80,7 @@ def test_endless_parts_are_of_full_batches():
         assert [len(p.parts[0]) for p in local_batches] == [2] * 20
 
 
-def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
+def test_unknown_row_count_on_one_rank_makes_all_agree_per_batch():
     def read(collective):
         dataset = tf.data.Dataset.range(8)
         if collective.rank:
@@ -92,13 +92,13 @@ def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
     assert run_ranks(2, read) == [(True, None, 4)] * 2
 
 
-def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
+def test_deviating_row_count_is_an_error(monkeypatch):
     monkeypatch.setattr(sharded_input, "known_rows", lambda dataset: 7)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
         _portions([8, 8], 4)
 
 
-def test_a_replica_may_be_without_rows_of_the_last_batch():
+def test_replica_can_have_no_rows_of_the_last_batch():
     def read(collective):
         dataset = tf.data.Dataset.range(9).batch(8)
         splitter = BatchSplitter(2 * collective.rank, 2, 4)

@@ -16,12 +16,12 @@ def test_fewer_bytes_are_sent(cluster, synchronous):
     assert abs(small["loss"] - plain["loss"]) < 0.1 * plain["loss"] + 0.02
 
 
-def test_asynchronous_workers_learn_by_rounded_gradients(cluster):
+def test_asynchronous_workers_train_with_rounded_gradients(cluster):
     result = cluster.run(cases.learned)
     assert result["steps"] == 400
     assert result["last"] < 0.3 * result["first"]
 
 
 @pytest.mark.parametrize("compression", ["power_sgd", "one_bit", "top_k"])
-def test_codecs_that_need_a_memory_are_refused(cluster, compression):
+def test_codecs_with_residuals_are_refused(cluster, compression):
     assert "nothing that a step leaves out is kept" in cluster.run(cases.refused, compression)

@@ -81,7 +81,7 @@ def test_a_worker_that_never_comes_is_named():
     assert "worker 0" not in message
 
 
-def test_a_stopped_worker_holds_up_nobody_else(cluster, tmp_path):
+def test_stopped_worker_does_not_block_the_others(cluster, tmp_path):
     went_on = []
 
     def stop_again_and_again() -> None:

@@ -94,7 +94,7 @@ def test_a_chief_that_fails_ends_the_job(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["worker", "ps"])
-def test_a_script_started_in_another_role_says_so(role, tmp_path):
+def test_script_started_in_another_role_is_reported(role, tmp_path):
     config = json.dumps({"cluster": CLUSTER, "task": {"type": role, "index": 0}})
     done = subprocess.run(
         [sys.executable, script(tmp_path, TRAIN)],
@@ -140,7 +140,7 @@ def test_a_malformed_tf_config(monkeypatch, config, words):
         ({"ps": "d:1"}, ("chief", 0), "must name lists of addresses by role"),
     ],
 )
-def test_a_cluster_that_cannot_be(changes, task, words):
+def test_impossible_cluster_is_refused(changes, task, words):
     with pytest.raises(ValueError, match=words):
         checked_task({**CLUSTER, **changes}, *task)
 
@@ -169,14 +169,14 @@ def test_a_chief_that_never_comes():
     assert f"the chief at {chief} has not come within 1 s" in said
 
 
-def test_serve_is_not_for_the_chief():
+def test_serve_rejects_the_chief():
     config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
     done = run("serve", TF_CONFIG=config)
     assert done.returncode == 2
     assert "Run the training script there" in done.stderr
 
 
-def test_launch_explains_what_ps_goes_without(tmp_path):
+def test_launch_explains_incompatible_options_of_ps(tmp_path):
     done = run("launch", "--ps", "1", "--hosts", "a:1", "x.py")
     assert done.returncode == 2
     assert "`--ps` must be without `--hosts`" in done.stderr
@@ -237,7 +237,7 @@ def kill(job: subprocess.Popen, role: str, index: int) -> None:
 
 
 @pytest.mark.slow  # `test_parameter_server_faults` kills a worker without the launcher.
-def test_launch_starts_a_worker_again(tmp_path):
+def test_launch_restarts_a_worker(tmp_path):
     begun = "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: print('begun', flush=True))"
     slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
     text = "import time\n" + TRAIN.replace(
@@ -261,7 +261,7 @@ def test_launch_starts_a_worker_again(tmp_path):
 
 @pytest.mark.slow  # `test_parameter_server_restart` does it without the launcher.
 @pytest.mark.parametrize("role", ["ps", "chief"])
-def test_launch_starts_a_job_again_that_goes_on(tmp_path, role):
+def test_launch_restarts_a_job_that_resumes(tmp_path, role):
     checkpoints = tmp_path / "checkpoints"
     saves = f"tfdml.callbacks.FaultTolerantCheckpoint({str(checkpoints)!r}, save_freq=10)"
     slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"

@@ -39,7 +39,7 @@ def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["ps", "chief"])
-def test_a_synchronous_training_ends_as_if_nobody_had_been_killed(cluster, tmp_path, role):
+def test_synchronous_training_is_not_changed_by_a_kill(cluster, tmp_path, role):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", role, True)
     whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)

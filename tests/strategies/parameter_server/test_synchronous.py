@@ -41,7 +41,7 @@ def _compare(ranks, cluster, case, *args, **tolerance):
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
-def test_two_workers_give_what_one_process_gives(ranks, cluster, case):
+def test_two_workers_equal_one_process(ranks, cluster, case):
     _compare(ranks, cluster, *case)
 
 

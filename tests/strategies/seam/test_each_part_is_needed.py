@@ -98,7 +98,7 @@ FREEING = {"TFEpochIterator._get_iterator"}
 ON_DEVICES = {"Variable._initialize_with_initializer"}
 
 
-def test_every_part_is_here():
+def test_every_part_of_the_seam_is_listed():
     parts = {_name(o, n) for o, n, _ in seam.REPLACEMENTS}
     assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES
 
@@ -107,7 +107,7 @@ def test_every_part_is_here():
     "part",
     [pytest.param(part, marks=() if part in QUICK else pytest.mark.slow) for part in NEEDED_BY],
 )
-def test_a_case_goes_red_without(ranks, part):
+def test_case_fails_without_the_part(ranks, part):
     case, *args = NEEDED_BY[part]
     whole = ranks.run_sizes((1, 2), case, *args)
     assert_invariant(whole)

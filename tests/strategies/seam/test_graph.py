@@ -41,7 +41,7 @@ AUTO = {
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
 )
-def test_a_train_step(ranks, arguments, operations, exchanges):
+def test_graph_of_a_train_step(ranks, arguments, operations, exchanges):
     for found in ranks(2).run(cases.traced, *arguments):
         assert found["exchanges"] == exchanges
         assert found["operations"] <= operations

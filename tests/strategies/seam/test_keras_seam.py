@@ -124,7 +124,7 @@ def _signatures() -> dict[str, str]:
     return found
 
 
-def test_keras_is_as_the_seam_expects():
+def test_keras_matches_the_seam():
     assert _signatures() == SIGNATURES
 
 
@@ -133,7 +133,7 @@ def _table(text: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
 
 
-def test_the_table_is_what_is_installed():
+def test_table_matches_the_installed_functions():
     """Replicas alone leave what parameter servers need as Keras made it."""
     replicas, servers = seam.__doc__.split("What else parameter servers need")
     replicas, servers = _table(replicas), _table(servers)
@@ -174,7 +174,7 @@ def test_installing_twice_wraps_once():
     assert keras.Model.fit is before
 
 
-def test_models_of_other_strategies_go_straight_to_keras():
+def test_models_of_other_strategies_call_keras_directly():
     """The same bits with the seam in place as Keras's own functions give."""
     import numpy as np
 

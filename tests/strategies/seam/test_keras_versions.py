@@ -34,7 +34,7 @@ def test_a_default_name_is_made_distinct_on_each_keras():
     ]
 
 
-def test_a_name_that_the_user_gave_stays():
+def test_user_given_name_is_kept():
     assert distinct_name(Named(name="mine")) == "mine"
     assert distinct_name(keras.optimizers.Adam(name="mine")) == "mine"
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())

@@ -39,7 +39,7 @@ JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=p
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
-def test_what_one_process_gives(ranks, kind, size, case):
+def test_results_equal_one_process(ranks, kind, size, case):
     assert_invariant(ranks.run_sizes((1, size), *case, kind=kind), **EXACT)
 
 
@@ -49,7 +49,7 @@ def test_a_loss_scale_made_outside(ranks, kind, size):
     assert_invariant(results, rtol=2e-2, atol=2e-3)
 
 
-def test_values(ranks):
+def test_losses_and_metrics_are_plain_values(ranks):
     """Not only alike for any number of replicas, but right."""
     (found,) = ranks(3, "mirrored").run(cases.losses_and_metrics)
     assert found["loss"] == 1.0
@@ -58,13 +58,13 @@ def test_values(ranks):
     assert_close(found["average"], 3.0)
 
 
-def test_an_export_computes_what_the_model_does(ranks):
+def test_exported_model_equals_the_model(ranks):
     for found in ranks(2, "mirrored").run(cases.exported, True):
         assert_close(found["predicted"], found["served"])
 
 
 @pytest.mark.parametrize(("kind", "size"), JOBS)
-def test_variables_are_numbers(ranks, kind, size):
+def test_variables_convert_to_numbers(ranks, kind, size):
     ranks(size, kind).run(cases.numbers_of_variables)
 
 

@@ -3,7 +3,7 @@
 from tests.strategies.seam import stack_cases as cases
 
 
-def test_the_way_from_train_step(ranks):
+def test_call_stack_from_train_step(ranks):
     for found in ranks(2).run(cases.ways):
         assert found["exchange"]
         assert found["update"]

@@ -12,7 +12,7 @@ def test_an_unseeded_shuffle_is_read_by_rank_0(ranks):
     assert epochs[0] != epochs[1]
 
 
-def test_what_rank_0_loads_reaches_all(ranks, tmp_path):
+def test_weights_loaded_by_rank_0_reach_all(ranks, tmp_path):
     assert_invariant(ranks.run_sizes((1, 2), cases.loaded_by_rank_0, str(tmp_path)))
 
 

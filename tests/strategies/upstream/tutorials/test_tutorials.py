@@ -73,7 +73,7 @@ def test_on_two_devices(run, stock, tmp_path, tutorial):
 
 
 @pytest.mark.slow  # `test_replica_invariance` has a loop by default.
-def test_an_own_loop_on_two_devices(run):
+def test_custom_loop_on_two_devices(run):
     """TensorFlow's own strategy crashes where the optimizer makes its variables."""
     (one,) = run("own_loop.py", "mirrored", 1)
     (two,) = run("own_loop.py", "mirrored", 2)
@@ -151,7 +151,7 @@ def test_parameter_servers_in_this_process(process, tmp_path):
 
 
 @pytest.mark.slow
-def test_parameter_servers_in_processes_of_their_own(tmp_path):
+def test_parameter_servers_in_separate_processes(tmp_path):
     """The script runs everywhere, by `TF_CONFIG`; workers and servers end with the chief."""
     path = replaced("parameter_servers.py", tmp_path)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
