@@ -1,4 +1,4 @@
-"""The noise scale is what the published formulas give, on every rank, and nothing is disturbed."""
+"""Checks the noise scale against the published formulas on every rank, and its side effects."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ ROWS, BATCH, DECAY = 48, 12, 0.5
 
 
 def least_squares(strategy, optimizer=None, **options):
-    """A linear model whose gradients NumPy can compute."""
+    """Linear model whose gradients NumPy can compute."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, use_bias=False)])
         optimizer = optimizer() if optimizer else keras.optimizers.SGD(0.05)
@@ -30,7 +30,7 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(replicas: int, batch: int, steps: int = 1) -> tuple[float, float, float]:
-    """The same by the paper's formulas, in float64: signal, noise and scale."""
+    """Returns signal, noise and scale by the paper's formulas, in float64."""
     x, y = (a.astype("float64") for a in problem())
     w = np.full((4, 1), 0.5)
 
@@ -60,7 +60,7 @@ def watch(
     log_dir: str | None = None,
     compression: str | None = None,
 ):
-    """Trains an epoch; returns the estimate, its place in the logs, and the weights."""
+    """Trains an epoch; returns the estimate, its entry in the logs, and the weights."""
     model = least_squares(rank_job.strategy(devices, compression=compression), optimizer)
     noise = GradientNoiseScale(DECAY)
     logs = [OptimizerLog(f"{log_dir}/{rank_job.rank()}")] if log_dir else []
@@ -82,7 +82,7 @@ def watch(
     [
         ("horovod", 2, 1, None),
         ("mirrored", 3, 3, None),
-        ("mirrored", 3, 3, "int8"),  # Four weights go as they are.
+        ("mirrored", 3, 3, "int8"),  # Four weights are too few to be compressed.
         ("horovod", 2, 2, None),
     ],
 )
@@ -118,7 +118,7 @@ def test_accumulated_gradients_count_as_larger_batches(ranks):
 
 
 def overflowing() -> tuple:
-    """A step whose loss is infinite on one rank, among others."""
+    """Trains some steps, of which one has an infinite loss on one rank."""
     x, y = problem()
     x[0] = 1e30
     model = least_squares(rank_job.strategy(), scaled)
@@ -142,7 +142,7 @@ def test_uneven_batches_are_left_out(ranks):
 
 
 def embedding() -> tuple[float, int]:
-    """A model with sparse gradients, in which samples share rows."""
+    """Model with sparse gradients in which samples share rows."""
     strategy = rank_job.strategy()
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(5, 3), keras.layers.Flatten()])

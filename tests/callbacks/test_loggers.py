@@ -1,4 +1,4 @@
-"""Loggers of other packages run on rank 0 alone, and see what `fit` returns."""
+"""Checks that loggers of other packages run on rank 0 only, and see the history of `fit`."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ CALLS = ["train", "epoch ['accuracy', 'loss']", "epoch ['accuracy', 'loss']", "t
 
 
 def test_loggers_run_on_rank_0_only(ranks):
-    """The other rank still runs what is no logger, though its module's name begins alike."""
+    """The other rank still runs other callbacks, even of modules with the same name prefix."""
     chief, other = ranks(2).run(cases.called, [*PACKAGES, "train", "wandbox"])
     assert chief == dict.fromkeys([*PACKAGES, "train", "wandbox", "ChiefOnly"], CALLS)
     assert {name for name, calls in other.items() if calls} == {"train", "wandbox"}
@@ -73,7 +73,7 @@ def test_chief_only_rejects_tfdml_callbacks():
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """Python with MLflow and Weights & Biases; made when it is first needed."""
+    """Returns a Python with MLflow and Weights & Biases, installed on first use."""
     return side_environment.loggers_python()
 
 
@@ -95,7 +95,7 @@ def _run(python: Path, *arguments: str) -> str:
     [("mlflow", 1), ("mlflow-autolog", 2), ("wandb", 1), ("wandb-everywhere", 2)],
 )
 def test_real_loggers(python, tmp_path, kind, runs):
-    """One run with the history's numbers; where the program begins one on each rank, a warning."""
+    """One run with the history's numbers; a warning if the program begins one on each rank."""
     program = "tests.callbacks.logger_program"
     _run(python, "tfdml.cli.main", "launch", "--workers", "2", "-m", program, kind, str(tmp_path))
     chief, other = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in range(2))

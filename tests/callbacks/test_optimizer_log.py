@@ -1,4 +1,4 @@
-"""What is in TensorBoard's files: the rate and the trust ratios, written by rank 0."""
+"""Checks the contents of TensorBoard's files: the rate and trust ratios, written by rank 0."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tfdml.schedules import LinearWarmup
 
 
 def written(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars in a directory: steps and values, by name."""
+    """Returns the scalars in a directory: steps and values by name."""
     events = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
     return {
         tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)]

@@ -1,4 +1,4 @@
-"""A save that ends anywhere: the checkpoint before it, or the new one, is found whole."""
+"""Checks that an interrupted save leaves the previous checkpoint or the new one whole."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def tensors(step: int, rank: int) -> dict[str, np.ndarray]:
 
 
 def save(files: Files, directory: Path, step: int) -> None:
-    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    """Saves a checkpoint as two ranks do, one after the other, and removes the previous one."""
     manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
@@ -53,7 +53,7 @@ def check(directory: Path, steps: tuple[int, ...], said: list | None = None) -> 
 
 
 def check_found(found: checkpointing.Checkpoint, steps: tuple[int, ...]) -> None:
-    """Checks that a checkpoint is of one of these steps, with what was saved then."""
+    """Checks that a checkpoint is of one of these steps and holds the data saved then."""
     assert found.manifest.step in steps
     for rank, (arrays, notes) in enumerate(found.read()):
         assert notes == {"r": rank}
@@ -81,7 +81,7 @@ def crash_points(tmp_path: Path, base: Path, files: type = CrashingFiles) -> lis
 
 
 def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set[int]:
-    """Ends a save of step 2 at each operation, and restarts; returns the steps found."""
+    """Interrupts a save of step 2 at each operation, and restarts; returns the steps found."""
     found = set()
     for stop_at, half in crash_points(tmp_path, base, files):
         directory = tmp_path / f"{stop_at}{half}"
@@ -97,7 +97,7 @@ def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set
             said: list[str] = []
             found.add(check(place, committed, said))
             assert not said
-            # The next save finds nothing in its way.
+            # Nothing obstructs the next save.
             save(Files(), place, 3)
             assert check(place, (3,)) == 3
             shutil.rmtree(place)
@@ -123,7 +123,7 @@ class WithoutDirectorySync(CrashingFiles):
 
 
 class RenamesByParts(CrashingFiles):
-    """What a save would be that wrote under the final name."""
+    """Saves directly under the final name."""
 
     def rename(self, source, target):
         if not os.path.isdir(source) or "gone" in target:
@@ -136,13 +136,13 @@ class RenamesByParts(CrashingFiles):
 
 @pytest.mark.parametrize("mutant", [WithoutFileSync, WithoutDirectorySync, RenamesByParts])
 def test_each_part_of_the_commit_is_needed(tmp_path, base, mutant):
-    """With the sync of files or names, or the one rename, taken out the tests above fail."""
+    """The tests above fail without the sync of files or of names, or without the one rename."""
     with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
         kill_everywhere(tmp_path, base, mutant, power=True)
 
 
 def test_real_files_are_synced_to_disk(tmp_path, monkeypatch):
-    """The real layer does what the model of it above takes for granted."""
+    """Checks that the real layer does what the model above assumes."""
     done: list[tuple[str, int]] = []
     real_sync, real_rename = os.fsync, os.rename
 
@@ -175,7 +175,7 @@ def test_error_in_every_operation(tmp_path, base, error, lasting):
             save(failing, directory, 2)
         except OSError:
             left = [n for n in os.listdir(directory) if n.startswith("partial-fit")]
-            # What rank 1 has written in vain stays until the next start, what rank 0 has does not.
+            # Files written by rank 1 stay until the next start, those of rank 0 do not.
             assert fail_at < 10 or not left or "gone" in left[0]
             assert check(directory, (1, 2))
         else:
@@ -196,7 +196,7 @@ def test_short_writes(tmp_path, base):
 
 
 def damages(path: Path):
-    """Yields a word for each way in which a file is damaged, while it is."""
+    """Context: damages a file in each possible way; yields a description while it is damaged."""
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in range(8):
@@ -215,7 +215,7 @@ def damages(path: Path):
 
 
 def undetected(directory: Path, names: str = "*") -> list[str]:
-    """Returns the damages of a checkpoint's files that nothing notices."""
+    """Returns the damages of a checkpoint's files that are not detected."""
     found = []
     for path in sorted(directory.glob(names)):
         for damage in damages(path):
@@ -260,7 +260,7 @@ def test_only_damaged_checkpoints_are_refused_unless_allowed(base):
     (base / "fit-000-epoch-0000-step-0000000001").mkdir()
     own = opened(Files(), base)
     own.claim()
-    for _ in range(2):  # Also where the damaged one has been set aside before.
+    for _ in range(2):  # The second time, a damaged one has been set aside already.
         with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
             own.newest(0)
     assert own.newest(0, start_anew=True) is None

@@ -1,4 +1,4 @@
-"""How often to save, from what saves have cost."""
+"""Checks the advice on how often to save, derived from the cost of past saves."""
 
 import re
 
@@ -9,7 +9,7 @@ from tfdml.callbacks.checkpoint.cost import LIMIT, SaveCost
 
 
 class Training:
-    """A training on a clock of its own: steps of 0.1 s, saves of a given cost."""
+    """Training with a simulated clock: steps of 0.1 s, saves of a given cost."""
 
     def __init__(self, every: int, still: float, slower: float, write: float):
         self.now = 0.0
@@ -40,7 +40,7 @@ def test_advised_interval_keeps_the_cost_below_the_limit(every, still, slower, w
     steps = int(re.search(r"or (\d+) steps it", advice)[1])
     cost = still + slower * write / (0.1 + slower)
     assert cost / (0.1 * steps) <= LIMIT * 1.1
-    # No longer than needed: a save must not begin before the last one is written, either.
+    # Not longer than needed: a save must not begin before the previous one is written, either.
     assert steps == pytest.approx(max(cost / LIMIT, write) / 0.1, rel=0.15, abs=1)
 
 

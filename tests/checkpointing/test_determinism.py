@@ -1,4 +1,4 @@
-"""Programs that ask TensorFlow for the same bits: its global generator is not there then."""
+"""Checks checkpoints under TensorFlow's determinism, where the global generator is missing."""
 
 import subprocess
 import sys

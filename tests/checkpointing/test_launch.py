@@ -1,4 +1,4 @@
-"""A job that ends before its time, under `tfdml launch`: it is started again, and goes on."""
+"""Checks that `tfdml launch` restarts an interrupted job, which then resumes."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ print("of", strategy.size, "updates", model.optimizer.iterations.numpy(),
       "epochs", len(history.history["loss"]), "here", len(steps))
 """
 
-# In ssh's place: the "machines" are addresses of this one, and a lost one does not answer.
+# Stands in for ssh: the "hosts" are addresses of this one, and a lost one does not answer.
 SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 if [ -e "$0.d/lost-$1" ]; then echo "no route to $1" >&2; exit 255; fi

@@ -1,4 +1,4 @@
-"""What is written beside training is the state of one moment, though training goes on."""
+"""Checks that the state written in the background is of one moment, while training continues."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from tests.harness import rank_job
 
 
 def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list[bool]]:
-    """Trains, reads the state, trains on; returns what has become of what was read, and of it."""
+    """Trains, reads the state, trains on; returns the state that was read, before and after."""
     from tfdml.callbacks.checkpoint.model_state import ModelState
     from tfdml.strategies.replicas.rank_state import RankState
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a store, where nothing but an object appears whole."""
+"""Checks checkpoints in an object store, where only single objects appear whole."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from tfdml.checkpointing.claim import DirectoryInUse, Lease
 
 @pytest.fixture(params=["memory", "bucket"])
 def url(request, tmp_path) -> str:
-    """A place in a store."""
+    """Returns the URL of a run in a store."""
     place = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
     return f"{request.param}://{place}/run"
 
@@ -28,7 +28,7 @@ def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirect
 
 
 def save(files: Files, url: str, step: int) -> None:
-    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    """Saves a checkpoint as two ranks do, one after the other, and removes the previous one."""
     manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
@@ -52,7 +52,7 @@ def check(url: str, steps: tuple[int, ...], said: list | None = None) -> int:
 
 
 def kill_everywhere(url: str, files: type) -> set[int]:
-    """Ends a save of step 2 at each of its changes, and restarts; returns the steps found."""
+    """Interrupts a save of step 2 at each of its changes, and restarts; returns the steps found."""
     found = set()
     for stop_at in range(60):
         place = f"{url}{stop_at}"
@@ -82,7 +82,7 @@ class CommitsByRename(CrashingStore):
 
 
 class MarksFirst(CrashingStore):
-    """Its manifest is there before the members are."""
+    """Writes the manifest before the members."""
 
     def sync(self, file):
         if file[0].endswith(".safetensors"):
@@ -95,7 +95,7 @@ class MarksFirst(CrashingStore):
 
 @pytest.mark.parametrize("mutant", [CommitsByRename, MarksFirst])
 def test_the_marker_comes_last(url, mutant):
-    """By a rename, or with the marker first, a kill leaves half of a checkpoint."""
+    """With a rename, or with the marker first, a kill leaves half of a checkpoint."""
     with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
         kill_everywhere(url, mutant)
 
@@ -167,7 +167,7 @@ def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -
 
 def test_second_job_is_refused_while_the_first_runs(url):
     said: list[str] = []
-    # Seconds enough for a thread of a busy machine; nobody waits for them here.
+    # Long enough for a thread on a busy machine; no test waits that long.
     first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
     first.take()
     with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* has"):
@@ -183,7 +183,7 @@ def test_dead_job_is_replaced_and_notices_it_if_alive(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said, host="elsewhere")
     first.take()
-    first._over.set()  # Stopped: it renews no more.
+    first._over.set()  # Stopped: it no longer renews the lease.
     second.take()
     with pytest.raises(DirectoryInUse, match="elsewhere"):
         first.check()
@@ -193,7 +193,7 @@ def test_dead_job_is_replaced_and_notices_it_if_alive(url):
 def test_dead_job_of_this_machine_is_not_waited_for(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said)
-    first._own["started"] -= 1000.0  # Another process had this number.
+    first._own["started"] -= 1000.0  # As if another process had this pid before.
     first.take()
     first._over.set()
     second.take()

@@ -1,4 +1,4 @@
-"""`tfdml bench`: its table, and a run on two ranks."""
+"""Checks the table of `tfdml bench`, and a run on two ranks."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ BENCH = [sys.executable, "-m", "tfdml.cli.main", "bench"]
 
 
 def test_table_is_sorted_by_predicted_time():
-    # 1 MB/s: 2 MB uncompressed, a quarter as int8; the codec of the other takes 10 s.
+    # 1 MB/s: 2 MB uncompressed, a quarter as int8; the other's codec takes 10 s.
     codecs = [(None, 0.0), (compression.QSGD(8), 1e-9), (compression.Float16(), 1e-5)]
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(Link(0.0, 1e6), 2, [(1024, 512)], codecs))

@@ -1,4 +1,4 @@
-"""`tfdml doctor`: healthy and ill machines."""
+"""Checks `tfdml doctor` on healthy and broken environments."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def row(output: str, name: str) -> str:
 
 
 def shown(findings: list[Finding], verbose: bool = False, width: int = 100) -> list[str]:
-    """Returns the lines that `doctor` prints of findings."""
+    """Returns the lines that `doctor` prints for some findings."""
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     doctor.show(console, findings, verbose)
     return console.export_text().splitlines()
@@ -58,7 +58,7 @@ def test_output_fits_a_screen(tfdml_command, columns):
     assert row(done.stdout, "All-reduce").startswith("ok ")
 
 
-@pytest.mark.slow  # The one before runs it too.
+@pytest.mark.slow  # The test above runs it too.
 def test_healthy_machine(tfdml_command):
     done = tfdml_command("doctor", "--verbose", **WIDE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -166,7 +166,7 @@ def test_version_outside_of_the_range(monkeypatch):
 
 
 def test_two_tensorflows(tfdml_command, tmp_path):
-    """pip lets `tensorflow-cpu` be installed over `tensorflow`; here only what it notes of one."""
+    """pip allows `tensorflow-cpu` on top of `tensorflow`; here only the metadata of one exists."""
     names = [found.distribution for found in installed_tensorflows()]
     other = next(n for n in ("tensorflow", "tensorflow-cpu") if n not in names)
     noted = tmp_path / f"{other.replace('-', '_')}-2.21.0.dist-info"

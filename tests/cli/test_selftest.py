@@ -1,4 +1,4 @@
-"""`tfdml test`: right strategies, tampered gradients, failures, and what is left of it."""
+"""Checks `tfdml test`: correct strategies, tampered gradients, failures, and leftovers."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ ALL_RUNS = {
 }
 RUNS = {run.name: run for job in (jobs.REFERENCE, *jobs.JOBS) for run in job.runs}
 
-# Python imports a module of this name at its start. Only the program of rank 1 is changed.
+# Python imports a module of this name at startup. Only rank 1's program is changed.
 TAMPERED = """
 import json, os, sys
 config = json.loads(os.environ.get("TF_CONFIG", "{}"))
@@ -76,7 +76,7 @@ def test_events_survive_a_launchers_output(capsys):
     Event("horovod").send()
     sent.send()
     lines = capsys.readouterr().out.splitlines(keepends=True)
-    # POSIX: a pipe keeps these in one piece, with the prefix of a rank.
+    # POSIX: a pipe keeps each of these in one piece, with the prefix of its rank.
     assert max(map(len, lines)) < 4096 - 100
     reader = Reader()
     read = [reader.read(f"[0]<stdout>:{line}") for line in lines]
@@ -154,7 +154,7 @@ def test_a_missing_directory_is_found_before_training(tmp_path):
 
 
 def run_test(tmp_path, *options: str, timeout: float = 400, **variables: str):
-    """Runs `tfdml test` for real; returns how it ended, and the status of each run."""
+    """Runs `tfdml test`; returns the finished process and the status of each run."""
     file = tmp_path / "results.json"
     done = subprocess.run(
         [*TEST, *options, "--json", str(file)],
@@ -176,7 +176,7 @@ def test_two_workers_pass(tmp_path):
         "multi_worker_mirrored": "right",
         "compressed": "right",
     }
-    # Not the same sums: they would be one process's.
+    # Different sums: equal ones would be those of one process.
     assert 0 < runs["multi_worker_mirrored"]["off_by"] < runs["compressed"]["off_by"]
     assert done.stdout.splitlines()[:3] == [
         "Training: one process, plain Keras, on this machine",

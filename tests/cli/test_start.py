@@ -1,4 +1,4 @@
-"""The command line and the package start quickly and explain themselves."""
+"""Checks that the command line and the package start fast and document themselves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Buckets, and the sums that travel in them."""
+"""Checks the buckets of gradients and the sums over them."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ F32, F16 = tf.float32, tf.float16
     [
         ([], [], []),
         ([10], [F32], [[0]]),
-        ([1, 1, 1, 1], [F32] * 4, [[3, 2], [1, 0]]),  # The first holds 2, the others 4.
+        ([1, 1, 1, 1], [F32] * 4, [[3, 2], [1, 0]]),  # The first holds 2 values, the others 4.
         ([1, 1, 1, 1, 1, 1, 1], [F32] * 7, [[6, 5], [4, 3, 2, 1], [0]]),
-        ([1, 9, 1], [F32] * 3, [[2, 1], [0]]),  # A small one travels with a large one.
+        ([1, 9, 1], [F32] * 3, [[2, 1], [0]]),  # A small tensor shares a bucket with a large one.
         ([9, 1, 9, 9], [F32] * 4, [[3], [2], [1, 0]]),
         ([1, 1, 1], [F32, F16, F16], [[2, 1], [0]]),
         ([1, 1, 1], [F16, F32, F16], [[2], [1], [0]]),

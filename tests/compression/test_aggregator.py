@@ -1,4 +1,4 @@
-"""Sums of compressed gradients on simulated ranks: feedback, votes, the same bits everywhere."""
+"""Checks sums of compressed gradients on simulated ranks: feedback, overflow votes, equal bits."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
 NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]
-# Bytes; the same in all tests of all codecs, which XLA compiles for each shape.
+# In bytes; equal in all tests of all codecs, because XLA compiles each shape.
 BUCKET = 4096
 COMPRESSORS = [
     Float16(),
@@ -50,21 +50,21 @@ COMPRESSORS = [
 
 
 class Identity(SummableCompressor):
-    """Compresses nothing: the seam must then change nothing."""
+    """Codec that compresses nothing, so the seam must not change anything."""
 
     biased = False
 
     def payload_bytes(self, shape: Sequence[int]) -> int:
-        """All of them."""
+        """Accepts all gradients."""
         return 4 * math.prod(shape)
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
-        """Nothing is kept."""
+        """Returns no state."""
         return {}
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Sums the gradients themselves."""
+        """Sums the gradients uncompressed."""
         return (
             lambda gradients, states: (list(gradients), []),
             lambda gradients, states, kept, sums: (sums, [{} for _ in gradients], sums),
@@ -72,7 +72,7 @@ class Identity(SummableCompressor):
 
 
 def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:
-    """One rank's gradients of a step: half of them common to all ranks and steps."""
+    """Returns one rank's gradients of a step: half of them are common to all ranks and steps."""
     common, own = np.random.default_rng(5), np.random.default_rng([rank, step])
     return [
         tf.constant(((common.normal(size=s) + own.normal(size=s)) * scale).astype("float32"))
@@ -81,7 +81,7 @@ def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:
 
 
 def run(compressor, size: int, steps: int, **options) -> list:
-    """Sums `steps` gradients on simulated ranks; returns each rank's sums, and what it keeps."""
+    """Sums `steps` gradients on simulated ranks; returns each rank's sums and its state."""
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
@@ -96,7 +96,7 @@ def run(compressor, size: int, steps: int, **options) -> list:
 
 
 def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
-    """The sums that compression approximates."""
+    """Returns the exact sums."""
     return [
         [np.sum([g[i] for g in ranks], axis=0) for i in range(len(SHAPES))]
         for ranks in ([gradients(r, step) for r in range(size)] for step in range(steps))
@@ -104,13 +104,13 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
 
 
 def _by_default(compressors: Sequence) -> list:
-    """One codec of a kind; its likes, which differ in a number, are slow tests."""
+    """Runs one codec of each kind by default; variants that differ in a number are slow tests."""
     likes = (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True), PowerSGD(4, alternate=True))
     likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1))}
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
 
 
-@pytest.mark.slow  # Three ranks are what tells an owner from the other one.
+@pytest.mark.slow  # Only with three ranks does an owner differ from the other rank.
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_sums_are_bit_identical_on_two_ranks(compressor):
     _assert_same_bits(compressor, 2)
@@ -130,14 +130,14 @@ def _assert_same_bits(compressor, size: int) -> None:
 
 
 def missing(compressor, steps: int) -> float:
-    """Returns the size of what has not arrived after some steps, summed over them."""
+    """Returns the norm of the values still missing after some steps, summed over them."""
     sums, _ = run(compressor, 2, steps)[0]
     true = zip(*true_sums(2, steps), strict=True)
     pairs = zip(true, zip(*sums, strict=True), strict=True)
     return np.sqrt(sum(((np.sum(t, 0) - np.sum(s, 0)) ** 2).sum() for t, s in pairs))
 
 
-# What momentum has gathered is no sum of gradients: `test_deep_gradient` has its formula.
+# Gathered momentum is not a sum of gradients: `test_deep_gradient` has its formula.
 FED_BACK = [c for c in COMPRESSORS if c.biased and not c.replaces_momentum]
 
 
@@ -147,7 +147,7 @@ def test_residuals_are_sent_later(compressor):
         biased = False
 
     forgetful = Forgetful(**compressor.get_config())
-    # Codecs that send a tenth of the numbers need many steps to send all of them.
+    # Codecs that send a tenth of the values need many steps to send all of them.
     assert missing(compressor, 24) < 0.6 * missing(forgetful, 24)
 
 
@@ -157,7 +157,7 @@ def test_errors_of_unbiased_codecs_grow_like_a_random_walk(compressor):
 
 
 def test_error_feedback_matches_its_formula():
-    """QSGD on one rank's worth of arithmetic, three steps, in NumPy."""
+    """QSGD with the arithmetic of one rank, three steps, in NumPy."""
     size, steps, codec = 2, 3, QSGD(4, bucket_size=64)
     shape, block = (40, 50), 64
     chunk = chunk_length(40 * 50, size, block)
@@ -194,7 +194,7 @@ def test_error_feedback_matches_its_formula():
         ]  # fmt: skip
 
     for result in run_ranks(size, rank):
-        # A sum that rounds differently may fall on the other side of a code, rarely.
+        # A sum that rounds differently may rarely fall on the other side of a code's border.
         for a, b in zip(result, expected, strict=True):
             assert np.mean(np.abs(a - b) > 1e-4) < 0.005
 
@@ -210,7 +210,7 @@ def test_power_sgd_matches_its_formula():
         np.testing.assert_allclose(
             np.linalg.norm(state[f"q/{NAMES[0]}"], axis=0), np.ones(4), rtol=1e-5
         )
-        # The same directions, up to their lengths.
+        # The same directions, except for their lengths.
         unit = right / np.linalg.norm(right, axis=0)
         angles = np.abs(np.sum(unit * state[f"q/{NAMES[0]}"], 0))
         assert angles[0] == pytest.approx(1.0, abs=1e-3)
@@ -223,7 +223,7 @@ def test_power_sgd_in_turns_matches_its_formula():
     left = sum(m @ base for m in matrices)
     first = left @ base.T
     base = np.linalg.qr(left)[0]
-    # What the first step has left out enters the second one.
+    # The residual of the first step enters the second one.
     rest = [2 * m - first / 2 for m in matrices]
     second = base @ (base.T @ sum(rest))
 
@@ -256,7 +256,7 @@ def test_power_sgd_handles_degenerate_gradients(value):
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-@pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be.
+@pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be compressed.
 def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, place):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
@@ -279,7 +279,7 @@ def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, place):
 
 
 def test_residuals_do_not_depend_on_the_loss_scale():
-    """The same gradients, scaled differently at each step, leave the same out."""
+    """The same gradients with a different scale in each step leave the same residual."""
     codec = next(c for c in COMPRESSORS if repr(c) == repr(QSGD(4)))
 
     def rank(collective, scales):
@@ -299,7 +299,7 @@ def test_residuals_do_not_depend_on_the_loss_scale():
 
 
 def test_residuals_follow_the_learning_rate():
-    """A residual of a step with rate 0.1 counts ten times as much in one with rate 0.01."""
+    """A residual of a step with rate 0.1 counts ten times as much in a step with rate 0.01."""
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, QSGD(2))
@@ -310,7 +310,7 @@ def test_residuals_follow_the_learning_rate():
         return kept, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
 
     for kept, _, after in run_ranks(2, rank):
-        # What has been sent of the residual, and what is left of it, are ten times the residual.
+        # The sent part of the residual and the remaining one add up to ten times the residual.
         _, decoded = numpy_codecs.qsgd(np.zeros((1, 64), "float32"), 2, 64)
         assert np.abs(after).max() <= 10 * np.abs(kept).max() * 1.01
         assert np.abs(after).max() > 2 * np.abs(kept).max()
@@ -328,7 +328,7 @@ def test_identity_codec_changes_nothing(size):
 
 
 def test_parts_of_a_bucket_equal_separate_exchanges():
-    """A codec whose blocks are of a gradient's shape: in a bucket for each, or all in one."""
+    """Codec with blocks of a gradient's shape, in one bucket each or all in one."""
 
     def rank(collective, limit):
         aggregator = CompressedAggregator(collective, OneBit(), limit)
@@ -341,7 +341,7 @@ def test_parts_of_a_bucket_equal_separate_exchanges():
 
 
 def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
-    """Returns each rank's second sums, with buckets of another size than for the first ones."""
+    """Returns each rank's second sums, with another bucket size than for the first ones."""
 
     def kept(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
@@ -360,7 +360,7 @@ def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
 
 
 def test_owner_state_survives_other_buckets_of_the_same_parts():
-    """Of `OneBit`, each matrix is a part of its own."""
+    """For `OneBit`, each matrix is a separate part."""
     same, other = goes_on(OneBit(), BUCKET), goes_on(OneBit(), 1 << 20)
     for rank in range(2):
         for expected, actual in zip(same[rank], other[rank], strict=True):

@@ -1,4 +1,4 @@
-"""Each codec against NumPy, at its edges, and on average."""
+"""Checks each codec against NumPy, at its limits, and on average."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,7 @@ CODECS = [
 
 
 def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """Normal numbers whose sizes differ by orders of magnitude along a row."""
+    """Returns normal values whose sizes differ by orders of magnitude along a row."""
     rng = np.random.default_rng(seed)
     sizes = 10.0 ** rng.uniform(-6, 2, (rows, length // 64))
     return (rng.normal(size=(rows, length)) * np.repeat(sizes, 64, 1)).astype("float32")
@@ -52,7 +52,7 @@ def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
 
 @functools.cache
 def compiled(codec) -> tuple[Callable, Callable]:
-    """Returns the codec's functions compiled, as in training: once for each shape."""
+    """Returns the codec's functions, compiled as in training: once for each shape."""
     return tuple(tf.function(f, jit_compile=codec.static) for f in (codec.encode, codec.decode))
 
 
@@ -92,7 +92,7 @@ def test_qsgd_matches_its_formula(bits, norm):
     rows = numbers(3, 256)
     codec = QSGD(bits, bucket_size=64, norm=norm)
     payload, decoded = numpy_codecs.qsgd(rows, bits, 64, norm)
-    if norm == "max":  # A sum of squares may round differently, and with it a code.
+    if norm == "max":  # A sum of squares may round differently, and so a code may.
         assert codec.encode(tf.constant(rows), SEED).numpy().tobytes() == payload
     np.testing.assert_allclose(there_and_back(codec, rows), decoded, rtol=1e-5)
 
@@ -127,7 +127,7 @@ def test_natural_compression_is_unbiased():
     rows = np.tile(numbers(1, 512), (400, 1))
     codec = NaturalCompression()
     decoded = np.concatenate([there_and_back(codec, rows, tf.constant([3, s])) for s in range(10)])
-    # The variance of a number's code is 1/8 of its square at most.
+    # The variance of a value's code is at most 1/8 of its square.
     bound = 5 * np.sqrt(1 / 8 / len(decoded)) * np.abs(rows[0])
     assert (np.abs(decoded.mean(0) - rows[0]) < bound + 1e-12).all()
 
@@ -146,7 +146,7 @@ def test_tern_grad_sends_three_values_and_is_unbiased_within_the_clip():
 
 
 def test_one_bit_matches_its_formula():
-    """Three rows of two tiles each; the sizes of rows and columns differ by orders of magnitude."""
+    """Three rows of two tiles each; row and column sizes differ by orders of magnitude."""
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-4, 2, (3, 2, 8, 1)) * 10.0 ** rng.uniform(-1, 1, (3, 2, 1, 600))
     tiles = (rng.normal(size=sizes.shape) * sizes).astype("float32")
@@ -156,7 +156,7 @@ def test_one_bit_matches_its_formula():
     decoded = there_and_back(codec, rows).reshape(tiles.shape)
     for index in np.ndindex(3, 2):
         wanted = numpy_codecs.one_bit(tiles[index])
-        # A column's size may be rounded to the one or to the other side.
+        # A column's size may be rounded up or down.
         assert np.mean(np.abs(decoded[index] - wanted) > 1e-3 * np.abs(wanted)) < 0.01
         np.testing.assert_allclose(decoded[index], wanted, rtol=0.05)
     payload = codec.encode(tf.constant(rows), SEED)
@@ -244,7 +244,7 @@ def test_stochastic_rounding_is_unbiased(bits, norm):
          for s in range(trials // 50)]
     ).reshape(-1, 64)  # fmt: skip
     step = (np.abs(rows).max() if norm == "max" else np.linalg.norm(rows)) / (2 ** (bits - 1) - 1)
-    # Rounding one number has at most half a step of standard deviation; 5 of those of the mean.
+    # Rounding one value has a standard deviation of at most half a step; 5 of those of the mean.
     assert np.abs(decoded.mean(0) - rows[0]).max() < 5 * 0.5 * step / np.sqrt(trials)
     assert len(np.unique(decoded[:, 0])) > 1
 

@@ -1,4 +1,4 @@
-"""Deep gradient compression: its formula in NumPy, its warm-up, and whom it is for."""
+"""Checks deep gradient compression: its formula in NumPy, its warm-up, and supported optimizers."""
 
 import keras
 import numpy as np
@@ -22,13 +22,13 @@ def gradient(rank: int, step: int) -> np.ndarray:
 
 
 def largest(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns the flat places of the largest numbers of each row."""
+    """Returns the flat indices of the largest values of each row."""
     places = np.argsort(-np.abs(rows), axis=1)[:, :count]
     return (places + np.arange(len(rows))[:, None] * rows.shape[1]).reshape(-1)
 
 
 def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.ndarray], list]:
-    """The sums of each step, and the ranks at the end."""
+    """Returns the sums of each step, and the ranks at the end."""
     length = SHAPE[0] * SHAPE[1]
     chunk = chunk_length(length, size, 8)
     count = int(np.ceil(RATIO * chunk))
@@ -122,7 +122,7 @@ def test_nonfinite_values_are_sent(bad):
 
 
 def test_unrepresentative_sample_sends_fewer_values():
-    """The threshold is then 0, or too high: what is sent is never wrong, nor too much."""
+    """The threshold is then 0 or too high: wrong or surplus values are never sent."""
     rows = np.zeros((1, 200_000), "float32")
     rows[0, 3] = 5.0
     codec = DeepGradientCompression(0.001)
@@ -133,7 +133,7 @@ def test_unrepresentative_sample_sends_fewer_values():
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ratio_1_equals_momentum(ranks, size):
-    """At ratio 1 nothing waits, and training is that of SGD with momentum on one process."""
+    """At ratio 1 nothing waits, and training equals SGD with momentum on one process."""
     (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     results = ranks(size).run(cases.train, DeepGradientCompression(1.0, 0.9, masking=False))
     assert_same_bits(results)

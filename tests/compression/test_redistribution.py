@@ -1,4 +1,4 @@
-"""What ranks keep, for another number of ranks: nothing is lost."""
+"""Checks that the ranks' state is redistributed over another number of ranks without loss."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ STEPS = 12
 
 
 def steps(collective, compressor, steps: int, state=None, zero: bool = False) -> tuple:
-    """Returns the sum of some steps' sums, and what is then kept."""
+    """Returns the total of some steps' sums, and the state afterwards."""
     aggregator = CompressedAggregator(collective, compressor)
     if state is not None:
         aggregator.restore(state)
@@ -34,7 +34,7 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     ids=repr,
 )
 def test_pending_values_are_sent_by_other_ranks(compressor, size):
-    """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""
+    """Three ranks' gradients, then none: the remaining ranks deliver the residuals."""
     before = run_ranks(3, lambda c: steps(c, compressor, 2))
     kept = redistributed([state for _, state in before], size)
     assert len(kept) == size
@@ -50,13 +50,13 @@ def test_pending_values_are_sent_by_other_ranks(compressor, size):
 
 
 def _waiting(states: list[dict]) -> list[float]:
-    """Returns the sums of all that waits to be sent, of each kind."""
+    """Returns the total of all values that wait to be sent, for each kind of state."""
     sums: dict[str, float] = {}
     for name in states[0]:
         kind, _, rest = name.partition("/")
         whole = np.concatenate([state[name].reshape(-1) for state in states if name in state])
         if kind == "server_residual":
-            # Behind a part's numbers is what its chunks are padded with.
+            # The padding of a part's chunks follows its values.
             whole = whole[: states[0][f"part/{rest}"][0]]
         if kind in ("residual", "server_residual"):
             sums[name] = float(whole.sum(dtype="float64"))

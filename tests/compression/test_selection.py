@@ -1,4 +1,4 @@
-"""The largest numbers are chosen exactly, whatever they are like and however they are found."""
+"""Checks that exactly the largest values are chosen, for any distribution and method."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""What a codec keeps of one model's gradients changes no other model's training."""
+"""Checks that the codec state of one model does not affect the training of another."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def _assert_same_bits(one, other):
     ],
 )
 def test_alternating_models_train_as_each_alone(ranks, kind, codec, accumulation):
-    """Also where it is saved, and taken up under another strategy."""
+    """Also after saving, and restoring under another strategy."""
     alone = ranks(2, kind).run(cases.in_turn, False, codec, accumulation)
     for resumed in (False, True):
         in_turn = ranks(2, kind).run(cases.in_turn, True, codec, accumulation, resumed)
@@ -45,7 +45,7 @@ def test_new_optimizer_begins_without_state(ranks):
 
 @pytest.mark.parametrize("as_before", [False, True])
 def test_state_of_two_optimizers_is_resumed(ranks, as_before):
-    """From checkpoints, too, that hold what all optimizers keep under names without theirs."""
+    """Also from checkpoints whose names of the state do not name the optimizer."""
     whole = ranks(2).run(cases.two_optimizers_go_on, False)
     resumed = ranks(2).run(cases.two_optimizers_go_on, True, as_before)
     for one, other in zip(whole, resumed, strict=True):

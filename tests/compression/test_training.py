@@ -1,4 +1,4 @@
-"""Training with compressed gradients on real ranks."""
+"""Checks training with compressed gradients on real ranks."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ def test_training_is_bit_identical_on_all_ranks_and_converges(ranks, kind, size,
     loss, wanted = results[0]["history"]["loss"], plain["history"]["loss"]
     assert loss[-1] < 0.9 * loss[0]
     np.testing.assert_allclose(loss, wanted, rtol=0.05)
-    # It was compressed: otherwise the weights were those of one process.
+    # It was compressed: otherwise the weights would equal those of one process.
     with pytest.raises(AssertionError):
         assert_close(plain["weights"], results[0]["weights"], rtol=1e-5, atol=1e-6, where="")
 
 
-@pytest.mark.slow  # By default on simulated ranks.
+@pytest.mark.slow  # The default tests use simulated ranks.
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, compression.Auto()], ids=repr)
 def test_weights_are_bit_identical_after_every_step(ranks, compressor, size):

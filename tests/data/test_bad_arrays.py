@@ -1,4 +1,4 @@
-"""Arrays and records that are not as they should be: said with file, row and reason."""
+"""Checks that malformed arrays and records are reported with file, row and reason."""
 
 import gzip
 import struct
@@ -76,7 +76,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
     (tmp_path / "a.jsonl").write_text('{"x": "y"}\n{"x": "%s"}\n' % ("y" * 3000))
     np.save(tmp_path / "a.npy", np.zeros((2, 1000)))
     path = {"array": "a.npy", "jsonl": "a.jsonl"}[kind]
-    # As if protocol buffers ended there.
+    # As if protocol buffers had this size limit.
     monkeypatch.setattr("tfdml.data.format.framing.LARGEST_RECORD", 2000)
     row = {"array": "row 0", "jsonl": "row 2"}[kind]
     with pytest.raises(ValueError, match=f"{path}, {row}: A record must have fewer than 2 GiB"):

@@ -1,4 +1,4 @@
-"""Images that are not as they should be: said with the reason, or read as what they are."""
+"""Checks that malformed images are reported with the reason, or read by their actual format."""
 
 import io
 import os
@@ -157,7 +157,7 @@ def test_tables_of_images(tmp_path, kind):
 
 @pytest.mark.parametrize("crop", ["resize", "random"])
 def test_image_format_does_not_follow_the_file_extension(tmp_path, crop):
-    """A PNG that is called .jpg: its bytes are kept, and TensorFlow looks at those."""
+    """A PNG named .jpg: its bytes are kept, and TensorFlow detects the format from them."""
     (tmp_path / "in" / "cat").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "1.jpg").write_bytes(encoded(NOISE, "PNG"))
     convert(open_source([str(tmp_path / "in")]), str(tmp_path / "out"), ConversionOptions())

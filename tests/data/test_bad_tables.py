@@ -1,4 +1,4 @@
-"""Tables that are not as they should be: said with file, row and reason, and nothing is lost."""
+"""Checks that malformed tables are reported with file, row and reason, and lose no other row."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Encoding many rows at once: the bytes of row by row, and never a row that should be refused."""
+"""Checks column-wise encoding: the bytes of single rows, and errors for the same rows."""
 
 import json
 
@@ -34,7 +34,7 @@ SCHEMA = Schema(
     **{"i" * 130: Feature("int64")},
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1)
-# Of all sizes, so that varints are of all lengths.
+# Of all sizes, so that varints have all lengths.
 SIZED = st.one_of(st.integers(0, 300), st.integers(0, 2**21), WHOLE)
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -62,7 +62,7 @@ def tables(draw) -> dict:
 
 def one_by_one(schema: Schema, table: dict, **options) -> framing.Frames:
     encode = encoder(schema, **options)
-    # Python's own numbers, as sources give them; but of "g", those of NumPy.
+    # Python's own numbers, as sources yield them; for "g", NumPy's.
     values = [c.tolist() if n not in "gh" and c.ndim == 1 else c for n, c in table.items()]
     return framed([encode(dict(zip(table, row, strict=True))) for row in zip(*values, strict=True)])
 
@@ -73,7 +73,7 @@ def test_columns_encode_to_the_bytes_of_single_rows(table):
     wanted = one_by_one(SCHEMA, table)
     found = columns.encode(SCHEMA, table)
     if found is None:
-        # Strings of very uneven lengths are left to row by row.
+        # Strings of very uneven lengths fall back to single rows.
         assert max(map(len, table["h"])) > 64
         found = columns.encode(SCHEMA, {**table, "h": [""] * len(table["a"])})
         assert found is not None
@@ -139,7 +139,7 @@ def test_too_long_records_fall_back_to_single_rows(monkeypatch):
 
 
 def converted(path, directory, by_row: bool, monkeypatch, **options) -> dict | str:
-    """Returns what is written of a file, or why nothing is."""
+    """Returns the bytes written for a file, or the error."""
     with monkeypatch.context() as patched:
         if by_row:
             for source in (CsvSource, ParquetSource, ArraySource):
@@ -184,7 +184,7 @@ CELLS = {
 @pytest.mark.parametrize("case", CELLS)
 def test_csv_is_read_the_same_by_columns_and_rows(tmp_path, monkeypatch, case):
     data = CELLS[case]
-    # Beyond the sampled rows nothing of this changes the schema.
+    # Rows beyond the sampled ones, so none of this changes the schema.
     head = "".join(f"{i},0.5,s\n" for i in range(1000))
     data = data if isinstance(data, bytes) else data.encode()
     (tmp_path / "a.csv").write_bytes(data.replace(b"a,b,c\n", b"a,b,c\n" + head.encode(), 1))

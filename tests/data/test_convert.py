@@ -1,4 +1,4 @@
-"""Conversions: the same bytes from any number of processes, whole after any interruption."""
+"""Checks conversions: the same bytes from any number of processes, complete after interruptions."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_splits_are_stable_when_data_are_added(tmp_path, key):
 COMMAND = [sys.executable, "-m", "tfdml.cli.main", "records", "convert"]
 
 
-# Until a conversion has begun, on a loaded machine.
+# Time for a conversion to begin on a loaded machine.
 START_SECONDS = 180
 
 
@@ -128,7 +128,7 @@ def test_resume_after_a_kill(tmp_path, how, shuffle):
     _, error = killed.communicate(timeout=120)
     assert killed.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130), error
     assert not (output / "data.manifest.json").exists()
-    # What has its name is whole.
+    # A file under its final name is complete.
     finished = {p.name: p.read_bytes() for p in output.glob("*.tfrecord")}
     refused = start(*arguments, "-o", str(output))
     assert "Go on with it by --resume" in refused.communicate(timeout=120)[1]
@@ -227,7 +227,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path, shuffle):
         )
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
-    # Of 120 MB more, a quarter: what malloc keeps differs from run to run.
+    # A quarter of 120 MB more input: the memory kept by malloc differs from run to run.
     assert peaks[1] - peaks[0] < 30, peaks
 
 
@@ -249,7 +249,7 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     source = open_source([table(path, 100)])
     with monkeypatch.context() as patched:
-        # As when the process ends after its first steps.
+        # As if the process ended after its first steps.
         patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, str(tmp_path / "out"), ConversionOptions(shards=4))
@@ -340,7 +340,7 @@ def test_the_plan_reads_each_row_once(tmp_path):
 
 
 def test_examples_are_those_of_protocol_buffers():
-    """Golden bytes: made by TensorFlow's own classes."""
+    """Golden bytes, written by TensorFlow's own classes."""
     import tensorflow as tf
 
     values = {

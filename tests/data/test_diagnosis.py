@@ -1,4 +1,4 @@
-"""What limits reading is found: a stage that is made slow is the one that is named."""
+"""Checks that the diagnosis names the bottleneck of reading: the stage that was made slow."""
 
 import io
 

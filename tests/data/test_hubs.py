@@ -1,4 +1,4 @@
-"""Data sets of other libraries, both ways: real ones, prepared here."""
+"""Checks import and export of data sets of other libraries, on real ones prepared here."""
 
 import numpy as np
 import pytest

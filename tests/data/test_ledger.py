@@ -1,4 +1,4 @@
-"""Notes of what was used prove an epoch exact; whatever is lost or used twice shows."""
+"""Checks that usage notes prove an epoch exact: lost and repeated samples are detected."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ BATCH, SAMPLES, STEPS = 12, 100, 9
 
 
 def use(manifest, ledger: Path, workers: int, state: dict | None, epoch: int, end: int) -> dict:
-    """Lets all workers of a job use an epoch's batches up to `end`; returns the state then."""
+    """Makes all workers of a job use an epoch's batches up to `end`; returns the state then."""
     for rank in range(workers):
         pipeline = read_tfrecords(
             manifest.directory,
             BATCH,
             features=["id"],
             seed=3,
-            # A process's place in a job is all that a pipeline asks of a strategy.
+            # A pipeline needs only the rank and size from a strategy.
             strategy=SimpleNamespace(num_replicas_in_sync=workers, size=workers, rank=rank),
             state=state,
             ledger=str(ledger),
         )
         pipeline.begin_epoch(epoch)
         begin = pipeline.state()["sample"] // BATCH
-        # All that is left is read ahead; only a part is used.
+        # All remaining batches are prefetched; only some are used.
         for _ in pipeline:
             pass
         for step in range(begin, end):
@@ -38,7 +38,7 @@ def use(manifest, ledger: Path, workers: int, state: dict | None, epoch: int, en
 
 @pytest.fixture
 def used(dataset, tmp_path) -> Path:
-    """Notes of two epochs: 2 workers that were ended, 3 that went on, and 1."""
+    """Writes notes of two epochs: by 2 interrupted workers, 3 that resumed, and 1."""
     manifest, ledger = dataset(), tmp_path / "notes"
     state = use(manifest, ledger, 2, None, 0, 4)
     assert state["sample"] == 4 * BATCH

@@ -1,4 +1,4 @@
-"""The order of an epoch: everything once, the same for any number of workers, from any place on."""
+"""Checks the order of an epoch: each record once, for any number of workers, from any position."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tfdml.row_split import LocalReplicas
 def layouts(draw) -> Layout:
     blocks = draw(st.lists(st.integers(1, 9), min_size=1, max_size=30))
     shards = draw(st.lists(st.integers(0, 3), min_size=len(blocks), max_size=len(blocks)))
-    # Some shards may be without blocks.
+    # Some shards may have no blocks.
     return Layout(np.array(blocks, np.int64), np.cumsum(np.array(shards) // 2))
 
 
@@ -142,14 +142,14 @@ def test_a_window_comes_from_few_blocks(layout, seed):
         ids = order.ids(begin, begin + window)
         shards = layout.block_shard[block[ids]]
         touched = len(np.unique(block[ids]))
-        # Laid end to end, blocks are cut by a window at its two ends only.
+        # A window over consecutive blocks only cuts those at its two ends.
         assert sum(layout.block_records[np.unique(block[ids])]) <= window + 2 * 9
         assert len(np.unique(shards)) <= touched <= window
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_worker_may_keep_its_shards(workers):
-    """It reads its part of the files in all epochs, and little of its neighbours'."""
+    """A worker reads its part of the files in all epochs, and little of its neighbours' part."""
     layout = Layout(np.full(1280, 10), np.repeat(np.arange(128), 10))
     parts = {}
     for keep_shards in (False, True):
@@ -168,7 +168,7 @@ def test_kept_shards_are_mixed_from_all_parts_of_the_files():
     layout = Layout(np.full(640, 10), np.repeat(np.arange(64), 10))
     first, second = (Shuffled(layout, 3, epoch, 1600, 16, True).ids(0, 1600) for epoch in (0, 1))
     for ids in (first, second):
-        # 1,600 places are of 16 shards: one of each 4 neighbours.
+        # 1,600 positions come from 16 shards: one of each 4 neighbours.
         assert sorted(np.unique(ids // 100) // 4) == list(range(16))
     assert set(first // 100) != set(second // 100)
 
@@ -185,7 +185,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_orders_do_not_change_between_versions():
-    """A resumed run has the order that it began with: these numbers are for ever."""
+    """A resumed run must have its original order, so these numbers must never change."""
     assert permutation(8, 1, 2).tolist() == [2, 7, 3, 1, 5, 6, 0, 4]
     assert scattered(np.arange(8), 8, 1, 2).tolist() == [1, 4, 7, 2, 5, 3, 6, 0]
     order = Shuffled(Layout(np.full(4, 3), np.repeat(np.arange(2), 2)), 7, 1, 6, 2)

@@ -1,4 +1,4 @@
-"""Each process's rows of every global batch: by the pipeline's own word, and by its stages."""
+"""Checks each process's rows of every global batch, from a pipeline and from its stages."""
 
 from types import SimpleNamespace
 
@@ -27,13 +27,13 @@ def directory(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def pipelines(directory) -> list[TFRecordPipeline]:
-    """Each rank's pipeline, all of whose epochs are alike."""
+    """Returns each rank's pipeline, whose epochs all have the same order."""
     return [read(directory, rank, reshuffle=False) for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def plain(pipelines) -> list[tf.data.Dataset]:
-    """The same rows as `tf.data` alone yields them, batched by the global size."""
+    """Returns the same rows from plain `tf.data`, batched by the global size."""
     steps = [pipelines[0].ids(0, step) for step in range(pipelines[0].steps_per_epoch)]
     own = [np.concatenate([np.array_split(ids, RANKS)[rank] for ids in steps]) for rank in (0, 1)]
     slices = tf.data.Dataset.from_tensor_slices
@@ -41,13 +41,13 @@ def plain(pipelines) -> list[tf.data.Dataset]:
 
 
 def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPipeline:
-    # A process's place in a job is all that a pipeline asks of a strategy.
+    # A pipeline needs only the rank and size from a strategy.
     place = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
     return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
 
 
 def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:
-    """Returns for each rank its rows of each step and how many all have; and the steps it knows."""
+    """Returns each rank's rows and global row count per step, and the numbers of steps."""
 
     def of_rank(collective):
         splitter = BatchSplitter(collective.rank, 1, collective.size)
@@ -65,7 +65,7 @@ def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     return dataset.concatenate(tf.data.Dataset.range(30).batch(batch_size))
 
 
-# What users may put behind a pipeline, with the batch size that is seen then, None if none.
+# Stages that users may add to a pipeline, with the batch size seen then, None if unknown.
 STAGES = {
     "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
     "prefetch": (lambda d: d.prefetch(2), BATCH),
@@ -140,12 +140,12 @@ def test_resumed_pass_with_a_rank_without_rows_in_the_last_batch(directory, pipe
 
 
 def test_shares_are_the_rows_read_without_regrouping(pipelines):
-    """The protocol: what strategies ask for is what was read, with the length of an epoch."""
+    """The protocol: strategies ask for the rows that were read, with the length of an epoch."""
     for rank, pipeline in enumerate(pipelines):
         assert isinstance(pipeline, OwnShareDataset)
         assert pipeline.global_batch_size == BATCH
         shares, steps = pipeline.local_shares(LocalReplicas(rank, 1, RANKS))
         assert (shares, steps) == (pipeline._shares, pipeline.steps_per_epoch)
-        # Other replicas' rows cannot be read: its own are dealt in batches of another size.
+        # Other replicas' rows cannot be read: this rank's are regrouped in batches of another size.
         other, steps = pipeline.local_shares(LocalReplicas(rank, 1, 4))
         assert ([len(batch) for batch in other.take(2)], steps) == ([3, 3], None)

@@ -1,4 +1,4 @@
-"""Pipelines in one process: positions, ends, damaged records, features and augmentation."""
+"""Checks pipelines in one process: positions, ends, damaged records, features, augmentation."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_arrays_lists_and_strings_come_back(tmp_path):
 
 
 def damage(manifest, record: int) -> tuple[str, int]:
-    """Flips a bit of a record of the first shard; returns the file and where its frame begins."""
+    """Flips a bit of a record of the first shard; returns the file and the offset of its frame."""
     from tfdml.data.format import index
 
     path = manifest.path_of(manifest.splits["train"][0])
@@ -155,7 +155,7 @@ def test_skip_drops_exactly_the_damaged_record(dataset):
     pipeline = only_ids(manifest, on_corrupt="skip")
     with pytest.warns(UserWarning, match="record 11"):
         batches = list(pipeline)
-    # Shards are dealt records in turn, so record 11 of the first of 3 is the 33rd.
+    # Records alternate between shards, so record 11 of the first of 3 is the 33rd.
     assert [len(x) for x, _, _ in batches] == [len(batch) for batch in sound]
     for (x, _, weights), batch in zip(batches, sound, strict=True):
         assert x.numpy()[weights > 0].tolist() == [i for i in batch if i != 33]
@@ -210,7 +210,7 @@ def test_length_buckets_resume_at_any_position(dataset):
     epochs = [[batch["id"].numpy().tolist() for batch in whole] for _ in range(2)]
     assert sorted(sum(epochs[0], [])) == list(range(100))
     assert epochs[0] != epochs[1]
-    # The text of record i is i % 7 times as long.
+    # The text of record i is repeated i % 7 times.
     spread = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in epochs[0]]
     assert np.mean(spread) < 3
     state = whole.state_at(1, 4)
@@ -248,7 +248,7 @@ def test_the_first_batch_is_fetched_alone(dataset, monkeypatch):
 
 
 def test_state_stays_small(tmp_path):
-    """A thousand shards and a place in the middle of the ten-thousandth epoch."""
+    """A thousand shards, and a position in the middle of epoch 10,000."""
     rows = ({"id": i} for i in range(2000))
     write_tfrecords(rows, str(tmp_path), shards=1000)
     pipeline = read_tfrecords(str(tmp_path), 8, seed=2**60)

@@ -1,4 +1,4 @@
-"""Mixed data sets and balanced classes: exact parts, nobody forgotten, the same from any place."""
+"""Checks mixed data sets and balanced classes: exact ratios, full coverage, resumable anywhere."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tfdml.row_split import LocalReplicas
 
 
 def groups(sizes: list[int], seed: int | None) -> list[LayoutGroup]:
-    """Groups of these sizes, in blocks of 7 records."""
+    """Returns groups of these sizes, in blocks of 7 records."""
     made, first = [], 0
     for number, size in enumerate(sizes):
         blocks = np.array([7] * (size // 7) + ([size % 7] if size % 7 else []), np.int64)
@@ -42,7 +42,7 @@ def test_epochs_have_their_parts_and_continue_the_previous_one(parts, length, se
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         own = [ids[(ids >= first) & (ids < last)] for ids in drawn]
         assert all(abs(len(o) - ratios[number] * length) < 1 for o in own)
-        # Of all that the epochs have drawn, no record is one turn behind another one.
+        # Over all epochs, no record is more than one repetition behind another.
         times = np.bincount(np.concatenate(own) - first, minlength=last - first)
         assert times.max() - times.min() <= 1
     begin = data.draw(st.integers(0, length))
@@ -61,7 +61,7 @@ def test_parts_are_exact_in_every_cycle():
 
 
 def test_cycle_continues_the_previous_one():
-    """As many places as records: each is drawn once, whatever cycle it falls in."""
+    """As many positions as records: each is drawn once, in whatever cycle it falls."""
     sizes = [8000, 17_000]
     ids = Mixed(groups(sizes, 1), [0.32, 0.68], sum(sizes), 1, 0).ids(0, sum(sizes))
     np.testing.assert_array_equal(np.sort(ids), np.arange(sum(sizes)))
@@ -74,7 +74,7 @@ def test_counts_sum_up():
 
 @pytest.fixture
 def two_sets(tmp_path) -> list[str]:
-    """40 records from 0 on, and 10 from 1,000 on."""
+    """Writes 40 records numbered from 0, and 10 numbered from 1,000."""
     paths = []
     for name, first, count in (("large", 0, 40), ("small", 1000, 10)):
         rows = ({"id": first + i, "kind": name} for i in range(count))
@@ -94,7 +94,7 @@ def test_two_data_sets_at_a_ratio(two_sets):
     assert sum(i >= 1000 for i in first) == 25
     counts = np.unique([i for i in first + second if i >= 1000], return_counts=True)[1]
     assert counts.tolist() == [5] * 10
-    # The 50 of the large set: all of them once before any comes again.
+    # The 50 of the large set: each comes once before any repeats.
     assert len({i for i in (first + second) if i < 1000}) == 40
     assert first != second
 

@@ -1,4 +1,4 @@
-"""Stores that are not a disk: inputs, outputs, repairs and reading go through fsspec."""
+"""Checks storage other than disks: inputs, outputs, repairs and reading through fsspec."""
 
 import gzip
 import hashlib
@@ -28,8 +28,8 @@ ROWS = 60
 
 @pytest.fixture
 def store(tmp_path, monkeypatch) -> str:
-    """A directory in a store that is in memory."""
-    # What a conversion notes on its way is then in the user's cache.
+    """Returns a directory in an in-memory store."""
+    # A conversion then stores its progress notes in the user's cache.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = f"memory://{tmp_path.name}"
     yield root
@@ -137,7 +137,7 @@ def _interrupt(*_):
 )
 def test_missing_plugin_is_named(monkeypatch, path, package, plug_in):
     if package:
-        # Also on a machine that has it.
+        # Even if this machine has the plugin.
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(_registry, path.split("://")[0], raising=False)
     for use in (lambda: open_source([path]), lambda: read_tfrecords(path, 8)):
@@ -155,7 +155,7 @@ def test_local_cache_avoids_reads_from_the_store(store, tmp_path):
     assert sorted(epochs[0]) == list(range(600))
     copies = [p for p in (tmp_path / "copies").rglob("*") if p.is_file()]
     assert len(copies) == len(first._fetcher.reader.layout.block_records) > 3
-    # Without the shards, all is there; and a copy that is damaged or cut counts as none.
+    # The cache works without the shards; a damaged or truncated copy is ignored.
     again = read_tfrecords(store, 32, **options)
     kept = [storage.read_bytes(manifest.path_of(s)) for s in manifest.splits["train"]]
     for shard in manifest.splits["train"]:
@@ -191,7 +191,7 @@ def test_memory_cache_reads_each_block_once(tmp_path):
 def test_full_disk_stops_caching_but_not_reading(dataset, tmp_path):
     (tmp_path / "copies").mkdir()
     manifest = dataset(shards=2)
-    # A file where a directory must be made.
+    # A file where a directory is needed.
     for shard in manifest.splits["train"]:
         path = manifest.path_of(shard)
         folder = hashlib.sha256(path.encode()).hexdigest()[:16]

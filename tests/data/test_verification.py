@@ -1,4 +1,4 @@
-"""Damage is noticed wherever it is, and mended without losing what is sound."""
+"""Checks that damage is detected anywhere, and repaired without loss of valid records."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def test_shard_of_another_data_set_is_detected(small, tmp_path):
 
 
 def say(shard: Path, **changes) -> None:
-    """Changes what the manifest says of a shard."""
+    """Changes a shard's entry in the manifest."""
     path = shard.with_name("data.manifest.json")
     said = json.loads(path.read_text())
     said["splits"]["train"][0] |= changes
@@ -93,7 +93,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# Each lets all checks pass but one: without that one, verify would say that all is sound.
+# Each damage passes all checks except one: without that check, verify would report success.
 
 
 def another_size(shard: Path) -> None:
@@ -101,7 +101,7 @@ def another_size(shard: Path) -> None:
 
 
 def another_digest(shard: Path) -> None:
-    # A record that is sound, and as long as the one that it replaces.
+    # A valid record with the length of the one that it replaces.
     other = shard.parent.parent / "other"
     rows = ({"a": i + (i == 3), "b": "x" * i} for i in range(6))
     write_tfrecords(rows, str(other), shards=1)
@@ -115,7 +115,7 @@ def another_count(shard: Path) -> None:
 
 
 def a_damaged_record(shard: Path) -> None:
-    # Damaged before its digest was taken.
+    # Damaged before its digest was computed.
     data = bytearray(shard.read_bytes())
     data[-6] ^= 1
     shard.write_bytes(data)
@@ -123,7 +123,7 @@ def a_damaged_record(shard: Path) -> None:
 
 
 def cut_between_records(shard: Path) -> None:
-    # With an index, digests and a size that go with it: only the count tells.
+    # With a matching index, digests and size: only the count reveals it.
     lengths = index.read(str(shard)).lengths
     shard.write_bytes(shard.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     sidecar = shard.with_name(shard.name + index.SUFFIX)
@@ -133,7 +133,7 @@ def cut_between_records(shard: Path) -> None:
 
 
 def another_index(shard: Path) -> None:
-    # One that is whole, and of the same records in other blocks.
+    # A whole index of the same records in other blocks.
     sidecar = shard.with_name(shard.name + index.SUFFIX)
     found = index.read(str(shard))
     sizes = found.lengths.astype("u8") + FRAME

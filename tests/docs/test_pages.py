@@ -1,4 +1,4 @@
-"""README and the pages say what is so: links lead somewhere, and commands and code exist."""
+"""Checks that README and the pages are correct: links resolve, and commands and code exist."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_wrong_commands_are_detected(words, said):
 
 
 def mistake(words: Sequence[str]) -> str | None:
-    """Returns what the command line does not know of a command; None if it knows all."""
+    """Returns the part of a command that the command line does not know; None if it knows all."""
     command, words = TFDML, list(words)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         word = words.pop(0)
@@ -92,7 +92,7 @@ def mistake(words: Sequence[str]) -> str | None:
         word = words.pop(0).partition("=")[0]
         if not word.startswith("-") or word == "--":
             if not command.context_settings.get("allow_interspersed_args", True):
-                break  # What follows is the script's own.
+                break  # The script's own arguments follow.
         elif word not in options:
             return f"no option {word}"
         elif options[word] is not None and not options[word].is_flag:
