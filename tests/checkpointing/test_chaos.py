@@ -29,7 +29,7 @@ def train(plan: str, size: int) -> dict:
 
 @contextlib.contextmanager
 def stopped_ranks_are_killed() -> Iterator[None]:
-    """Kills the ranks that are left, as `tfdml chaos` does after it has waited for them."""
+    """Context manager: kills ranks that a fault has stopped, as `tfdml chaos` does after a while."""
     over = threading.Event()
 
     def watch() -> None:
@@ -123,7 +123,7 @@ def test_random_faults(ranks, tmp_path, size, number, seed):
 
 
 def test_timed_fault_does_not_outlive_its_run(ranks, tmp_path):
-    """By then the pid may belong to another activity of the process."""
+    """By then the process may run something else."""
     late = Fault("SIGKILL", "time", 3_000)
     assert start(ranks, 1, str(tmp_path / "run"), late) == [0]
     assert ranks(1).run(time.sleep, 4.0) == [None]

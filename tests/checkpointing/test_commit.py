@@ -196,7 +196,7 @@ def test_short_writes(tmp_path, base):
 
 
 def damages(path: Path):
-    """Context: damages a file in each possible way; yields a description while it is damaged."""
+    """Yields a description of each kind of damage to a file, while the file has it."""
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in range(8):

@@ -104,7 +104,7 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
 
 
 def _by_default(compressors: Sequence) -> list:
-    """Runs one codec of each kind by default; variants that differ in a number are slow tests."""
+    """Returns codecs as parameters: one of each kind by default, its variants as slow tests."""
     likes = (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True), PowerSGD(4, alternate=True))
     likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1))}
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]

@@ -1,4 +1,4 @@
-"""The harness itself: a case that hangs, dies or raises ends, is named, and leaves nothing."""
+"""Checks the harness: a case that hangs, dies or raises is ended and named, without leftovers."""
 
 import os
 import signal

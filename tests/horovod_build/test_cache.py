@@ -1,4 +1,4 @@
-"""The cache of wheels: what its key depends on, and that a wheel in it is always whole."""
+"""Checks the cache of wheels: what its key depends on, and that its wheels are complete."""
 
 import dataclasses
 import threading
@@ -79,7 +79,7 @@ def test_damaged_wheel_is_not_found_and_is_replaced(tmp_path, wheel):
 def test_cache_hit_skips_the_build_and_rebuild_does_not(tfdml_command, tmp_path, wheel):
     planned = plan(BuildOptions(), tmp_path / "cache")
     added = planned.wheels.add(wheel, planned.facts)
-    # Without any command on PATH a build cannot even begin.
+    # Without commands on PATH a build cannot even begin.
     options = ["build-horovod", "--only-wheel", "--wheel-dir", str(tmp_path / "cache")]
     hit = tfdml_command(*options, PATH="/nonexistent")
     assert hit.returncode == 0, hit.stderr

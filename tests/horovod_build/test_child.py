@@ -1,4 +1,4 @@
-"""Child processes end, and leave nobody behind."""
+"""Checks that child processes end, with all their descendants."""
 
 import os
 import sys

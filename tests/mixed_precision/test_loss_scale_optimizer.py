@@ -1,4 +1,4 @@
-"""The scale's bounds, its state, and wrong arguments."""
+"""Checks the loss scale's bounds and state, and wrong arguments."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which policy fits which hardware."""
+"""Checks which policy is chosen for which hardware."""
 
 import keras
 import pytest

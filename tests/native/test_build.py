@@ -1,4 +1,4 @@
-"""Compiling the operations: where they go, and what is said when that fails."""
+"""Checks compiling the operations: their location, and the messages of failures."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tfdml.native import build, library
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """Keeps what is compiled in a directory of the test's."""
+    """Redirects the compiled operations to the test's directory."""
     target = tmp_path / "kept" / "operations-2.21.0-0.so"
     target.parent.mkdir()
     monkeypatch.setattr(library, "path", lambda: target)

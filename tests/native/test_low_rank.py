@@ -1,4 +1,4 @@
-"""The compiled stages of PowerSGD against TensorFlow's own."""
+"""Checks the compiled stages of PowerSGD against TensorFlow's operations."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.native_rounds import NativeRounds, operations
 from tfdml.compression.exchange.rounds import compiled_stages, sum_in_rounds
 
-# More rows than are summed together; columns that are no multiple of what is multiplied at once.
+# More rows than one partial sum has; a number of columns that is not a multiple of the tile's.
 SHAPES = ((600, 53), (64, 40), (3, 3, 16, 29))
 
 
 def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
-    """Compares sums that are made in another order."""
+    """Compares sums computed in a different order."""
     for one, other in zip(ours, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
@@ -52,7 +52,7 @@ def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
             values, middles, states, used, rights, scale, dtypes
         )
         close([m["residual"] for m in left_too], [m["residual"] for m in left])
-        # What all processes must agree on.
+        # All processes must agree on these.
         agreed, agreed_too = [sums, finite, new], [sums_too, finite_too, new_too]
         for one, other in zip(tf.nest.flatten(agreed_too), tf.nest.flatten(agreed), strict=True):
             assert_same(one, other)
@@ -68,7 +68,7 @@ def test_nonfinite_values_are_reported(bad):
 
 
 def summed(gradients, codec=None):
-    """Returns what sums of two processes alike give."""
+    """Returns the sums of two identical processes."""
     codec = codec or PowerSGD(4)
     return sum_in_rounds(
         LoopbackCollective(2), codec, gradients,
@@ -79,7 +79,7 @@ def summed(gradients, codec=None):
 
 def test_exchange_uses_compiled_operations_if_built(monkeypatch):
     class Own(PowerSGD):
-        """A user's, of whose steps the operations know nothing."""
+        """A user's subclass, whose steps the operations do not implement."""
 
     assert operations(PowerSGD()) is native.load()
     assert operations(Own()) is operations(PowerSGD(alternate=True)) is None
@@ -106,7 +106,7 @@ def test_static_shapes_are_known_in_a_graph():
 
 
 def encoded(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
-    """Returns what 8 bits leave out."""
+    """Returns the residual of 8-bit rounding."""
     _, left = native.load().tfdml_encode(
         gradients=[gradient], residuals=[residual], scale=1.0, kept=1.0, seed=SEED, rows=1,
         codec="qsgd", block=512, chunk=8192, row_bytes=QSGD().row_bytes(8192),
@@ -123,7 +123,7 @@ def left_values(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
 
 
 def product_residual(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
-    """Returns what a product leaves out."""
+    """Returns the residual of a product."""
     _, left_out = native.load().tfdml_product(
         [gradient], [residual[:, :2]], [residual[:2]], scale=1.0, size=2
     )

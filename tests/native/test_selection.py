@@ -1,4 +1,4 @@
-"""The compiled choice of the largest numbers: exactly those, in the same order as TensorFlow's."""
+"""Checks that the compiled selection finds the largest values in TensorFlow's order."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ def test_selected_values_are_the_largest(kind, count):
         assert len(set(at)) == count
         sizes = np.where(np.isfinite(row), np.abs(row), np.inf)
         np.testing.assert_array_equal(np.sort(sizes[at]), np.sort(sizes)[-count:])
-        # Of equal ones, the first.
+        # Of equal values, the first.
         smallest = sizes[at].min()
         equal = np.sort(at[sizes[at] == smallest])
         np.testing.assert_array_equal(equal, np.flatnonzero(sizes == smallest)[: len(equal)])
 
 
 def test_misleading_sample_does_not_change_the_selection():
-    # Four of 489 numbers are looked at: those are the largest.
+    # The sample has 4 of 489 values: those are the largest.
     rng = np.random.default_rng(0)
     row = rng.uniform(0, 0.5, 2_000_000).astype("float32")
     row[np.arange(row.size) % 489 < 4] += 1

@@ -1,4 +1,4 @@
-"""The compiled operations against TensorFlow's own: the same bits, whatever is asked of them."""
+"""Checks that the compiled operations are bit-identical to TensorFlow's, for all options."""
 
 import math
 
@@ -28,19 +28,19 @@ CODECS = [
     OneBit(),
     OneBit().parts([(300, 100)])[0][0],
 ]
-# Together no multiple of a block; one tensor is shorter than a block, one is empty.
+# Together not a multiple of a block; one tensor is shorter than a block, one is empty.
 SHAPES = ((37, 50), (64, 64), (3, 1, 7), (0, 4), (5,))
 SEED = tf.constant([3, 5])
 
 
 def both(codec, size: int):
-    """Returns the stages by both."""
+    """Returns the stages of both implementations."""
     assert native.load() is not None, "Build them: tfdml build-codecs."
     return compiled_stages(codec, size), NativeStages(native.load(), codec, size, 8)
 
 
 def numbers(rng, shape) -> tf.Tensor:
-    """Normal numbers of sizes that differ by some orders of magnitude."""
+    """Returns normal values whose sizes differ by some orders of magnitude."""
     return tf.constant((rng.normal(size=shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype("f4"))
 
 
@@ -50,7 +50,7 @@ def assert_same(one: tf.Tensor, other: tf.Tensor) -> None:
     assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-# One rank sends nothing; XLA of TensorFlow 2.20 would round otherwise where there is no sum.
+# One rank sends nothing; without a sum, XLA of TensorFlow 2.20 would round differently.
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_all_stages_are_bit_identical(codec, size):
@@ -95,7 +95,7 @@ def test_bytes_match_the_formula():
 
 
 def ones():
-    """Returns a scale, and what residuals are multiplied with."""
+    """Returns a scale, and the factor of residuals."""
     return tf.constant(1.0), tf.constant(1.0)
 
 
@@ -134,7 +134,7 @@ def test_static_shapes_are_known_in_a_graph():
 
 def test_exchange_uses_compiled_operations_if_built(monkeypatch):
     class Own(QSGD):
-        """A user's, of whose `encode` the operations know nothing."""
+        """A user's subclass, whose `encode` the operations do not implement."""
 
     assert operations(QSGD(), 2) is native.load()
     for codec in (Own(), TopK()):

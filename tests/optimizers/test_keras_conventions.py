@@ -1,4 +1,4 @@
-"""LARS and LAMB are Keras 3 optimizers: saved, loaded, clipped, averaged, accumulated, scaled."""
+"""Checks that LARS and LAMB behave as Keras 3 optimizers: saved, clipped, averaged, scaled, etc."""
 
 import keras
 import numpy as np
@@ -89,7 +89,7 @@ def test_a_tensorflow_checkpoint_restores_the_slots(make, tmp_path):
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_clipping_is_before_the_update(make, option, clip):
-    """A row that comes twice in a sparse gradient counts once."""
+    """A row that occurs twice in a sparse gradient counts once."""
     rng = np.random.default_rng(0)
     table, matrix = rng.normal(size=(5, 3)), rng.normal(size=(3, 3))
     found, wanted = [
@@ -109,7 +109,7 @@ def test_clipping_is_before_the_update(make, option, clip):
 
 @BOTH
 def test_embedding_trains_like_a_dense_matrix(make):
-    """The same model with dense gradients: one-hot rows times the table."""
+    """The same model with dense gradients: one-hot rows times the matrix."""
     x = np.random.default_rng(0).integers(0, 7, (32, 5))
     y = (x.sum(1) % 3).astype("int64")
     results = []

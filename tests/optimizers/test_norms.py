@@ -1,4 +1,4 @@
-"""Norms: right, and the same bits whatever the number of threads."""
+"""Checks that norms are accurate, and bit-identical for any number of threads."""
 
 import subprocess
 import sys

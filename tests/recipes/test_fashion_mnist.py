@@ -1,4 +1,4 @@
-"""The recipe, where its images come from, and the comparison of its runs."""
+"""Checks the recipe, the sources of its images, and the comparison of its runs."""
 
 import gzip
 import json
@@ -160,7 +160,7 @@ def test_killed_run_must_be_bit_identical(one, tmp_path):
         weights[last] = np.nextafter(weights[last], np.float32(9))
 
 
-@pytest.mark.slow  # `tools/demo` does it.
+@pytest.mark.slow  # `tools/demo` does it too.
 def test_a_rank_is_killed_in_the_middle(two, tmp_path):
     checkpoints = str(tmp_path / "checkpoints")
     done = run_python(

@@ -1,4 +1,4 @@
-"""The recipes for large batches and for mixed precision train, alike on two processes."""
+"""Checks the recipes for large batches and mixed precision: equal results on two processes."""
 
 import re
 

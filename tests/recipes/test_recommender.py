@@ -1,4 +1,4 @@
-"""The recommender trains under all four strategies, from one file."""
+"""Checks that the recommender trains under all four strategies, from one file."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""Each process sees its own GPUs, and takes their memory as it needs it.
+"""Checks that each process sees its own GPUs, and allocates their memory as needed.
 
-There need be no GPU here: TensorFlow's own settings are looked at, before it begins.
+No GPU is required: the tests examine TensorFlow's settings before it starts.
 """
 
 import json
@@ -23,7 +23,7 @@ def place(local_rank: int, local_size: int) -> Topology:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[RankPool]:
-    """A process whose TensorFlow begins again and again: none that other tests use."""
+    """Starts processes whose TensorFlow has not started: other tests do not share them."""
     pool = RankPool(1)
     chief, worker, server = (f"127.0.0.1:{port}" for port in free_ports(3))
     cluster = {"chief": [chief], "worker": [worker], "ps": [server]}
@@ -39,12 +39,12 @@ def process() -> Iterator[RankPool]:
         (0, 1, [[]]),
         (0, 3, [[], [], []]),
         (1, 1, [[0]]),
-        # Each is shown one by a scheduler, or all share it.
+        # A scheduler shows each process one GPU, or all share it.
         (1, 2, [[0], [0]]),
         (4, 1, [[0, 1, 2, 3]]),
         (4, 2, [[0, 1], [2, 3]]),
         (4, 4, [[0], [1], [2], [3]]),
-        # As many for each: replicas are alike.
+        # The same number for each: all processes have equally many replicas.
         (5, 2, [[0, 1], [2, 3]]),
     ],
 )
@@ -64,7 +64,7 @@ def test_fewer_gpus_than_processes():
         ((0, ["CPU:0", "CPU:1"], ALONE), (["CPU:0", "CPU:1"], "", False)),
         ((2, None, ALONE), (["GPU:0", "GPU:1"], "0,1", True)),
         ((4, None, (1, 2)), (["GPU:0", "GPU:1"], "2,3", True)),
-        # `HorovodStrategy`.
+        # As for `HorovodStrategy`.
         ((4, None, (3, 4), 1), (["GPU:0"], "3", True)),
         ((4, None, (1, 2), 1), (["GPU:0"], "2", True)),
         # Names keep their numbers.

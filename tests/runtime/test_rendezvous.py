@@ -1,4 +1,4 @@
-"""Ranks that never come, and ports that are taken, are named; nobody waits for ever."""
+"""Checks that missing ranks and occupied ports are named, and that nobody waits forever."""
 
 import json
 import socket
@@ -43,7 +43,7 @@ def test_port_in_use_is_named():
 
 
 def test_server_that_waits_forever_is_ended():
-    """Somebody listens for the other rank, but it is no worker of TensorFlow."""
+    """A server listens in place of the other rank, but is not a TensorFlow worker."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = start(0, [*free_ports(1), other.getsockname()[1]])
     assert (ended.returncode, ended.timed_out) == (1, False), ended.output
@@ -51,7 +51,7 @@ def test_server_that_waits_forever_is_ended():
 
 
 def test_all_ranks_find_each_other():
-    """They come at different times, and their ports are free again afterwards."""
+    """They start at different times, and their ports are free again afterwards."""
     ports = free_ports(3)
     addresses = [f"127.0.0.1:{port}" for port in ports]
 

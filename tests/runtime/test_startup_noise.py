@@ -1,4 +1,4 @@
-"""TensorFlow's start-up lines are left out; warnings and errors never are."""
+"""Checks that TensorFlow's start-up lines are hidden, but never warnings and errors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Rates at every step: along the line, from the schedule's beginning, as MLPerf's program."""
+"""Checks learning rates at every step: warm-up, the schedule after it, and MLPerf's program."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The channel opens for those who know the secret, and for nobody else."""
+"""Checks that the channel opens only for peers that know the secret."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SECRET = b"s" * 32
 
 @pytest.fixture
 def listener():
-    """A socket that listens on the loopback."""
+    """Returns a socket that listens on the loopback."""
     with channel.listen("127.0.0.1") as listening:
         yield listening
 
@@ -60,7 +60,7 @@ def test_wrong_secret_is_rejected(listener, theirs, ours):
 
 
 def test_messages_cannot_be_reflected(listener):
-    """Who knows no secret answers with the very bytes that it is sent."""
+    """A peer without the secret replies with the bytes it received."""
     accepted = accepting(listener)
     with socket.create_connection(listener.getsockname()) as mirror:
         mirror.settimeout(2)

@@ -1,4 +1,4 @@
-"""What rank 0 concludes from what it hears."""
+"""Checks the conclusions that rank 0 draws from the ranks' messages."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LIMIT = 60.0
 
 
 def members(count: int = 3, **beat) -> list[RankStatus]:
-    """Ranks that are heard of at time 0, in step 5 of a `fit`."""
+    """Returns ranks last heard of at time 0, in step 5 of a `fit`."""
     found = []
     for rank in range(count):
         member = RankStatus(rank, f"node{rank}", 100 + rank, heard=0.0)
@@ -140,7 +140,7 @@ def test_rank_with_its_own_error_is_named_though_others_fail_first():
 
 
 def test_an_error_because_another_rank_has_ended():
-    """Its exchange breaks where the other one leaves: that one is named."""
+    """Its exchange fails because the other one leaves: the leaving one is named."""
     found = members()
     found[1].hear({"kind": "bye"}, 1.0)
     found[0].hear(failure(call=None, consequence=True, error="UnknownError: shut down"), 1.5)
@@ -192,7 +192,7 @@ def test_steps_that_exchange_different_things(own, said):
     for time, tracing in ((MISMATCH_GRACE - 1, False), (LIMIT, True), (LIMIT, False)):
         for member in found:
             member.hear({**member.beat, "collectives": None}, time)
-        # Of a graph that is being made, not all is known.
+        # A graph that is being traced is not fully known.
         found[2].beat["tracing"] = tracing
         result = verdict(found, LIMIT, time)
         assert (result is None) == (tracing or time < LIMIT)
@@ -201,7 +201,7 @@ def test_steps_that_exchange_different_things(own, said):
 
 
 def test_retraced_graph_replaces_the_previous_one():
-    """Earlier exchanges of a rank, and shapes that it does not know, are not compared."""
+    """Earlier exchanges of a rank, and unknown shapes, are not compared."""
     found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
     for member, shape in zip(found, ("(None, 4)", "(2, 4)", "(2, 4)"), strict=True):
         later = {"train_step": {"all_gather of b": f"float32 {shape}"}}
@@ -213,7 +213,7 @@ def test_retraced_graph_replaces_the_previous_one():
 
 @pytest.mark.parametrize("waits_for", [None, "the exchange"])
 def test_long_steps_are_no_mismatch(waits_for):
-    """All wait for one thing, or one does not wait at all."""
+    """All wait for the same thing, or one does not wait at all."""
     found = members()
     found[2].hear({**found[2].beat, "waits_for": waits_for}, 0.0)
     for member in found:

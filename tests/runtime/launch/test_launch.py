@@ -1,4 +1,4 @@
-"""`tfdml launch` with small programs: who is started how, what is shown, and what is left."""
+"""Checks `tfdml launch` with small programs: processes, environment, output and leftovers."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ TFDML = [sys.executable, "-m", "tfdml.cli.main"]
 
 
 def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 60, **environment):
-    """Runs `tfdml launch` with a script of this text; returns how it ended."""
+    """Runs `tfdml launch` with a script of this text; returns the finished process."""
     program = tmp_path / "program.py"
     program.write_text(script)
     return subprocess.run(
@@ -104,7 +104,7 @@ def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):
 
 def test_only_rank_0_draws_on_a_terminal(tmp_path):
     program = tmp_path / "program.py"
-    # One write each: what the ranks write in parts may be mixed.
+    # One write each: partial writes of the ranks may be interleaved.
     program.write_text(
         "import os, sys\n"
         "sys.stdout.write(f\"{sys.stdout.isatty()} {'TF_CONFIG' in os.environ}\\n\")\n"
@@ -114,11 +114,11 @@ def test_only_rank_0_draws_on_a_terminal(tmp_path):
     done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
     os.close(slave)
     said = b""
-    with contextlib.suppress(OSError):  # The other end has closed.
+    with contextlib.suppress(OSError):  # The other end is closed.
         while data := os.read(master, 4096):
             said += data
     os.close(master)
-    # Each of the two terminals, the rank's and the launcher's, adds its own \r.
+    # Both terminals, the rank's and the launcher's, add a \r.
     said = said.decode().replace("\r", "").split("\n")
     assert done.returncode == 0
     assert sorted(line for line in said if line) == ["True True", "[1] False True"]
@@ -145,7 +145,7 @@ sys.exit(1 if len(open(path).read()) < 3 else 0)
 )
 def test_no_process_is_left_whatever_ends_the_launcher(tmp_path, number):
     program = tmp_path / "program.py"
-    # A rank with a child of its own, both deaf to SIGTERM.
+    # A rank with a child, both of which ignore SIGTERM.
     program.write_text(
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -168,7 +168,7 @@ def test_no_process_is_left_whatever_ends_the_launcher(tmp_path, number):
 
 
 def test_other_hosts_are_reached_by_ssh(tmp_path):
-    """The `ssh` here runs the command on this machine, and notes which host it was for."""
+    """This `ssh` runs the command on this machine, and records the host that it was for."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(
@@ -189,7 +189,7 @@ def test_other_hosts_are_reached_by_ssh(tmp_path):
     config = json.loads(lines[0][4:].rsplit(" ", 1)[0])
     assert [w.split(":")[0] for w in config["cluster"]["worker"]] == ["one", "two", "two"]
     assert lines[2].endswith(os.getcwd())
-    # Free ports are asked for once for each host, then come the ranks.
+    # Free ports are requested once per host, before the ranks are started.
     assert sorted((tmp_path / "hosts").read_text().split()) == ["one"] * 2 + ["two"] * 3
 
 
@@ -271,7 +271,7 @@ def test_an_mpi_job_runs_horovodrun(tmp_path):
 
 
 def slurm_bin(tmp_path: Path) -> Path:
-    """Makes a directory with a `scontrol`, a `srun` of four tasks, and a `python` that reports."""
+    """Creates a directory with `scontrol`, `srun` of four tasks, and a `python` that reports."""
     directory = tmp_path / "bin"
     directory.mkdir()
     programs = {
@@ -318,7 +318,7 @@ def test_an_sbatch_script_for_horovod(tmp_path):
 
 
 def test_leftover_processes_are_found():
-    """Guards the helper: it finds a process by what it was started with."""
+    """Checks the helper: it finds a process by its command line."""
     marker = "tfdml-left-of-test"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", marker])
     try:

@@ -1,4 +1,4 @@
-"""The supervisor leaves nothing of its command behind, whoever ends whom."""
+"""Checks that the supervisor leaves no process of its command behind, whichever ends first."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from tfdml.runtime.launch.processes import alive, end_processes
 
 SUPERVISOR = [sys.executable, "-m", "tfdml.runtime.launch.supervisor"]
-# A command with a child and a grandchild whose parent has gone, all of which ignore SIGTERM.
+# A command with a child and an orphaned grandchild, all of which ignore SIGTERM.
 FAMILY = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -35,7 +35,7 @@ time.sleep(300)
 
 @pytest.fixture
 def family(request):
-    """A supervised family: the supervisor, and the pids of the command's processes."""
+    """Returns the supervisor, and the pids of the command's processes."""
     supervisor = subprocess.Popen(
         [*SUPERVISOR, *getattr(request, "param", []), sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
@@ -109,6 +109,6 @@ def test_free_ports():
     )
     ports = [int(port) for port in done.stdout.split()]
     assert len(set(ports)) == 3
-    # A connection could take one of those that the system gives.
+    # A connection could use a port that the system assigns.
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1024 < port < given for port in ports)
