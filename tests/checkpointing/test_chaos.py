@@ -29,7 +29,7 @@ def train(plan: str, size: int) -> dict:
 
 @contextlib.contextmanager
 def stopped_ranks_are_killed() -> Iterator[None]:
-    """Context manager: kills ranks that a fault has stopped, as `tfdml chaos` does after a while."""
+    """Context manager: kills ranks stopped by a fault, as `tfdml chaos` does after a while."""
     over = threading.Event()
 
     def watch() -> None:

@@ -34,7 +34,7 @@ def steps(optimizer, weights=WEIGHTS, gradients=GRADIENTS, names=NAMES, dtype="f
 
 
 def random_case(seed: int):
-    """Returns random variables with a scale of 0 and a gradient of 0 among them; and their names."""
+    """Returns random variables, one of them 0 and one with a gradient of 0; and their names."""
     rng = np.random.default_rng(seed)
     shapes = [tuple(rng.integers(1, 6, rng.integers(0, 4))) for _ in range(5)]
     names = ["kernel", "embeddings", "gamma", "bias", "depthwise"]

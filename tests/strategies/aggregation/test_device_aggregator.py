@@ -1,4 +1,4 @@
-"""`MirroredStrategy(compression=...)`: devices are what processes are elsewhere."""
+"""Checks `MirroredStrategy(compression=...)`, which treats devices like processes."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_results_of_collective_operations_between_devices(ranks):
     assert found["all_to_all"] == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
     assert found["broadcast"] == [[10, 11, 12]] * 3
     assert found["elsewhere"] == []
-    # Each cuts what it sends, and adds up a part for all.
+    # Each device cuts what it sends, and sums one part for all.
     assert found["on"] == dict.fromkeys(("Unpack", "AddN"), ["CPU:0", "CPU:1", "CPU:2"])
 
 
@@ -45,7 +45,7 @@ def test_gradients_are_compressed(ranks):
 
 @pytest.mark.parametrize(("size", "compressor"), [(1, "int4"), (2, "auto"), (2, "identity")])
 def test_options_without_effect(ranks, size, compressor):
-    """One device has nobody to send to; without a network nothing is worth a codec."""
+    """One device sends nothing; without a network no codec pays off."""
     (plain,) = ranks(size, "mirrored").run(training_cases.train, None)
     (other,) = ranks(size, "mirrored").run(training_cases.train, compressor)
     assert_close(plain, other, rtol=0, atol=0)
@@ -87,7 +87,7 @@ def test_state_moves_from_devices_to_processes_and_back(ranks):
     kept = first["state"]
     assert {"device_0/residual/kernel", "device_1/residual/kernel"} <= kept.keys()
     assert all(place == f"CPU:{name[len('device_')]}" for name, place in first["places"].items())
-    # Processes that go on from it send what the devices have left out, and so do devices.
+    # Processes, and devices, that resume from it send the devices' residuals.
     here = ranks(2).run(cases.kept_after, codec, [kept])
     (there,) = ranks(2, "mirrored").run(cases.kept_after, codec, [kept])
     assert np.abs(here[0]["sums"][0]).max() > 0

@@ -1,4 +1,4 @@
-"""Rows of a table that are used more than once in a batch: the dense gradient's numbers."""
+"""Checks that repeated embedding rows in a batch give the results of the dense gradient."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.strategies.compare import assert_close, assert_invariant
 from tfdml.compression import Float16, PowerSGD
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-# By default a few, the others are slow tests.
+# A few run by default, the others are slow tests.
 QUICK = {"adamw", "scaled"}
 
 
@@ -38,7 +38,7 @@ def test_one_replica_compiled_by_xla(ranks):
     "compression", [PowerSGD(rank=1), pytest.param(Float16(), marks=pytest.mark.slow)], ids=repr
 )
 def test_with_compression_rows_stay_exact(ranks, kind, compression):
-    """Tables and small gradients go as they are; what goes is the dense gradient."""
+    """Embeddings and small gradients are not compressed; the dense gradient is."""
 
     def run(one_hot):
         return ranks(2, kind).run(_compressed, compression, one_hot)

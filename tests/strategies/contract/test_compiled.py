@@ -1,4 +1,4 @@
-"""`jit_compile=True`: XLA compiles a replica's step up to its update."""
+"""Checks `jit_compile=True`: XLA compiles a replica's step without the update."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.strategies.contract.compiled_cases import by_xla
 @pytest.mark.parametrize(
     ("case", "args"),
     [
-        # The last batch has one row: one rank computes, the others' shares are padded.
+        # The last batch has one row: one rank computes, and the others' shares are padded.
         (cases.fit_arrays, (33, 16, 3, "dense", 1, {"steps_per_execution": 2})),
         pytest.param(cases.fit_arrays, (49, 16, 2, "convolutional"), marks=pytest.mark.slow),
         pytest.param(cases.fit_arrays, (49, 16, 2, "subclassed"), marks=pytest.mark.slow),

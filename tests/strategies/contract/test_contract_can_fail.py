@@ -1,4 +1,4 @@
-"""The contract goes red when a part of the seam is taken out: the tests are not blind."""
+"""Checks that the contract fails without a part of the seam, so the tests are sensitive."""
 
 import random
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def _without_initial_broadcast():
 
 
 def broken(part: str, case: Callable, *args):
-    """Runs `case` with one part of the seam taken out."""
+    """Runs `case` with one part of the seam removed."""
     with globals()[f"_without_{part}"]():
         return case(*args)
 

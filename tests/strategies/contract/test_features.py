@@ -1,4 +1,4 @@
-"""Features of Keras give what one replica gives, under every strategy."""
+"""Checks that features of Keras give the results of one replica under every strategy."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from tests.strategies.contract import (
     training_cases,
 )
 
-# Replicas; three, so that shares differ, where that is not slow.
+# Numbers of replicas; three, so that shares differ, unless that is slow.
 SIZE = {"horovod": 3, "mirrored": 2, "multi_worker": 2, "parameter_server": 2}
 
 
-# What synchronous parameter servers refuse.
+# Refused by synchronous parameter servers.
 REFUSED = {
     model_cases.synchronized_batch_norm: "`synchronized` must be False",
     custom_cases.several_optimizers: "must apply the model's own optimizer once",
@@ -39,7 +39,7 @@ def _compare(ranks, kind, case, *args, **tolerance):
         ("SGD", {"clipnorm": 0.05}),
         ("AdamW", {"weight_decay": 0.1, "global_clipnorm": 0.1}),
         ("SGD", {"use_ema": True, "ema_momentum": 0.5}),
-        # Its like is in `test_each_part_is_needed`, on 2 ranks.
+        # `test_each_part_is_needed` has a similar case on 2 ranks.
         pytest.param(
             "SGD",
             {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
@@ -65,7 +65,7 @@ def test_optimizers(ranks, feature_kind, name, options):
         custom_cases.several_optimizers,
         # `test_each_part_is_needed` has it on 2 ranks.
         pytest.param(model_cases.several_outputs, marks=pytest.mark.slow),
-        # Masks, attention and a recurrent layer are in `sparse_gradients` too.
+        # `sparse_gradients` also covers masks, attention and a recurrent layer.
         pytest.param(model_cases.recurrent_and_attention, marks=pytest.mark.slow),
     ],
     ids=lambda case: case.__name__,
@@ -78,7 +78,7 @@ def test_models_and_losses(ranks, feature_kind, case):
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )
 def test_mixed_precision(ranks, feature_kind, policy):
-    """The replicas' sums round differently in half precision, but alike on all ranks."""
+    """The replicas' sums round differently in half precision, but identically on all ranks."""
     results = ranks.run_sizes((1, SIZE[feature_kind]), fit_cases.policy, policy, kind=feature_kind)
     assert_same_bits(results[SIZE[feature_kind]])
     assert_invariant(results, rtol=2e-2, atol=2e-3)
@@ -106,7 +106,7 @@ def test_failed_step_can_be_caught(ranks, kind):
 
 
 def test_local_model_beside_a_distributed_one(ranks, feature_kind):
-    """Under `tfdml.alone()` each process has plain Keras's numbers, and the other keeps its."""
+    """Under `tfdml.alone()` each process equals plain Keras; the other model is unaffected."""
     _compare(ranks, feature_kind, training_cases.alone_and_together)
 
 

@@ -1,4 +1,4 @@
-"""Making a strategy: wrong arguments, and what is missing, are said at once."""
+"""Checks that wrong arguments and missing packages are reported when a strategy is created."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_bucket_bytes_must_be_a_number_of_bytes(cls, bucket_bytes):
 
 def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
     code = (
-        "import sys; sys.modules['horovod'] = None\n"  # As if it were not installed.
+        "import sys; sys.modules['horovod'] = None\n"  # As if not installed.
         "import tfdml; s = tfdml.HorovodStrategy(); print(s.size, s.num_replicas_in_sync)"
     )
     return subprocess.run(

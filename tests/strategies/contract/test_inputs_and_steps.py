@@ -1,4 +1,4 @@
-"""Inputs, layers and steps that Keras takes, on several replicas: one process's numbers."""
+"""Checks that inputs, layers and steps accepted by Keras equal one process on replicas."""
 
 import numpy as np
 import pytest

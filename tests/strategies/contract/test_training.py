@@ -1,4 +1,4 @@
-"""Data order, clipping, overflow, logs: what one rank does must be what all ranks do."""
+"""Checks that data order, clipping, overflow and logs agree on all ranks."""
 
 import re
 
@@ -13,7 +13,7 @@ from tests.strategies.contract import training_cases as cases
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_sample_is_used_once_per_epoch(ranks, size, shuffle):
-    """Though every rank has another seed."""
+    """Although every rank has a different seed."""
     by_rank = ranks.run_sizes((size,), cases.samples_by_epoch, shuffle)[size]
     epochs = [sum(parts, []) for parts in zip(*by_rank, strict=True)]
     for epoch in epochs:
