@@ -1,4 +1,4 @@
-"""`tfdml.NAME`: its own names, and behind them those of `tf.distribute`."""
+"""Checks `tfdml.NAME`: its own names, and as a fallback those of `tf.distribute`."""
 
 import importlib.util
 import pkgutil
@@ -39,7 +39,7 @@ def test_strategies_are_tfdmls(name):
 
 
 def test_no_module_or_name_of_tfdml_hides_one_of_tf_distribute():
-    """But for the strategies, which are meant to."""
+    """Except for the strategies, which hide them on purpose."""
     own = {module.name for module in pkgutil.iter_modules(tfdml.__path__)} | set(tfdml.__all__)
     assert own & names_of(tf.distribute) == set(STRATEGIES)
     for name in names_of(tf.distribute):
@@ -60,7 +60,7 @@ def test_strategies_with_different_results_are_not_replaced_silently(where, name
 
 
 def test_every_strategy_of_tensorflow_is_considered():
-    """A new TensorFlow may have more: each is a decision."""
+    """A new TensorFlow may have more, and each needs a decision."""
     stock = {n for n in names_of(tf.distribute) | names_of(tf.distribute.experimental)}
     strategies = {n for n in stock if re.fullmatch(r"\w*Strategy", n)}
     passed_on = {"Strategy", "OneDeviceStrategy"}

@@ -1,4 +1,4 @@
-"""Who works on which rows: every row once, alike for numbers and tensors, without TensorFlow."""
+"""Checks the split of rows: each row once, equally for numbers and tensors, without TensorFlow."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who a process is, from what its launcher left in the environment."""
+"""Checks which process this is, according to its launcher's environment variables."""
 
 import json
 
@@ -73,13 +73,13 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
         (cluster("worker", 1, worker=2), (1, 2)),
         (cluster("worker", 0, worker=2, chief=1), (1, 3)),
         (cluster("worker", 0, worker=1), (0, 1)),
-        # Neither trains as one of several.
+        # Neither trains as part of a job.
         (cluster("evaluator", 0, worker=2, evaluator=1), (0, 1)),
         (cluster("chief", 0, chief=1, worker=2, ps=1), (0, 1)),
         ({"TF_CONFIG": "no JSON"}, (0, 1)),
         ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "0",
           "HOROVOD_LOCAL_SIZE": "1"}, (1, 3)),
-        # `srun` sets these for whatever it starts.
+        # `srun` sets these for any program.
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (0, 1)),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The benchmarks: every `--help`, every command that a text names, and the harness of all."""
+"""Checks the benchmarks: each `--help`, each command named in a text, and the common harness."""
 
 import ast
 import importlib
@@ -30,7 +30,7 @@ SOURCES = {
 }
 PROGRAMS = [name for name, file in SOURCES.items() if '__name__ == "__main__"' in file.read_text()]
 LIBRARIES = [name for name in SOURCES if name not in PROGRAMS]
-# What a job starts, by the benchmark that starts it.
+# Modules that a job runs, by the benchmark that starts it.
 PARTS = {
     "tools.bench.compression.rank": "tools.bench.compression",
     "tools.bench.compression.torch_rank": "tools.bench.compression",
@@ -38,14 +38,14 @@ PARTS = {
     "tools.bench.parameter_server.host": "tools.bench.parameter_server",
     "tools.bench.recovery.rank": "tools.bench.recovery",
 }
-# Modules that start processes which are no job, and why.
+# Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
     "tools.bench.compression.__main__": "installs PyTorch",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }
-# What only the harness knows of a job.
+# Names that only the harness may use.
 OF_THE_HARNESS = re.compile(r"^RESULT|TF_NUM_\w+_THREADS|OMP_NUM_THREADS|^horovodrun$|^netlab$")
-# A module that another one has imported runs as a program all the same.
+# A module that has been imported by another one can still run as a program.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 COMMAND = re.compile(r"python -m (tools\.bench\.[\w.]+)([^\n`]*)")
 
@@ -55,7 +55,7 @@ def of_source(module: str) -> ast.Module:
 
 
 def help_of(monkeypatch, program: str, *command: str) -> str:
-    """Runs `python -m PROGRAM ... --help` in this process; returns what it prints."""
+    """Runs `python -m PROGRAM ... --help` in this process; returns its output."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", [program, *command, "--help"])
     output = io.StringIO()
@@ -82,20 +82,20 @@ def test_help_has_a_description_and_a_command(monkeypatch, program):
     if program in PARTS:
         assert PARTS[program] in sentence
     else:
-        # The first one is in the line of usage.
+        # The first one is in the usage line.
         assert page.count(f"python -m {program.removesuffix('.__main__')}") >= 2
 
 
 @pytest.mark.parametrize("module", LIBRARIES)
 def test_libraries_have_no_command_line(module):
-    """`--help` of it is no error, and has nothing to say."""
+    """`--help` is accepted, and prints nothing."""
     importlib.import_module(module)
     ended = runpy.run_module(module, run_name="__main__")
     assert ended["__doc__"]
 
 
 def commands() -> dict[tuple[str, ...], str]:
-    """Returns the benchmarks' commands in all texts, with a place of each."""
+    """Returns the benchmarks' commands in all texts, with one location of each."""
     found = {}
     for name in sorted(tracked_files()):
         if name.endswith((".md", ".py")) and name != "tests/tools/test_bench.py":
@@ -142,7 +142,7 @@ def test_only_the_harness_starts_jobs(module):
 
 
 def test_one_process_has_all_cores(tmp_path):
-    (tmp_path / "1").touch()  # It waits for no other.
+    (tmp_path / "1").touch()  # So the rank does not wait for another one.
     told = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
     assert told["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
 
@@ -172,7 +172,7 @@ def test_descendants_of_a_job_end_with_it(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         harness.result_of([sys.executable, "-c", program], harness.environment(1), timeout=5)
     child = int(file.read_text())
-    # What nobody has waited for yet is a zombie.
+    # A process that nobody has waited for yet is a zombie.
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""`tools/test` and `tools/bootstrap`: their options, and what is said of a wrong one."""
+"""Checks `tools/test` and `tools/bootstrap`: their options and error messages."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def test_version_suites_exist():
 
 @pytest.mark.slow
 def test_lint_alone(tmp_path):
-    """It needs no more than a Python, and finds what is wrong."""
+    """It needs only Python, and finds an error."""
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     done = run("test", "--lint", root=checkout, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +88,7 @@ def test_lint_alone(tmp_path):
 def test_an_environment_for_a_pair(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     python = str(Path(sys.base_prefix) / "bin" / "python3")
-    # Which tests there would be, by the new environment's pytest.
+    # Lists the tests with the new environment's pytest.
     done = run(
         *("test", "--versions", "3.14", "2.20", "--collect-only", "-q"),
         root=checkout,
@@ -102,7 +102,7 @@ def test_an_environment_for_a_pair(tmp_path):
     environment = checkout / f".venv-{version}-keras3.14-tensorflow2.20"
     assert list(checkout.glob(".venv*")) == [environment]
     assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]
-    # Again, without naming a version: it stays as it is, and nothing else is installed over it.
+    # Run again without a version, it changes no version and installs nothing else.
     again = run("bootstrap", "--environment", environment.name, root=checkout, timeout=600)
     assert again.returncode == 0, again.stderr
     assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]

@@ -1,4 +1,4 @@
-"""`tools/gpu_report`: what it finds on processors, what makes a line fail, and the page."""
+"""Checks `tools/gpu_report`: its results on CPUs, causes of failed rows, and the page."""
 
 import math
 import os
@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def gpu_report(*arguments: str, timeout: float = 300, **variables: str):
-    """Runs the command as it is set up here: `tools/gpu_report` without `tools/bootstrap`."""
+    """Runs the command in this environment: `tools/gpu_report` without `tools/bootstrap`."""
     return subprocess.run(
         [sys.executable, "-m", "tools.gpu_checks", *arguments],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def gpu_report(*arguments: str, timeout: float = 300, **variables: str):
 
 
 def lines_of(text: str) -> dict[str, tuple[str, str, str]]:
-    """Returns each row of a page by its name: the rule, the result and the figures."""
+    """Returns the rows of a page by name: the rule, the result and the figures."""
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     cells = [re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in rows]
     return {name: (rule, result, figures) for name, rule, result, figures in cells}
@@ -64,7 +64,7 @@ def test_some_checks_on_processors(tmp_path):
 
 
 def test_failed_row_sets_exit_code_1():
-    """GPUs are asked for, and none is seen."""
+    """GPUs are requested, and none is found."""
     asked = ("--devices", "gpu", "--only", "devices", "--only", "codecs")
     done = gpu_report(*asked, CUDA_VISIBLE_DEVICES="-1")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -118,7 +118,7 @@ def test_the_whole_report_on_processors(tmp_path):
 
 
 def trained(**changes) -> dict:
-    """Returns what a job reports of a training."""
+    """Returns a job's report on a training."""
     result = {"before": [0.0, 0.0], "weights": [1.0, 2.0], "losses": [0.5], "scales": []}
     return {**result, **changes}
 
@@ -242,7 +242,7 @@ def test_wrong_device_or_product_fails():
         return [row.result for row in basics.devices(Machine("gpu", look))]
 
     assert results() == ["pass"]
-    assert results(error=0.03) == ["FAIL"]  # As with TF32.
+    assert results(error=0.03) == ["FAIL"]  # Typical for TF32.
     assert results(error=math.nan) == ["FAIL"]
     assert results(on="x/device:CPU:0") == ["FAIL"]
 
@@ -290,7 +290,7 @@ def test_a_profile_of_a_processor(tmp_path):
 
 
 def gpu_plane(*copies: tuple[str, str]) -> xplane_pb2.XSpace:
-    """Returns a profile with copies, as TensorFlow's collector of CUPTI's events writes it."""
+    """Returns a profile with copies, in the format of TensorFlow's CUPTI collector."""
     space = xplane_pb2.XSpace()
     space.planes.add(name="/host:CPU")
     plane = space.planes.add(name="/device:GPU:0")

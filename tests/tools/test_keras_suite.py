@@ -1,4 +1,4 @@
-"""Keras's own tests in the scope of a strategy: a selection, the exclusions, and the runner."""
+"""Checks the runner of Keras's own tests in a strategy's scope: selection and exclusions."""
 
 import subprocess
 from pathlib import Path
@@ -33,9 +33,9 @@ def test_full_suite_fails_where_the_exclusions_say():
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.slow  # A minute and a half, for the runner alone: the selection runs by default.
+@pytest.mark.slow  # A minute and a half for the runner alone: the selection runs by default.
 def test_diverging_test_is_recorded_and_the_others_run(tmp_path):
-    """Real ranks: one test fails on rank 1 alone, one kills rank 1, one waits for ever."""
+    """Real ranks: one test fails only on rank 1, one kills rank 1, one waits forever."""
     file = tmp_path / "apart_test.py"
     file.write_text(APART)
     found = Job(Path(_python()), "horovod", 2, silence=15.0).run([str(file)])
@@ -119,7 +119,7 @@ def test_a_line_that_cannot_be_read_is_an_error(tmp_path):
 
 
 def test_each_reason_is_documented():
-    """A reason stands, word for word, in the section that its link names."""
+    """Each reason appears verbatim in the section that its link names."""
     for exclusion in exclusions.read():
         page, _, anchor = exclusion.link.partition("#")
         sections = (ROOT / page).read_text(encoding="utf-8").split("\n## ")

@@ -1,4 +1,4 @@
-"""The table of versions: made of what ran, on all that is supported; and one TensorFlow stays."""
+"""Checks the table of versions: recorded runs, complete coverage, and a single TensorFlow."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def test_has_an_error(broken): pass
 
 
 def results_of(text: str, directory: Path, name: str) -> Path:
-    """Runs pytest on a file and returns what it writes of the results."""
+    """Runs pytest on a file and returns its report of the results."""
     file = directory / "test_some.py"
     file.write_text(text)
     results = directory / name
@@ -67,7 +67,7 @@ def test_results_are_counted(tmp_path):
 
 
 def requirements_with(*given: str, scratch: Path) -> set[str]:
-    """Returns what pip would install, and installs nothing."""
+    """Returns the packages that pip would install, without installing."""
     report = scratch / "report.json"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     done = subprocess.run([*command, "--report", report, *given], capture_output=True, text=True)
@@ -95,7 +95,7 @@ def test_bootstrap_keeps_the_installed_tensorflow(tmp_path):
     pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "tensorflow==2.20.*"], check=True)
     for step in ("first", "second"):
-        # Without a compiler it ends where Horovod would be built, after all packages.
+        # Without a compiler it stops where Horovod would be built, after all packages.
         done = run(
             *("bootstrap", "--environment", environment.name),
             root=checkout,

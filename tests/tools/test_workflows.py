@@ -1,4 +1,4 @@
-"""The workflows: valid, and each step is one command of tools/ that a developer runs as well."""
+"""Checks the workflows: valid, and each step is a command of tools/ that developers can run."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from tfdml.known_versions import known_releases
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 ACTIONS = {"actions/checkout", "actions/setup-python"}
-# Everything that is to be checked of a change.
+# All checks that a change must pass.
 COMMANDS = {
     "tools/test",
     "tools/test --all",
@@ -32,7 +32,7 @@ def jobs(file: Path) -> list[dict]:
 
 
 def commands() -> list[str]:
-    """Returns the commands of all steps, those of a matrix for each of its combinations."""
+    """Returns the commands of all steps, for each combination of a matrix."""
     found = []
     for job in (job for file in WORKFLOWS for job in jobs(file)):
         for values in combinations(job):
@@ -44,7 +44,7 @@ def commands() -> list[str]:
 
 
 def combinations(job: dict) -> list[dict[str, str]]:
-    """Returns the values of a job's matrix; one without any where it has none."""
+    """Returns the values of a job's matrix; one empty combination if it has none."""
     matrix = job.get("strategy", {}).get("matrix", {})
     return [
         dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())
@@ -52,7 +52,7 @@ def combinations(job: dict) -> list[dict[str, str]]:
 
 
 def lint(*files: Path) -> subprocess.CompletedProcess:
-    """Holds workflows against GitHub's schema, which comes with the linter."""
+    """Validates workflows against GitHub's schema, which comes with the linter."""
     linter = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
     return subprocess.run(
         [linter, "--builtin-schema", "vendor.github-workflows", *files],

@@ -1,4 +1,4 @@
-"""What can be seen of a pipeline that draws random numbers of a process's own."""
+"""Checks the detection of pipelines with random numbers that differ between processes."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Shares: every row once, in order, whatever the numbers; padding that weighs nothing."""
+"""Checks the shares of a batch: each row once, in order, for any numbers; padding of weight 0."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sharded input: what a pipeline shows of its rows, and the local batches that follow from it."""
+"""Checks sharded input: the row counts seen in a pipeline, and the resulting local batches."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_row_count_is_derived_from_the_pipeline(dataset, rows):
 
 
 def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
-    """Returns each rank's local batches; its part has so many rows, numbered from 1000 x rank."""
+    """Returns each rank's local batches; its shard has some rows, numbered from 1000 x rank."""
 
     def read(collective):
         rank = collective.rank
@@ -43,7 +43,7 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
         splitter = BatchSplitter(rank, 1, collective.size)
         local_batches, number = sharded_batches(dataset, collective, splitter)
         feed = isinstance(local_batches, ShardedFeed)
-        # A feed's iterator waits for the other ranks' when it is dropped: read it to its end.
+        # A dropped feed waits for the other ranks' iterators, so each is read to its end.
         found = list(local_batches) if feed else list(local_batches.take(take))
         return number, feed, found
 
@@ -54,7 +54,7 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
     ("lengths", "batch_size", "number", "feed"),
     [
         ([20, 20], 8, 5, False),
-        ([20, 17], 8, 5, False),  # As many batches, the last of 4 + 1 rows.
+        ([20, 17], 8, 5, False),  # The same number of batches, the last with 4 + 1 rows.
         ([20, 16], 8, 5, True),  # 5 and 4 batches: rank 1 ends earlier.
         ([14, 14, 9], 8, 5, False),  # Shares of 3, 3 and 2 rows.
         ([9, 9, 9], 8, 5, True),  # 3, 3 and 5 batches.

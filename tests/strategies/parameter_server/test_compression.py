@@ -1,4 +1,4 @@
-"""What workers push, in fewer bytes: on the wire, and what training makes of it."""
+"""Checks compressed pushes of workers: bytes on the wire, and training results."""
 
 import pytest
 
@@ -10,8 +10,8 @@ def test_fewer_bytes_are_sent(cluster, synchronous):
     plain = cluster.run(cases.pushed, synchronous, None)
     small = cluster.run(cases.pushed, synchronous, "float16")
     saved = plain["bytes"] - small["bytes"]
-    # Half of what workers push of the large layer; weights come to them as they are. A global
-    # step of two synchronous workers pushes two gradients, an asynchronous one pushes one.
+    # Half of the large layer's gradients pushed by workers; weights are sent uncompressed. A global
+    # step of two synchronous workers pushes two gradients, an asynchronous step pushes one.
     assert saved > 0.35 * cases.GRADIENT_BYTES * (2 if synchronous else 1)
     assert abs(small["loss"] - plain["loss"]) < 0.1 * plain["loss"] + 0.02
 

@@ -1,4 +1,4 @@
-"""Parameter servers under plain `fit`, on a cluster of real processes."""
+"""Checks parameter servers under plain `fit` on a cluster of real processes."""
 
 import numpy as np
 import pytest
@@ -63,13 +63,13 @@ def test_busy_workers_lose_no_rows(cluster):
     [("Variable.assign_add", "count"), ("SeedGenerator.next", "seeds")],
 )
 def test_unpatched_keras_functions_lose_updates(cluster, part, count):
-    """So the test above can fail."""
+    """Makes sure that the test above can fail."""
     assert cluster.run(cases.count_many, part)[count] < cases.COUNTED_STEPS * cases.PER_STEP
 
 
 @pytest.mark.slow
 def test_unpatched_sparse_updates_lose_updates(cluster):
-    """So the test of rows can fail."""
+    """Makes sure that the test of rows can fail."""
     counted = cluster.run(cases.count_in_rows, "TFOptimizer.assign_sub")
     assert counted[0] < cases.COUNTED_STEPS * cases.PER_STEP, counted
 

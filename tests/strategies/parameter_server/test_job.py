@@ -1,4 +1,4 @@
-"""`tfdml serve` and `tfdml launch --ps`: roles, exit codes, and what malformed clusters get."""
+"""Checks `tfdml serve` and `tfdml launch --ps`: roles, exit codes, and malformed clusters."""
 
 import json
 import os
@@ -52,7 +52,7 @@ for synchronous in (False, True):
 
 
 def run(*arguments: str, timeout: float = 150, **environment: str):
-    """Runs `tfdml`; returns how it ended."""
+    """Runs `tfdml`; returns the finished process."""
     return subprocess.run(
         [*TFDML, *arguments],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_launch_runs_a_whole_job(tmp_path):
 
 @pytest.mark.slow
 def test_a_chief_that_fails_ends_the_job(tmp_path):
-    # What is registered before is called last, and would keep the chief for ever.
+    # Exit handlers registered first run last, and this would block the chief forever.
     waits = "import atexit, time\natexit.register(time.sleep, 3600)\n"
     text = waits + TRAIN.replace("model.fit(", "raise RuntimeError('a mistake')\nmodel.fit(")
     done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, text))
@@ -228,7 +228,7 @@ def test_a_tf_job_has_every_role():
 
 
 def kill(job: subprocess.Popen, role: str, index: int) -> None:
-    """Kills what a launched job runs for a task, and not what watches over it."""
+    """Kills the process that runs a task of a launched job, not its supervisor."""
     for process in psutil.Process(job.pid).children(recursive=True):
         variables = process.environ().get("TF_CONFIG", "")
         watches = "tfdml.runtime.launch.supervisor" in process.cmdline()
@@ -236,7 +236,7 @@ def kill(job: subprocess.Popen, role: str, index: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.slow  # `test_parameter_server_faults` kills a worker without the launcher.
+@pytest.mark.slow  # `test_faults` kills a worker without the launcher.
 def test_launch_restarts_a_worker(tmp_path):
     begun = "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: print('begun', flush=True))"
     slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
@@ -259,7 +259,7 @@ def test_launch_restarts_a_worker(tmp_path):
     assert "iterations 500" in out
 
 
-@pytest.mark.slow  # `test_parameter_server_restart` does it without the launcher.
+@pytest.mark.slow  # `test_restart` does it without the launcher.
 @pytest.mark.parametrize("role", ["ps", "chief"])
 def test_launch_restarts_a_job_that_resumes(tmp_path, role):
     checkpoints = tmp_path / "checkpoints"

@@ -1,4 +1,4 @@
-"""Variables in parts: where they are, what optimizers and files make of them, and sparse rows."""
+"""Checks partitioned variables: placement, optimizers, saved files, and sparse lookups."""
 
 import pytest
 import tensorflow as tf
@@ -51,7 +51,7 @@ def test_saved_file_does_not_show_partitions(ranks, cluster, tmp_path):
 def test_lookups_fetch_rows_only(cluster):
     result = cluster.run(cases.traffic)
     assert result["gradient"] == "IndexedSlices"
-    # The table is 8 MB; a step looks up 64 rows of 256 bytes.
+    # The embedding has 8 MB; a step looks up 64 rows of 256 bytes.
     assert result["bytes_per_step"] < 400_000
 
 

@@ -1,4 +1,4 @@
-"""After a kill, the same program in a new cluster goes on from the checkpoint."""
+"""Checks that after a kill, the same program resumes from the checkpoint in a new cluster."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ from tests.strategies.parameter_server.test_faults import at_step
 
 @contextlib.contextmanager
 def started():
-    """A new cluster of two workers and two servers."""
+    """Returns a new cluster of two workers and two servers."""
     cluster = ServerCluster()
     try:
         yield cluster

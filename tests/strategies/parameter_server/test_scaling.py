@@ -1,4 +1,4 @@
-"""Loss scaling where workers take steps beside each other."""
+"""Checks loss scaling with workers that take steps in parallel."""
 
 import pytest
 
@@ -24,6 +24,6 @@ def test_a_step_has_one_scale(cluster):
 
 
 def test_overflow_halves_the_scale_used_in_its_step(cluster):
-    """Not what another worker has made of it: two that overflow at once would halve it twice."""
+    """Not the scale changed by another worker: two overflows at once would halve it twice."""
     result = cluster.run(cases.changed_in_the_middle, True)
     assert result == {"weight": 0.0, "scale": cases.SCALE / 2}

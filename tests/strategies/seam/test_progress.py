@@ -1,4 +1,4 @@
-"""Where output is no terminal, rank 0 prints a line for an epoch; `verbose` is obeyed."""
+"""Checks the progress output: one line per epoch by rank 0 without a terminal, and `verbose`."""
 
 import re
 
@@ -23,11 +23,11 @@ def test_rank_0_prints_one_line_per_epoch(ranks, kind):
 
 
 def test_lines_within_a_long_epoch(ranks):
-    """As if each step took longer than the time between two lines."""
+    """As if each step took longer than the interval between two lines."""
     chief, _ = ranks(2).run(fit_cases.printed, None, 0.0)
     assert re.search(r"^Epoch 1/2, step 3/4, .* left: .* - accuracy: .*loss", chief, re.M)
     assert re.search(r"^Epoch 2/2, validation step 1: ", chief, re.M)
-    # The epoch's own line comes right after its last step.
+    # The epoch's own line follows its last step at once.
     assert not re.search(r"step (\d+)/\1,", chief)
 
 

@@ -1,4 +1,4 @@
-"""In the scope, outside of a step, things are what they are in one process."""
+"""Checks that in the scope, outside of a step, everything equals one process."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.strategies.compare import assert_close, assert_invariant
 from tests.strategies.seam import scope_cases as cases
 
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
-# Three replicas: halves hide what is divided by two.
+# Three replicas: with two, an error by a factor of two could cancel.
 JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=pytest.mark.slow)]
 
 
@@ -50,7 +50,7 @@ def test_a_loss_scale_made_outside(ranks, kind, size):
 
 
 def test_losses_and_metrics_are_plain_values(ranks):
-    """Not only alike for any number of replicas, but right."""
+    """Not only equal for any number of replicas, but correct."""
     (found,) = ranks(3, "mirrored").run(cases.losses_and_metrics)
     assert found["loss"] == 1.0
     assert_close(found["in a replica"], 1.0)

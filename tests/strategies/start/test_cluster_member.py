@@ -1,4 +1,4 @@
-"""Which rank a task of a cluster is, whatever resolver says so."""
+"""Checks the rank of a cluster's task, for any resolver."""
 
 import json
 

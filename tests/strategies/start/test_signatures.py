@@ -1,4 +1,4 @@
-"""A strategy of tfdml can stand in the place of TensorFlow's of the same name."""
+"""Checks that tfdml's strategies accept the arguments of TensorFlow's of the same name."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from tests.strategies.compare import assert_invariant
 from tests.strategies.start import signature_cases as cases
 
 NAMES = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"]
-# The order in which keyword-only arguments stand, where a strategy has them.
+# Order of the keyword-only arguments, if a strategy has them.
 OURS = ["devices", "synchronous", "backup_workers", "max_staleness", "compression"]
 OURS += ["bucket_bytes", "silence_limit", "check_desync", "start_limit"]
 
@@ -53,7 +53,7 @@ def test_all_reduce_of_tensorflow(ranks, name, devices):
 
 
 def test_tensorflow_leaves_a_device_out(ranks):
-    """Why an odd number of devices is refused; where this goes red, it need not be."""
+    """Reason to refuse an odd number of devices; if this fails, they can be allowed."""
     (sums,) = ranks(3, "mirrored").run(cases.summed_hierarchically)
     assert sums == [3.0] * 3, "Expected 6 of TensorFlow, once it is mended."
 

@@ -1,4 +1,4 @@
-"""Calls start alike on all ranks."""
+"""Checks that calls start equally on all ranks."""
 
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 from tests.strategies.start import start_cases as cases

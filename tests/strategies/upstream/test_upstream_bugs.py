@@ -1,4 +1,4 @@
-"""The README's column "today": what Keras 3 does without tfdml. A red test here is good news."""
+"""Checks the README's column "today": Keras 3 without tfdml. A failure here is good news."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.harness.pool import RankFailure
 from tests.strategies.upstream import cases as today
 
-# Nothing that changes in tfdml can turn these red: they are for a new Keras, TensorFlow or Horovod.
+# No change of tfdml can make these fail: only a new Keras, TensorFlow or Horovod.
 pytestmark = pytest.mark.slow
 
 
