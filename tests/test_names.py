@@ -79,8 +79,8 @@ def test_dir_lists_tfdml_names_only():
 
 
 def test_experimental_strategy_takes_tensorflows_arguments(ranks):
-    (told,) = ranks(1).run(cases.experimental_strategy)
-    assert told == ("RING None", "SimpleClusterResolver")
+    (options,) = ranks(1).run(cases.experimental_strategy)
+    assert options == ("RING None", "SimpleClusterResolver")
 
 
 def test_tensorflow_is_imported_for_its_own_names_only():

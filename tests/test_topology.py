@@ -25,12 +25,12 @@ def test_process_without_launcher_is_its_own_job():
     ],
 )
 def test_environment_of_each_launcher_is_read(names):
-    place = launched(
+    topology = launched(
         dict(zip(names, "5812", strict=True)) | {names[1]: "8", names[2]: "1", names[3]: "4"}
     )
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
-    assert place.launcher is not None
-    assert not place.is_chief
+    assert (topology.rank, topology.size, topology.local_rank, topology.local_size) == (5, 8, 1, 4)
+    assert topology.launcher is not None
+    assert not topology.is_chief
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "rank_and_size"),
     [
         (cluster("worker", 1, worker=2), (1, 2)),
         (cluster("worker", 0, worker=2, chief=1), (1, 3)),
@@ -83,9 +83,9 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (0, 1)),
     ],
 )  # fmt: skip
-def test_processes_started_together_are_detected(environment, place):
-    told = started_together(environment)
-    assert (told.rank, told.size) == place
+def test_processes_started_together_are_detected(environment, rank_and_size):
+    found = started_together(environment)
+    assert (found.rank, found.size) == rank_and_size
 
 
 def test_host_named_by_the_launcher():

@@ -100,10 +100,10 @@ def test_real_loggers(python, tmp_path, kind, runs):
     _run(python, "tfdml.cli.main", "launch", "--workers", "2", "-m", program, kind, str(tmp_path))
     chief, other = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in range(2))
     library = kind.partition("-")[0]
-    kept = json.loads(_run(python, program, f"read-{library}", str(tmp_path)))
-    assert len(kept) == runs
+    logged = json.loads(_run(python, program, f"read-{library}", str(tmp_path)))
+    assert len(logged) == runs
     name = {"mlflow": "loss", "wandb": "epoch/loss"}[library]
-    (losses,) = [run[name] for run in kept if name in run]
+    (losses,) = [run[name] for run in logged if name in run]
     assert losses == pytest.approx(chief["history"]["loss"], rel=1e-12)
     assert chief["warned"] == []
     assert len(other["warned"]) == runs - 1

@@ -156,8 +156,8 @@ def train(
         operation: File operation from which on the signal is sent, at each one.
     """
     keras.utils.set_random_seed(11 + rank_job.rank())
-    place = rank_job.strategy(compression=compression) if strategy else None
-    with place.scope() if place else contextlib.nullcontext():
+    distribution = rank_job.strategy(compression=compression) if strategy else None
+    with distribution.scope() if distribution else contextlib.nullcontext():
         built = model(optimizer, width)
         given = data(kind, ledger)
     if operation is not None:

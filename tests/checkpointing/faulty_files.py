@@ -105,9 +105,9 @@ class CrashingFiles(Files):
         is either as last seen or as last made durable.
         """
         for number, (data, root, inner) in enumerate(itertools.product([False, True], repeat=3)):
-            place = target / str(number)
-            _write(place, self._tree, data, root, inner)
-            yield place
+            left = target / str(number)
+            _write(left, self._tree, data, root, inner)
+            yield left
 
     def _parts(self, path) -> list[str]:
         relative = os.path.relpath(path, self._root)
@@ -130,13 +130,13 @@ def _read(path: Path):
     return Directory(names, dict(names))
 
 
-def _write(place: Path, node, data: bool, names: bool, inner: bool) -> None:
+def _write(path: Path, node, data: bool, names: bool, inner: bool) -> None:
     if isinstance(node, File):
-        place.write_bytes(node.written if data else node.durable)
+        path.write_bytes(node.written if data else node.durable)
         return
-    place.mkdir(parents=True)
+    path.mkdir(parents=True)
     for name, child in (node.names if names else node.durable).items():
-        _write(place / name, child, data, inner, inner)
+        _write(path / name, child, data, inner, inner)
 
 
 class FailingFiles(Files):

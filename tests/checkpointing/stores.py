@@ -34,12 +34,12 @@ class Bucket(LocalFileSystem):
         self.put_file(self._strip_protocol(path1), path2)
 
     def rm_file(self, path):
-        place = Path(self._strip_protocol(path))
-        place.unlink()
+        entry = Path(self._strip_protocol(path))
+        entry.unlink()
         try:
             while True:
-                place = place.parent
-                place.rmdir()
+                entry = entry.parent
+                entry.rmdir()
         except OSError:
             pass
 

@@ -93,14 +93,14 @@ def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set
         except Crash:
             committed = (1, 2)
         left = crashing.survivors(tmp_path / f"{stop_at}{half}left") if power else [directory]
-        for place in left:
+        for directory in left:
             said: list[str] = []
-            found.add(check(place, committed, said))
+            found.add(check(directory, committed, said))
             assert not said
             # Nothing obstructs the next save.
-            save(Files(), place, 3)
-            assert check(place, (3,)) == 3
-            shutil.rmtree(place)
+            save(Files(), directory, 3)
+            assert check(directory, (3,)) == 3
+            shutil.rmtree(directory)
     return found
 
 
@@ -198,12 +198,12 @@ def test_short_writes(tmp_path, base):
 def damages(path: Path):
     """Yields a description of each kind of damage to a file, while the file has it."""
     whole = path.read_bytes()
-    for place in range(len(whole)):
+    for position in range(len(whole)):
         for bit in range(8):
             path.write_bytes(
-                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
+                whole[:position] + bytes([whole[position] ^ (1 << bit)]) + whole[position + 1 :]
             )
-            yield f"bit {bit} of byte {place}"
+            yield f"bit {bit} of byte {position}"
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         yield f"cut to {length} bytes"

@@ -17,8 +17,8 @@ from tfdml.checkpointing.claim import DirectoryInUse, Lease
 @pytest.fixture(params=["memory", "bucket"])
 def url(request, tmp_path) -> str:
     """Returns the URL of a run in a store."""
-    place = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
-    return f"{request.param}://{place}/run"
+    name = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
+    return f"{request.param}://{name}/run"
 
 
 def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirectory:
@@ -55,18 +55,18 @@ def kill_everywhere(url: str, files: type) -> set[int]:
     """Interrupts a save of step 2 at each of its changes, and restarts; returns the steps found."""
     found = set()
     for stop_at in range(60):
-        place = f"{url}{stop_at}"
-        save(CrashingStore(place), place, 1)
+        run = f"{url}{stop_at}"
+        save(CrashingStore(run), run, 1)
         ended = False
         try:
-            save(files(place, stop_at), place, 2)
+            save(files(run, stop_at), run, 2)
         except Crash:
             ended = True
         said: list[str] = []
-        found.add(check(place, (1, 2) if ended else (2,), said))
+        found.add(check(run, (1, 2) if ended else (2,), said))
         assert not said
-        save(CrashingStore(place), place, 3)
-        assert check(place, (3,)) == 3
+        save(CrashingStore(run), run, 3)
+        assert check(run, (3,)) == 3
         if not ended:
             assert stop_at > 6
             return found

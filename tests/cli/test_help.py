@@ -164,13 +164,13 @@ def test_every_example_is_run_or_has_a_reason_not_to_be():
     assert all(NOT_RUN.values())
 
 
-def run(example: str, place: Path) -> str:
+def run(example: str, directory: Path) -> str:
     """Runs an example as printed, in a shell; returns its output."""
     scripts = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     done = subprocess.run(
         example,
         shell=True,
-        cwd=place,
+        cwd=directory,
         env={**os.environ, "PATH": scripts, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -186,35 +186,35 @@ def photos(tmp_path_factory) -> Path:
     """Returns a directory with `photos`, images of two classes."""
     from PIL import Image
 
-    place = tmp_path_factory.mktemp("photos")
+    root = tmp_path_factory.mktemp("photos")
     for name, grey in (("cats", 10), ("dogs", 200)):
-        directory = place / "photos" / name
+        directory = root / "photos" / name
         directory.mkdir(parents=True)
         for number in range(10):
             Image.new("RGB", (8, 8), (grey, number, 0)).save(directory / f"{number}.png")
-    return place
+    return root
 
 
 @pytest.fixture(scope="module")
 def data(photos, tmp_path_factory) -> Path:
     """Returns a directory with `data/photos`, created by the first example of `records convert`."""
-    place = tmp_path_factory.mktemp("data")
-    shutil.copytree(photos, place, dirs_exist_ok=True)
-    run(next(iter(QUICKLY)), place)
-    return place
+    root = tmp_path_factory.mktemp("data")
+    shutil.copytree(photos, root, dirs_exist_ok=True)
+    run(next(iter(QUICKLY)), root)
+    return root
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """Returns a directory with `run1`, checkpoints of `train.py`."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "train.py").write_text(TRAIN)
-    run(f"{sys.executable} train.py", place)
-    return place
+    root = tmp_path_factory.mktemp("trained")
+    (root / "train.py").write_text(TRAIN)
+    run(f"{sys.executable} train.py", root)
+    return root
 
 
 @pytest.fixture
-def place(request, tmp_path):
+def filled(request, tmp_path):
     """Returns a function that fills this test's directory and returns it."""
 
     def fill(content: str) -> Path:
@@ -237,8 +237,8 @@ def place(request, tmp_path):
     ("example", "content"),
     [*QUICKLY.items(), *(pytest.param(*item, marks=pytest.mark.slow) for item in SLOWLY.items())],
 )
-def test_an_example_runs_as_printed(place, example, content):
-    directory = place(content)
+def test_an_example_runs_as_printed(filled, example, content):
+    directory = filled(content)
     before = set(directory.rglob("*"))
     printed = run(example, directory)
     assert printed.strip() or set(directory.rglob("*")) > before, "Nothing was said or written."

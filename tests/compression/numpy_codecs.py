@@ -23,8 +23,8 @@ def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[by
         for begin in range(0, len(codes), block):
             for first in range(begin, begin + apart):
                 byte = 0
-                for place, code in enumerate(codes[first : begin + block : apart]):
-                    byte |= code << (place * bits)
+                for position, code in enumerate(codes[first : begin + block : apart]):
+                    byte |= code << (position * bits)
                 packed.append(byte)
         payload += np.array(steps, np.float32).tobytes() + bytes(packed)
     return payload, decoded
@@ -74,10 +74,10 @@ class DeepGradient:
         self.gathered += self.momentum * self.speed + gradient if self.nesterov else self.speed
         return self.gathered
 
-    def send(self, places: np.ndarray) -> np.ndarray:
+    def send(self, indices: np.ndarray) -> np.ndarray:
         """Returns the values at some indices, and clears them and their momentum."""
         sent = np.zeros_like(self.gathered)
-        sent.flat[places] = self.gathered.flat[places]
-        self.gathered.flat[places] = 0
-        self.speed.flat[places] = 0
+        sent.flat[indices] = self.gathered.flat[indices]
+        self.gathered.flat[indices] = 0
+        self.speed.flat[indices] = 0
         return sent

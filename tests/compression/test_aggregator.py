@@ -256,20 +256,20 @@ def test_power_sgd_handles_degenerate_gradients(value):
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-@pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be compressed.
-def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, place):
+@pytest.mark.parametrize("index", [0, 1])  # Compressed; too small to be compressed.
+def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, index):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
         aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         before = {name: v.numpy() for name, v in aggregator.state.items()}
         bad = gradients(collective.rank, 1)
         if collective.rank == 1:
-            array = bad[place].numpy()
+            array = bad[index].numpy()
             array.flat[3] = np.inf
-            bad[place] = tf.constant(array)
+            bad[index] = tf.constant(array)
         sums = aggregate(aggregator, bad, NAMES, "g")
         after = {name: v.numpy() for name, v in aggregator.state.items()}
-        return np.isfinite(sums[place]).all(), before, after
+        return np.isfinite(sums[index]).all(), before, after
 
     for finite, before, after in run_ranks(2, rank):
         assert not finite

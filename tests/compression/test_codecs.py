@@ -175,8 +175,8 @@ def test_one_bit_matches_its_formula():
     ],
 )
 def test_tiles_of_one_bit_hold_whole_rows(shape, rows, columns):
-    ((codec, places),) = OneBit().parts([shape])
-    assert (codec.block, places) == (rows * columns, [0])
+    ((codec, members),) = OneBit().parts([shape])
+    assert (codec.block, members) == (rows * columns, [0])
     assert columns % shape[-1] == 0
     assert codec.row_bytes(2 * codec.block) == 2 * (rows * 4 + columns + rows * columns // 8)
 
@@ -202,10 +202,10 @@ def test_random_k_draws_new_uniform_indices_each_time():
     state, counts = codec.init("kernel", (20, 50)), np.zeros((20, 50))
     for _ in range(300):
         send, spread = codec.steps
-        (payload,), places = send([tf.ones((20, 50))], [state])
+        (payload,), indices = send([tf.ones((20, 50))], [state])
         assert payload.shape == (100,)
-        (spread,), (state,), _ = spread([tf.ones((20, 50))], [state], places, [payload])
-        assert spread.numpy().sum() == 100, "Distinct places."
+        (spread,), (state,), _ = spread([tf.ones((20, 50))], [state], indices, [payload])
+        assert spread.numpy().sum() == 100, "Distinct indices."
         counts += spread.numpy()
     # Binomial: 300 draws with 1 in 10.
     assert np.abs(counts - 30).max() < 6 * np.sqrt(300 * 0.1 * 0.9)

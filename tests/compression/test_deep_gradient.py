@@ -23,8 +23,8 @@ def gradient(rank: int, step: int) -> np.ndarray:
 
 def largest(rows: np.ndarray, count: int) -> np.ndarray:
     """Returns the flat indices of the largest values of each row."""
-    places = np.argsort(-np.abs(rows), axis=1)[:, :count]
-    return (places + np.arange(len(rows))[:, None] * rows.shape[1]).reshape(-1)
+    indices = np.argsort(-np.abs(rows), axis=1)[:, :count]
+    return (indices + np.arange(len(rows))[:, None] * rows.shape[1]).reshape(-1)
 
 
 def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.ndarray], list]:
@@ -40,11 +40,11 @@ def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.nda
         total = server
         for number, rank in enumerate(ranks):
             waiting = rank.gather(gradient(number, step))
-            places = largest(waiting.reshape(size, chunk), count)
-            total = total + rank.send(places).reshape(size, chunk)
+            indices = largest(waiting.reshape(size, chunk), count)
+            total = total + rank.send(indices).reshape(size, chunk)
         sent = np.zeros_like(total)
-        places = largest(total, count)
-        sent.flat[places] = total.flat[places]
+        indices = largest(total, count)
+        sent.flat[indices] = total.flat[indices]
         server = total - sent
         sums.append(sent.reshape(SHAPE))
     return sums, ranks

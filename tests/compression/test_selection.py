@@ -38,10 +38,10 @@ def chosen(row: np.ndarray, count: int, most: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", [*KINDS, "in columns"])
 def test_selected_values_are_the_largest(kind, count, most):
     row = numbers(kind)
-    places = chosen(row, count, most)
-    assert len(set(places)) == count
+    indices = chosen(row, count, most)
+    assert len(set(indices)) == count
     sizes = np.where(np.isfinite(row), np.abs(row), np.inf)
-    np.testing.assert_array_equal(np.sort(sizes[places]), np.sort(sizes)[-count:])
+    np.testing.assert_array_equal(np.sort(sizes[indices]), np.sort(sizes)[-count:])
 
 
 def test_sample_spares_sorting_all_values():
@@ -57,8 +57,8 @@ def test_selection_stays_on_a_gpu():
         mock.patch.object(selection, "_columns_with", side_effect=AssertionError),
     ):
         row = numbers("normal")
-        places = selection.largest(tf.constant(row), COUNT, COUNT).numpy()
-    np.testing.assert_array_equal(np.sort(np.abs(row[places])), np.sort(np.abs(row))[-COUNT:])
+        indices = selection.largest(tf.constant(row), COUNT, COUNT).numpy()
+    np.testing.assert_array_equal(np.sort(np.abs(row[indices])), np.sort(np.abs(row))[-COUNT:])
 
 
 def test_rows_are_restored_and_added():

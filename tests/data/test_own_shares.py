@@ -42,8 +42,8 @@ def plain(pipelines) -> list[tf.data.Dataset]:
 
 def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPipeline:
     # A pipeline needs only the rank and size from a strategy.
-    place = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
-    return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
+    strategy = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
+    return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=strategy, **options)
 
 
 def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:

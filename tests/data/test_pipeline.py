@@ -69,8 +69,8 @@ def test_fit_counts_only_used_batches(dataset):
         on_train_batch_end=lambda batch, logs: seen.append(pipeline.state())
     )
     model.fit(pipeline, epochs=2, verbose=0, callbacks=[pipeline.callback(), note])
-    places = [(s["epoch"], s["sample"]) for s in seen]
-    assert places == [(e, min(100, 16 * k)) for e in (0, 1) for k in range(1, 8)]
+    positions = [(s["epoch"], s["sample"]) for s in seen]
+    assert positions == [(e, min(100, 16 * k)) for e in (0, 1) for k in range(1, 8)]
     assert (pipeline.state()["epoch"], pipeline.state()["sample"]) == (2, 0)
 
 

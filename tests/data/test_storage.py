@@ -33,9 +33,9 @@ def store(tmp_path, monkeypatch) -> str:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = f"memory://{tmp_path.name}"
     yield root
-    fs, place = fsspec.core.url_to_fs(root)
-    if fs.exists(place):
-        fs.rm(place, recursive=True)
+    fs, path = fsspec.core.url_to_fs(root)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
 
 
 def _bytes(save, *arguments) -> bytes:

@@ -117,15 +117,15 @@ def test_the_exchange_model_is_computed_and_the_measurements_are_quoted():
     rows = re.findall(r"^\| ([24]) \| (.+?) \| (.+) \|$", page, re.MULTILINE)
     assert len(rows) == 12
     for ranks, codec, cells in rows:
-        size, key, told = int(ranks), codecs[codec], [c.strip() for c in cells.split(" | ")]
+        size, key, quoted = int(ranks), codecs[codec], [c.strip() for c in cells.split(" | ")]
         for number, (rate, bits) in enumerate(rates.items()):
             rounds = 2 if key == "powersgd 4" else 1
             model = rounds * 2 * (size - 1) * latency + formula(key, size) / (0.956 * bits / 8)
-            assert told[2 * number] == f"{1e3 * model:,.0f}"
+            assert quoted[2 * number] == f"{1e3 * model:,.0f}"
             of = measured[f"{rate} x {size} x mlp"]["results"]
             if rate == "100mbit":
                 step = of.get("raw Horovod" if key == "none" else key, {}).get("median")
                 seconds = step and step - of["local"]["median"]
             else:
                 seconds = of[key]["exchange" if key == "none" else "wire"]
-            assert told[2 * number + 1] == (f"{1e3 * seconds:,.0f}" if seconds else "")
+            assert quoted[2 * number + 1] == (f"{1e3 * seconds:,.0f}" if seconds else "")

@@ -62,8 +62,8 @@ def accuracies(directory: Path) -> list[float]:
 
 
 def test_each_command_is_run_or_has_a_reason():
-    told = [line for block in pages.blocks(README) for line in pages.command_lines(block)]
-    assert sorted(told) == sorted([*WORKERS, *HOROVOD, *ELSEWHERE])
+    commands = [line for block in pages.blocks(README) for line in pages.command_lines(block)]
+    assert sorted(commands) == sorted([*WORKERS, *HOROVOD, *ELSEWHERE])
 
 
 def test_commands_run_elsewhere_have_a_test_there():

@@ -81,7 +81,7 @@ def do(action: str) -> None:
         # If there are several actions, wait until the slowest rank reaches them too.
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "told":
+    elif action == "notified":
         deadline = time.monotonic() + 60
         while not state._messages and time.monotonic() < deadline:
             time.sleep(0.1)

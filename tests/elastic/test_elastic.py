@@ -100,7 +100,7 @@ def test_a_rank_is_lost(tmp_path, whole, lost):
 @pytest.mark.slow
 def test_a_lost_rank_comes_back(tmp_path, whole):
     """2, 1, 2 ranks: the host counts as lost for a while, and then gets a new process."""
-    results = run(tmp_path, [A, B], "1:9:kill", "0:13:told", options=COOLDOWN)
+    results = run(tmp_path, [A, B], "1:9:kill", "0:13:notified", options=COOLDOWN)
     assert len(results) == 2
     for result in results:
         same(result, whole)
@@ -111,7 +111,9 @@ def test_a_lost_rank_comes_back(tmp_path, whole):
 def test_hosts_come_and_go(tmp_path, whole):
     """1, 2, 1 ranks, following the output of the discovery script."""
     both = f"hosts={A}+{B}"
-    (result,) = run(tmp_path, [A], f"0:5:{both}", "0:7:told", f"0:13:hosts={A}", "0:15:told")
+    (result,) = run(
+        tmp_path, [A], f"0:5:{both}", "0:7:notified", f"0:13:hosts={A}", "0:15:notified"
+    )
     same(result, whole)
     assert result["sizes"] == [1] * 8 + [2] * 8 + [1] * 8
 
@@ -119,7 +121,7 @@ def test_hosts_come_and_go(tmp_path, whole):
 @pytest.mark.slow
 def test_two_ranks_come_at_once(tmp_path, whole):
     """1, 3 ranks."""
-    results = run(tmp_path, [A], f"0:5:hosts={A}+{B}+{C}", "0:7:told")
+    results = run(tmp_path, [A], f"0:5:hosts={A}+{B}+{C}", "0:7:notified")
     assert len(results) == 3
     for result in results:
         same(result, whole)
@@ -157,7 +159,7 @@ def test_each_sample_once_an_epoch(tmp_path):
     for directory in directories:
         directory.mkdir()
     (whole,) = run(directories[0], [], f"records={data}")
-    plans = (f"records={data}", "1:9:kill", "0:15:told")
+    plans = (f"records={data}", "1:9:kill", "0:15:notified")
     results = run(directories[1], [A, B], *plans, options=COOLDOWN)
     assert len(results) == 2
     for result in results:
@@ -244,7 +246,7 @@ def test_checkpoint_newer_than_the_last_commit(tmp_path, whole):
 @pytest.mark.slow
 def test_a_rank_joins_during_a_save(tmp_path, whole):
     """The save begins after step 9; the ranks synchronise after step 10."""
-    results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:told")
+    results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:notified")
     assert len(results) == 2
     for result in results:
         same(result, whole)
@@ -257,7 +259,7 @@ def test_a_rank_joins_during_a_save(tmp_path, whole):
 def test_several_machines(tmp_path, whole, lost):
     """One of two ranks is lost and a third one joins, by ssh."""
     # Horovod assigns ranks to the hosts in any order.
-    plans = (f"{lost}:9:kill", "0:13:hosts=@:1+host2:1", "0:15:told")
+    plans = (f"{lost}:9:kill", "0:13:hosts=@:1+host2:1", "0:15:notified")
     command = horovodrun(tmp_path, ["host0:1", "host1:1"], plans, interface="eth0")
     ended = run_on_hosts(tmp_path, 3, command, child_environment(**ENVIRONMENT))
     results = results_of(tmp_path, ended)

@@ -112,8 +112,8 @@ class RankPool:
         common = {**os.environ, **self._environment, "TFDML_TEST_KEY": key.hex()}
         with Listener(address, "AF_UNIX", authkey=key) as listener:
             for rank, own in enumerate(self._environments()):
-                place = nursery(rank % NURSERIES)
-                self.pids.append(place.fork(address, {**common, **own}, self._log))
+                server = nursery(rank % NURSERIES)
+                self.pids.append(server.fork(address, {**common, **own}, self._log))
             # `accept` must not wait for a rank that never connects.
             listener._listener._socket.settimeout(1.0)
             deadline = time.monotonic() + START_SECONDS

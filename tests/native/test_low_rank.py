@@ -159,10 +159,10 @@ def test_buffers_are_forwarded_only_if_unused_elsewhere(operation):
 
 def test_out_of_bounds_reads_are_refused():
     library, matrix, start = native.load(), tf.zeros([8, 6]), tf.zeros([6, 2])
-    side, alike = "Thin matrices must have the gradients' sides", "`residuals` must be like"
+    side, fit = "Thin matrices must have the gradients' sides", "`residuals` must be like"
     with pytest.raises(tf.errors.InvalidArgumentError, match=side):
         library.tfdml_left([matrix], [matrix], [tf.zeros([5, 2])], 1.0, 1.0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=alike):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=fit):
         library.tfdml_left([matrix], [matrix[1:]], [start], 1.0, 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="not empty"):
         library.tfdml_left([matrix[:0]], [matrix[:0]], [start], 1.0, 1.0)

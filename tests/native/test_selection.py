@@ -13,8 +13,8 @@ from tfdml.compression.codecs import selection
 @pytest.mark.parametrize("kind", [*KINDS, "in columns"])
 def test_selected_values_are_the_largest(kind, count):
     rows = np.stack([numbers(kind), numbers("normal")])
-    values, places = (t.numpy() for t in native.load().tfdml_largest(tf.constant(rows), count))
-    for row, of_row, at in zip(rows, values, places, strict=True):
+    values, indices = (t.numpy() for t in native.load().tfdml_largest(tf.constant(rows), count))
+    for row, of_row, at in zip(rows, values, indices, strict=True):
         assert of_row.tobytes() == row[at].tobytes()
         assert len(set(at)) == count
         sizes = np.where(np.isfinite(row), np.abs(row), np.inf)

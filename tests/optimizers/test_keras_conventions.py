@@ -99,10 +99,10 @@ def test_clipping_is_before_the_update(make, option, clip):
     ours, plain = make(**option), make()
     for _ in range(3):
         rows = tf.constant(rng.normal(size=(4, 3)), tf.float32)
-        places = tf.constant([1, 3, 1, 1])
+        indices = tf.constant([1, 3, 1, 1])
         dense = tf.constant(rng.normal(size=(3, 3)), tf.float32)
-        ours.apply([tf.IndexedSlices(rows, places, tf.constant([5, 3])), dense], found)
-        whole = tf.math.unsorted_segment_sum(rows, places, 5)
+        ours.apply([tf.IndexedSlices(rows, indices, tf.constant([5, 3])), dense], found)
+        whole = tf.math.unsorted_segment_sum(rows, indices, 5)
         plain.apply(clip([whole, dense]), wanted)
     assert_all_close([v.numpy() for v in found], [v.numpy() for v in wanted], rtol=1e-5)
 

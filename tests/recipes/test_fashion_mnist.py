@@ -69,8 +69,8 @@ def test_auto_uses_the_first_source_that_works(prefix):
 
 
 def test_failed_download_is_reported():
-    with pytest.raises(images.DataUnavailable, match="place: RuntimeError: no network"):
-        images._download("place", "raise RuntimeError('no network')")
+    with pytest.raises(images.DataUnavailable, match="source: RuntimeError: no network"):
+        images._download("source", "raise RuntimeError('no network')")
 
 
 def test_digits():

@@ -39,11 +39,11 @@ def settings() -> tuple[str, bool]:
     return ",".join(gpu.name[-1] for gpu in visible), growing == {True}
 
 
-def taken(gpus: int, named: list[str] | None, place: tuple, most: int | None = None) -> Any:
+def taken(gpus: int, named: list[str] | None, local: tuple, most: int | None = None) -> Any:
     """Returns the devices of a process and the settings; the error if it is refused."""
     with machine(gpus):
         try:
-            devices = own_devices(named, Topology(*place, *place), most)
+            devices = own_devices(named, Topology(*local, *local), most)
         except ValueError as error:
             return str(error)
         return devices, *settings()

@@ -17,7 +17,7 @@ from tfdml.topology import Topology, local_variables, on_this_host
 ALONE = (0, 1)
 
 
-def place(local_rank: int, local_size: int) -> Topology:
+def topology_of(local_rank: int, local_size: int) -> Topology:
     return Topology(local_rank, local_size, local_rank, local_size)
 
 
@@ -49,12 +49,12 @@ def process() -> Iterator[RankPool]:
     ],
 )
 def test_share_of_gpus_of_a_process(gpus, local_size, shares):
-    assert [share_of(gpus, place(i, local_size)) for i in range(local_size)] == shares
+    assert [share_of(gpus, topology_of(i, local_size)) for i in range(local_size)] == shares
 
 
 def test_fewer_gpus_than_processes():
     with pytest.raises(ValueError, match="2 GPUs for 3 processes"):
-        share_of(2, place(1, 3))
+        share_of(2, topology_of(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_logical_processors_stay_replicas(process):
 
 
 def test_servers_of_parameters_have_no_gpu_and_workers_one():
-    assert server_config("ps", place(0, 1), 4).device_count == {"GPU": 0}
-    assert server_config("worker", place(0, 1), 0).device_count == {"GPU": 0}
-    options = server_config("worker", place(1, 2), 4).gpu_options
+    assert server_config("ps", topology_of(0, 1), 4).device_count == {"GPU": 0}
+    assert server_config("worker", topology_of(0, 1), 0).device_count == {"GPU": 0}
+    options = server_config("worker", topology_of(1, 2), 4).gpu_options
     assert (options.visible_device_list, options.allow_growth) == ("2", True)
 
 

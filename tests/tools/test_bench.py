@@ -143,22 +143,22 @@ def test_only_the_harness_starts_jobs(module):
 
 def test_one_process_has_all_cores(tmp_path):
     (tmp_path / "1").touch()  # So the rank does not wait for another one.
-    told = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
-    assert told["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
+    reported = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
+    assert reported["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
 
 
 @pytest.mark.slow  # `horovodrun` imports TensorFlow, twice.
 def test_ranks_share_the_cores_and_one_reports(tmp_path):
-    told = harness.run_job(RANK, str(tmp_path), processes=2, timeout=300)
+    reported = harness.run_job(RANK, str(tmp_path), processes=2, timeout=300)
     each = str(max(1, os.cpu_count() // 2))
-    assert (told["TF_NUM_INTRAOP_THREADS"], told["OMP_NUM_THREADS"]) == (each, each)
-    assert {str(ROOT), str(ROOT / "recipes")} <= set(told["path"])
+    assert (reported["TF_NUM_INTRAOP_THREADS"], reported["OMP_NUM_THREADS"]) == (each, each)
+    assert {str(ROOT), str(ROOT / "recipes")} <= set(reported["path"])
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_workers_end_after_the_report(tmp_path):
-    told = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="told")
-    assert told["MORE"] == "told"
+    reported = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="value")
+    assert reported["MORE"] == "value"
     assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
 
 
@@ -178,10 +178,10 @@ def test_descendants_of_a_job_end_with_it(tmp_path):
 
 @needs_root
 def test_hosts_of_a_lab_report(tmp_path):
-    told = harness.run_on_hosts(
-        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="told"
+    reported = harness.run_on_hosts(
+        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="value"
     )
-    assert (told["TF_NUM_INTRAOP_THREADS"], told["MORE"]) == ("3", "told")
+    assert (reported["TF_NUM_INTRAOP_THREADS"], reported["MORE"]) == ("3", "value")
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
 

@@ -204,8 +204,8 @@ def test_missing_control_copy_fails():
 )
 def test_late_or_misplaced_rows_fail(changes, problem):
     parts = [["/device:GPU:0", "/device:GPU:1"]]
-    told = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
-    row = prefetch.row_of({**told, **changes}, "gpu")
+    reported = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
+    row = prefetch.row_of({**reported, **changes}, "gpu")
     assert [problem in said for said in row.problems] == ([True] if problem else [])
 
 

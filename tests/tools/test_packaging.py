@@ -137,7 +137,7 @@ def test_the_classifiers_name_the_supported_pythons(metadata):
 
 
 def requirements(metadata: Message, extra: str) -> set[str]:
-    """Returns the names of the packages installed with an extra; if empty, of those installed always."""
+    """Returns the names of an extra's packages; if empty, of those that are always installed."""
     return {
         requirement.name
         for requirement in map(Requirement, metadata.get_all("Requires-Dist"))
@@ -175,7 +175,7 @@ def test_each_imported_package_is_a_requirement(metadata):
 def test_the_version_is_written_in_one_place():
     assert tfdml.__version__ == VERSION
     written = re.compile(rf"(?<![\d.]){re.escape(VERSION)}(?![\d.])")
-    places = [
+    paths = [
         name
         for name in tracked_files()
         if not name.startswith("tests/")
@@ -183,7 +183,7 @@ def test_the_version_is_written_in_one_place():
         or (name.startswith("tools/") and "." not in name)
         if written.search((ROOT / name).read_text(encoding="utf-8"))
     ]
-    assert places == ["setup.py"]
+    assert paths == ["setup.py"]
 
 
 def test_the_licence_is_the_standard_text():

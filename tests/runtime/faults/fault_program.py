@@ -66,8 +66,8 @@ class At(keras.callbacks.Callback):
 
 def in_exchange() -> None:
     """Triggers the fault while the main thread is in a step, after some steps."""
-    place = strategy.extended.guard.place
-    while place.step < 3 or place.waits_for is None:
+    activity = strategy.extended.guard.place
+    while activity.step < 3 or activity.waits_for is None:
         time.sleep(0.0005)
     do_fault()
 

@@ -42,8 +42,8 @@ def lab(tmp_path):
         if kind == "horovod":
             launch.append("--horovod")
         launch += [str(PROGRAM), str(job), kind, *map(str, program)]
-        told = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
-        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], told).output
+        environment = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
+        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], environment).output
 
     return run
 

@@ -44,11 +44,11 @@ def operations() -> dict[str, list]:
     return numbers | {"elsewhere": elsewhere, "on": on}
 
 
-def _is_on(place: str, device: str) -> bool:
-    return tf.DeviceSpec.from_string(place).device_index == int(device.rpartition(":")[2])
+def _is_on(name: str, device: str) -> bool:
+    return tf.DeviceSpec.from_string(name).device_index == int(device.rpartition(":")[2])
 
 
-def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | None) -> list[dict]:
+def state_after(compressor: tfdml.compression.Compressor, before: list[dict] | None) -> list[dict]:
     """Returns a strategy's state after a step on zero gradients, resumed from `before`."""
     strategy = rank_job.strategy(compression=compressor)
     optimizer = keras.optimizers.SGD()
@@ -70,5 +70,5 @@ def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | No
     return {
         "sums": [s.numpy() for s in sums],
         "state": {name: v.numpy() for name, v in aggregator.state.items()},
-        "places": {name: v.device[-5:] for name, v in aggregator.state.items()},
+        "placement": {name: v.device[-5:] for name, v in aggregator.state.items()},
     }

@@ -75,7 +75,7 @@ def of_a_step(devices: int, as_group: bool, compression: Any = None) -> dict[str
     return _traffic(graphs[-1])
 
 
-def kept(devices: int) -> dict[str, list[int]]:
+def state_shapes(devices: int) -> dict[str, list[int]]:
     """Returns the state of a compressing strategy after a step: shapes by name.
 
     Args:
@@ -165,10 +165,10 @@ def trained(devices: int, as_group: bool, eagerly: bool = False, **options: Any)
     x, y = rng.integers(0, 50, (44, 5)), rng.integers(0, 3, 44)
     history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
     # A variable reads as the first device's copy; all copies must be bit-identical.
-    alike = all(
+    identical = all(
         own.numpy().tobytes() == first.numpy().tobytes()
         for variable in [*model.variables, *model.optimizer.variables]
         for first, *others in [getattr(variable.value, "values", [variable.value])]
         for own in others
     )
-    return outcome(model, history) | {"alike": alike}
+    return outcome(model, history) | {"identical": identical}

@@ -60,8 +60,8 @@ def _tells(collective, event: threading.Event) -> contextlib.AbstractContextMana
             event.set()
             return total
 
-        told = tf.numpy_function(tell, [sums[0]], sums[0].dtype, stateful=False)
-        return [tf.ensure_shape(told, sums[0].shape), *sums[1:]]
+        signalled = tf.numpy_function(tell, [sums[0]], sums[0].dtype, stateful=False)
+        return [tf.ensure_shape(signalled, sums[0].shape), *sums[1:]]
 
     return mock.patch.object(collective, "all_reduce", all_reduce)
 
@@ -155,9 +155,9 @@ class TellingSGD(keras.optimizers.SGD):
             return value
 
         value = tf.convert_to_tensor(variable)
-        told = tf.numpy_function(tell, [value], value.dtype, stateful=False)
+        signalled = tf.numpy_function(tell, [value], value.dtype, stateful=False)
         super().update_step(gradient, variable, learning_rate)
-        self.assign_add(variable, 0.0 * tf.ensure_shape(told, value.shape))
+        self.assign_add(variable, 0.0 * tf.ensure_shape(signalled, value.shape))
 
 
 def updating_while_the_backward_pass_waits(seconds: float) -> list[bool]:
@@ -169,5 +169,5 @@ def updating_while_the_backward_pass_waits(seconds: float) -> list[bool]:
         model.compile(TellingSGD(event), "mse")
     model.fit(np.ones((4, 4)), np.ones((4, 3)), batch_size=4, verbose=0)
     if not event.is_set():
-        raise ValueError("the update has told nothing")
+        raise ValueError("the update has not signalled")
     return list(held.came)

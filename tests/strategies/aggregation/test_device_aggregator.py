@@ -83,17 +83,19 @@ def test_compiled(ranks):
 
 def test_state_moves_from_devices_to_processes_and_back(ranks):
     codec = tfdml.compression.QSGD(4)
-    (first,) = ranks(2, "mirrored").run(cases.kept_after, codec, None)
-    kept = first["state"]
-    assert {"device_0/residual/kernel", "device_1/residual/kernel"} <= kept.keys()
-    assert all(place == f"CPU:{name[len('device_')]}" for name, place in first["places"].items())
+    (first,) = ranks(2, "mirrored").run(cases.state_after, codec, None)
+    state = first["state"]
+    assert {"device_0/residual/kernel", "device_1/residual/kernel"} <= state.keys()
+    assert all(
+        device == f"CPU:{name[len('device_')]}" for name, device in first["placement"].items()
+    )
     # Processes, and devices, that resume from it send the devices' residuals.
-    here = ranks(2).run(cases.kept_after, codec, [kept])
-    (there,) = ranks(2, "mirrored").run(cases.kept_after, codec, [kept])
+    here = ranks(2).run(cases.state_after, codec, [state])
+    (there,) = ranks(2, "mirrored").run(cases.state_after, codec, [state])
     assert np.abs(here[0]["sums"][0]).max() > 0
     np.testing.assert_array_equal(here[0]["sums"][0], there["sums"][0])
-    (back,) = ranks(2, "mirrored").run(cases.kept_after, codec, [h["state"] for h in here])
-    (on,) = ranks(2, "mirrored").run(cases.kept_after, codec, [there["state"]])
+    (back,) = ranks(2, "mirrored").run(cases.state_after, codec, [h["state"] for h in here])
+    (on,) = ranks(2, "mirrored").run(cases.state_after, codec, [there["state"]])
     np.testing.assert_array_equal(back["sums"][1], on["sums"][1])
 
 

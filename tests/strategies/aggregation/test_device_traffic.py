@@ -55,16 +55,16 @@ def test_a_group_of_all_devices_exchanges_without_copies(ranks, size, kind):
 def test_results_equal_one_device(ranks, as_group, eagerly):
     (one,) = ranks(1, "mirrored").run(cases.trained, 1, False)
     (four,) = ranks(4, "mirrored").run(cases.trained, 4, as_group, eagerly)
-    assert four["alike"]
+    assert four["identical"]
     assert_close(one, four, **EQUAL)
     workers = ranks(2, "multi_worker").run(cases.trained, 2, as_group, eagerly)
     assert_same_bits(workers)
-    assert all(w["alike"] for w in workers)
+    assert all(w["identical"] for w in workers)
     assert_close(one, workers[0], **EQUAL)
 
 
 def test_state_does_not_depend_on_the_devices(ranks):
     """So a checkpoint of processes with one device can be resumed with two."""
-    one, two = (ranks(2).run(cases.kept, devices) for devices in (1, 2))
+    one, two = (ranks(2).run(cases.state_shapes, devices) for devices in (1, 2))
     assert any(name.startswith("server_residual/") for name in one[0])
     assert one == two

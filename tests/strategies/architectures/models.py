@@ -171,14 +171,14 @@ class Patches(layers.Layer):
         """Builds the projection and the position embedding."""
         self.projection = layers.Conv2D(WIDTH, 4, strides=4)
         self.projection.build(shape)
-        self.places = layers.Embedding((shape[1] // 4) * (shape[2] // 4), WIDTH)
-        self.places.build((None,))
+        self.positions = layers.Embedding((shape[1] // 4) * (shape[2] // 4), WIDTH)
+        self.positions.build((None,))
 
     def call(self, images):
         """Returns vectors, of shape (rows, patches, width)."""
         patches = self.projection(images)
-        patches = ops.reshape(patches, (-1, self.places.input_dim, WIDTH))
-        return patches + self.places(ops.arange(self.places.input_dim))
+        patches = ops.reshape(patches, (-1, self.positions.input_dim, WIDTH))
+        return patches + self.positions(ops.arange(self.positions.input_dim))
 
 
 def vit(rng: np.random.Generator) -> Task:

@@ -222,9 +222,9 @@ class OwnOptimizers(keras.Model):
         """Trains both layers, each with its own optimizer."""
         x, y = batch
         with tf.GradientTape(persistent=True) as tape:
-            told = self.other(self.one(x))
-            told = keras.losses.sparse_categorical_crossentropy(y, told, from_logits=True)
-            loss = keras.ops.mean(told)
+            logits = self.other(self.one(x))
+            losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            loss = keras.ops.mean(losses)
         for name, layer in (("one", self.one), ("other", self.other)):
             gradients = tape.gradient(loss, layer.trainable_variables)
             self.optimizers[name].apply(gradients, layer.trainable_variables)

@@ -20,14 +20,14 @@ CLUSTER = {"worker": ["a:1", "b:1"], "chief": ["c:1"], "ps": ["d:1"]}
     ("task", "rank"), [(("chief", 0), 0), (("worker", 0), 1), (("worker", 1), 2)]
 )
 def test_the_chief_comes_first(task, rank):
-    place = cluster_member._place(CLUSTER, *task)
-    assert (place.rank, place.size, place.is_chief) == (rank, 3, rank == 0)
+    topology = cluster_member._topology(CLUSTER, *task)
+    assert (topology.rank, topology.size, topology.is_chief) == (rank, 3, rank == 0)
 
 
 @pytest.mark.parametrize("task", [("ps", 0), ("evaluator", 0), ("worker", 2), (None, None)])
 def test_a_task_that_does_not_train_is_an_error(task):
     with pytest.raises(ValueError, match="must say which chief or worker this process is"):
-        cluster_member._place(CLUSTER, *task)
+        cluster_member._topology(CLUSTER, *task)
 
 
 def test_process_without_a_cluster_is_alone(monkeypatch):

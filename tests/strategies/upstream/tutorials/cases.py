@@ -30,5 +30,5 @@ def experimental_strategy() -> tuple:
     ring = tfdml.experimental.CommunicationImplementation.RING
     strategy = tfdml.experimental.MultiWorkerMirroredStrategy(ring, resolver)
     assert isinstance(strategy, tfdml.MultiWorkerMirroredStrategy)
-    told = strategy.extended.options.communication_options
-    return told, type(strategy.cluster_resolver).__name__
+    communication = strategy.extended.options.communication_options
+    return communication, type(strategy.cluster_resolver).__name__
