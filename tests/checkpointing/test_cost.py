@@ -52,12 +52,12 @@ def test_advice_is_given_once_after_enough_saves():
 
 
 def test_callback_logs_the_advice(ranks, tmp_path):
-    said = ranks(1).run(said_by_training, str(tmp_path))[0]
+    said = ranks(1).run(messages_of_training, str(tmp_path))[0]
     (line,) = [line for line in said if "one save every" in line]
     assert re.search(r"At one save every [\d.e-]+ s or \d+ steps it is below 3.5 %", line)
 
 
-def said_by_training(directory: str) -> list[str]:
+def messages_of_training(directory: str) -> list[str]:
     from tfdml.callbacks.checkpoint import fault_tolerant_checkpoint as module
 
     said: list[str] = []

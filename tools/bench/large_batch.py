@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from tools.bench.figures import note, noted, spread
+from tools.bench.figures import note, spread, stored_rows
 from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
 
 BASELINE = ("sgd", 128)
@@ -35,7 +35,7 @@ def run(epochs: int, search: str) -> None:
 
     strategy = tfdml.HorovodStrategy()
     dataset = images.load()
-    rows = [] if search else noted(NOTED)
+    rows = [] if search else stored_rows(NOTED)
     done = [tuple(row[:3]) for row in rows]
 
     def accuracy(name: str, batch: int, seed: int, rate: float | None = None) -> None:

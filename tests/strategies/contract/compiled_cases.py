@@ -28,7 +28,7 @@ class OnTheHost(layers.Layer):
         return tf.ensure_shape(out, inputs.shape)
 
 
-def what_xla_compiles() -> list[str]:
+def methods_compiled_by_xla() -> list[str]:
     """Returns the methods that fail because of a layer that XLA cannot compile."""
     x, y = data(12)
     found = []

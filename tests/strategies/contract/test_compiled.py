@@ -46,7 +46,7 @@ def test_several_devices_compiled_equal_uncompiled(ranks):
 
 
 def test_which_methods_are_compiled(ranks):
-    for found in ranks(2).run(compiled_cases.what_xla_compiles):
+    for found in ranks(2).run(compiled_cases.methods_compiled_by_xla):
         assert found == ["train, True: True", "test, True: True", "predict, True: True"]
 
 

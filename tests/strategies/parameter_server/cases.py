@@ -120,7 +120,7 @@ def fit_with_few_rows() -> dict:
     return {"samples": history.history["samples"], "rows": len(model.train_function._table._free)}
 
 
-def rows_of_results() -> dict:
+def results_in_a_table() -> dict:
     """Returns the results in a table of three rows, and whether it is full before and after."""
     strategy = ParameterServerStrategy()
     table = ResultTable(strategy.coordinator, 3)
@@ -367,7 +367,7 @@ def other_data() -> dict:
     return result
 
 
-def what_each_worker_reads() -> dict[int, list[int]]:
+def rows_read_by_each_worker() -> dict[int, list[int]]:
     """Returns the sample numbers in each worker's first batches."""
     from tfdml.strategies.parameter_server.chief.in_flight_tasks import InFlightTasks
     from tfdml.strategies.parameter_server.remote_datasets import ShippedDataset

@@ -31,7 +31,7 @@ def test_losses_added_by_layers_count(cluster):
 
 
 def test_result_row_is_freed_after_reading(cluster):
-    result = cluster.run(cases.rows_of_results)
+    result = cluster.run(cases.results_in_a_table)
     assert result["taken"] == [0, 1, 2]
     assert result["read"] == [[2, 20], [1, 10]]
     assert result["full"] == [True, False]
@@ -89,7 +89,7 @@ def test_arrays_and_functions_as_data(cluster):
 
 
 def test_workers_share_a_pass_over_the_data(cluster):
-    seen = cluster.run(cases.what_each_worker_reads)
+    seen = cluster.run(cases.rows_read_by_each_worker)
     assert sorted(seen[0] + seen[1]) == list(range(96))
 
 
