@@ -1,4 +1,4 @@
-"""Trains on scikit-learn's digits with a loop of its own instead of `fit`.
+"""Trains on scikit-learn's digits with a custom loop instead of `fit`.
 
     python recipes/own_loop.py
     horovodrun -np 2 python recipes/own_loop.py

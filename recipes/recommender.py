@@ -67,8 +67,8 @@ def impressions(users: int, items: int, batch_size: int, seed: int) -> tf.data.D
         return tf.sin(angles * kind)
 
     def draw(number: tf.Tensor, stream: int, most: int) -> tf.Tensor:
-        place = tf.stack([number, tf.constant(seed + stream, tf.int64)])
-        return tf.random.stateless_uniform([batch_size], place, 0, most, tf.int32)
+        seeds = tf.stack([number, tf.constant(seed + stream, tf.int64)])
+        return tf.random.stateless_uniform([batch_size], seeds, 0, most, tf.int32)
 
     def batch(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         user, item = draw(number, 0, users), draw(number, 1, items)
@@ -95,8 +95,8 @@ def main(
     if strategy not in STRATEGIES:
         raise typer.BadParameter(f"`--strategy` must be one of {', '.join(STRATEGIES)}.")
     keras.utils.set_random_seed(1)
-    place = STRATEGIES[strategy]()  # The only line that differs.
-    with place.scope():
+    chosen = STRATEGIES[strategy]()  # The only line that differs.
+    with chosen.scope():
         model = build_model(users, items, width)
         # A batch has a row at most once: its gradients are far below Keras's initial accumulator.
         optimizer = keras.optimizers.Adagrad(0.05, initial_accumulator_value=1e-6)
@@ -111,10 +111,10 @@ def main(
     seconds = time.perf_counter() - began
     test = impressions(users, items, batch_size, seed=100)
     _, accuracy = model.evaluate(test, steps=20, verbose=0)
-    if not place.is_chief:
+    if not chosen.is_chief:
         return
-    if hasattr(place, "placement"):
-        typer.echo(place.placement)
+    if hasattr(chosen, "placement"):
+        typer.echo(chosen.placement)
     rate = epochs * steps * batch_size / seconds
     typer.echo(f"{strategy}: test accuracy {accuracy:.3f}, {rate:,.0f} samples/s with the start")
     if result is not None:

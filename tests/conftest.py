@@ -1,17 +1,17 @@
-"""Fixtures that all tests share."""
+"""Fixtures shared by all tests."""
 
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-# Fixtures become known where they are imported.
+# Fixtures are registered where they are imported.
 from tests.harness.command import commands, environment_without, tfdml_command  # noqa: F401
 from tests.harness.pool import RankPools
 from tests.harness.server_cluster import ServerCluster
 
-# A shell that runs the tests in the background has their processes ignore Ctrl-C, and children
-# inherit that. They are asked to end by it, as at a terminal.
+# A shell that runs the tests in the background makes its processes ignore Ctrl-C, which children
+# inherit. Tests send it to children, as a terminal would.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,13 +32,13 @@ def cluster() -> Iterator[ServerCluster]:
     running.close()
 
 
-# `test_parameter_server_synchronous` has the heart of the contract by default.
+# `test_parameter_server_synchronous` has the core of the contract by default.
 _SERVERS = pytest.param("parameter_server", marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", params=["horovod", "mirrored", "multi_worker", _SERVERS])
 def kind(request) -> str:
-    """The strategy that a case runs under."""
+    """Returns the strategy that a case runs under."""
     return request.param
 
 
@@ -52,5 +52,5 @@ def kind(request) -> str:
     ],
 )
 def feature_kind(request) -> str:
-    """The same for what differs little between strategies: all but one are slow tests."""
+    """The same for cases that differ little between strategies: all but one are slow tests."""
     return request.param

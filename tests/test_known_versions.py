@@ -1,4 +1,4 @@
-"""A Keras or TensorFlow that tfdml was not tried with: warned of, or refused with what changed."""
+"""Checks untested versions of Keras and TensorFlow: a warning, or an error naming the change."""
 
 import re
 import shutil
@@ -21,11 +21,11 @@ INSTALLED = {"keras": keras.__version__, "tensorflow": tf.__version__}
 LIBRARIES = sorted(INSTALLED)
 TRAINER = "keras.src.backend.tensorflow.trainer"
 FIT = f"{TRAINER}.TensorFlowTrainer.fit"
-# Texts of the trainer, and what takes their places.
+# Texts in the trainer, and their replacements.
 _LINE = "        if max_epochs and"
 ANOTHER_FIT = (_LINE, "        if True and max_epochs and")
 ANOTHER_COMMENT = (_LINE, f"        # Another comment.\n\n{_LINE}")
-# What a process with another Keras prints when a strategy is made.
+# Prints the output of a process with another Keras when a strategy is created.
 STRATEGY = """
 import sys, warnings
 import keras
@@ -63,13 +63,13 @@ def next_patch() -> str:
 
 
 def different_from_the_newest(library: str) -> list[str]:
-    """Returns what differs between the installed release and the newest known one."""
+    """Returns the differences between the installed release and the newest known one."""
     newest = known_versions.known_releases(library)[-1]
     return known_versions.changed_since(library, newest)
 
 
 def made_with(path: Path | None = None, before: str = "") -> str:
-    """Returns what a process prints that makes a strategy."""
+    """Returns the output of a process that creates a strategy."""
     done = subprocess.run(
         [sys.executable, "-c", STRATEGY.format(before=before)],
         env={"PYTHONPATH": f"{path}:{ROOT}" if path else str(ROOT), "PATH": "/usr/bin:/bin"},
@@ -83,7 +83,7 @@ def made_with(path: Path | None = None, before: str = "") -> str:
 
 @pytest.fixture
 def other_keras(tmp_path):
-    """Copies the installed Keras, with another version and another text in its trainer."""
+    """Copies the installed Keras, with another version and a changed text in its trainer."""
 
     def copy(version: str, trainer: tuple[str, str]) -> Path:
         ignored = shutil.ignore_patterns("*_test.py", "__pycache__")
@@ -102,7 +102,7 @@ def other_keras(tmp_path):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_all_that_is_replaced_is_known(library):
+def test_digests_cover_all_replaced_functions(library):
     known = known_versions.known_sources()[library]
     assert sorted(known) == [f for f in seam_digests.replaced() if f.startswith(library)]
     assert len(known) > 20
@@ -114,7 +114,7 @@ def test_all_that_is_replaced_is_known(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_supported_minor_versions_are_the_known_ones(library):
+def test_supported_minor_versions_are_known(library):
     known = known_versions.known_releases(library)
     minors = {r.release[:2] for r in known}
     allowed = {
@@ -124,7 +124,7 @@ def test_the_supported_minor_versions_are_the_known_ones(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_known_release_goes_without_a_word(library):
+def test_known_release_prints_nothing(library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         known_versions.check(library, INSTALLED[library])
@@ -132,7 +132,7 @@ def test_a_known_release_goes_without_a_word(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_patch_release_with_the_same_functions_goes_without_a_word(library):
+def test_unchanged_patch_release_prints_nothing(library):
     major, minor, _ = INSTALLED[library].split(".")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -142,7 +142,7 @@ def test_a_patch_release_with_the_same_functions_goes_without_a_word(library):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_newer_minor_version(library):
     version, changed = next_minor(library), different_from_the_newest(library)
-    if changed:  # In an environment with an older one.
+    if changed:  # If the installed release is an older one.
         with pytest.raises(ImportError, match=re.escape(f"changed are {', '.join(changed)}.")):
             known_versions.check(library, version)
     else:
@@ -160,15 +160,15 @@ def test_an_older_minor_and_another_major_version_are_refused(library, version):
 
 
 def test_a_newer_keras_with_another_fit_is_refused(other_keras):
-    """Only what was changed is named."""
+    """Only the changed functions are named."""
     refused = made_with(other_keras(next_minor("keras"), ANOTHER_FIT))
     assert refused.startswith("refused:")
     named = re.search(r"changed are (.*?)\. Run", refused).group(1).split(", ")
     assert named == sorted({FIT, *different_from_the_newest("keras")})
 
 
-def test_a_newer_keras_in_which_a_class_is_gone_is_refused(other_keras):
-    """It is said so, before the class is missed where it would be imported."""
+def test_newer_keras_without_a_class_is_refused(other_keras):
+    """The message comes before an import of the class would fail."""
     refused = made_with(other_keras(next_minor("keras"), ("TFEpochIterator", "Epochs")))
     assert refused.startswith("refused:")
     assert f"{TRAINER}.TFEpochIterator._get_iterator" in refused
@@ -181,7 +181,7 @@ def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
     assert f"it differs in {FIT}." in said
 
 
-def test_comments_do_not_count(other_keras):
+def test_comments_do_not_change_digests(other_keras):
     assert made_with(other_keras(next_patch(), ANOTHER_COMMENT)) == "made\n"
 
 

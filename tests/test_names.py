@@ -1,4 +1,4 @@
-"""`tfdml.NAME`: its own names, and behind them those of `tf.distribute`."""
+"""Checks `tfdml.NAME`: its own names, and as a fallback those of `tf.distribute`."""
 
 import importlib.util
 import pkgutil
@@ -22,7 +22,7 @@ def names_of(module) -> set[str]:
     return {name for name in dir(module) if not name.startswith("_")}
 
 
-def test_every_name_of_tf_distribute_is_there():
+def test_every_name_of_tf_distribute_exists():
     for name in names_of(tf.distribute) - OWN - REFUSED:
         assert getattr(tfdml, name) is getattr(tf.distribute, name), name
     for name in names_of(tf.distribute.experimental) - set(STRATEGIES) - REFUSED:
@@ -39,7 +39,7 @@ def test_strategies_are_tfdmls(name):
 
 
 def test_no_module_or_name_of_tfdml_hides_one_of_tf_distribute():
-    """But for the strategies, which are meant to."""
+    """Except for the strategies, which hide them on purpose."""
     own = {module.name for module in pkgutil.iter_modules(tfdml.__path__)} | set(tfdml.__all__)
     assert own & names_of(tf.distribute) == set(STRATEGIES)
     for name in names_of(tf.distribute):
@@ -54,36 +54,36 @@ def test_no_module_or_name_of_tfdml_hides_one_of_tf_distribute():
         (tfdml.experimental, "CentralStorageStrategy"),
     ],
 )
-def test_strategies_with_other_numbers_are_not_passed_off(where, name):
+def test_strategies_with_different_results_are_not_replaced_silently(where, name):
     with pytest.raises(AttributeError, match=f"tfdml has no `{name}`.*Write `tf.distribute.`"):
         getattr(where, name)
 
 
-def test_no_strategy_of_tensorflows_is_passed_on_unseen():
-    """A new TensorFlow may have more: each is a decision."""
+def test_every_strategy_of_tensorflow_is_considered():
+    """A new TensorFlow may have more, and each needs a decision."""
     stock = {n for n in names_of(tf.distribute) | names_of(tf.distribute.experimental)}
     strategies = {n for n in stock if re.fullmatch(r"\w*Strategy", n)}
     passed_on = {"Strategy", "OneDeviceStrategy"}
     assert strategies == {*STRATEGIES, *REFUSED, *passed_on}
 
 
-def test_a_name_that_nobody_has():
+def test_unknown_name_of_tfdml():
     with pytest.raises(AttributeError, match="no attribute 'Nobody', and neither has"):
         _ = tfdml.Nobody
     assert not hasattr(tfdml, "_Nobody")
 
 
-def test_what_is_listed_are_tfdmls_own_names():
+def test_dir_lists_tfdml_names_only():
     _ = tfdml.ReduceOp, tfdml.experimental
     assert not {"ReduceOp", "experimental", "Server"} & {*dir(tfdml), *tfdml.__all__}
 
 
-def test_the_experimental_strategy_takes_the_arguments_that_tensorflows_takes(ranks):
-    (told,) = ranks(1).run(cases.experimental_strategy)
-    assert told == ("RING None", "SimpleClusterResolver")
+def test_experimental_strategy_takes_tensorflows_arguments(ranks):
+    (options,) = ranks(1).run(cases.experimental_strategy)
+    assert options == ("RING None", "SimpleClusterResolver")
 
 
-def test_tensorflow_is_imported_for_a_name_of_its_own_only():
+def test_tensorflow_is_imported_for_its_own_names_only():
     program = (
         "import sys, tfdml; from tfdml import topology, runtime, cli; "
         "assert not hasattr(tfdml, '__wrapped__'); assert 'tensorflow' not in sys.modules; "

@@ -1,4 +1,4 @@
-"""What a project has beside its code: each file keeps its form, and names only what exists."""
+"""Checks the project's text files: their form, and that paths, names and commands in them exist."""
 
 import importlib.util
 import os
@@ -35,7 +35,7 @@ def text_of(name: str) -> str:
 
 
 def versions() -> dict[str, dict[str, list[str]]]:
-    """Returns the changelog's entries by version and kind; refuses what has another form."""
+    """Returns the changelog's entries by version and kind; rejects any other form."""
     found: dict[str, dict[str, list[str]]] = {}
     _, *parts = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.M)
     for part in parts:
@@ -67,17 +67,17 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
         assert all(kinds.values()), f"{title} has a heading without entries."
 
 
-def test_a_change_is_one_line_of_the_changelog():
-    """Two, where 100 columns are not enough."""
+def test_changelog_entries_are_one_line():
+    """Two lines if 100 columns are not enough."""
     for title, kinds in versions().items():
         for entry in (entry for entries in kinds.values() for entry in entries):
             assert entry.count("\n") < 2, f"{title}: {entry}"
 
 
-def test_the_first_version_is_told_by_area():
+def test_first_version_is_described_by_area():
     *_, (title, kinds) = versions().items()
     assert title.startswith("[0.1.0]")
-    # Nobody had the bugs that were fixed before it.
+    # Nobody had the bugs fixed before it.
     assert list(kinds) == ["Added"]
     assert len("\n".join(kinds["Added"]).splitlines()) <= 25
     assert all(re.match(r"- \*\*[A-Z][\w ]+\*\*: ", entry) for entry in kinds["Added"])
@@ -95,7 +95,7 @@ def test_the_citation_is_of_this_version():
     for key in ("message", "title", "abstract"):
         assert isinstance(said[key], str), key
     assert said["keywords"]
-    # None of these is known yet, and nothing is invented.
+    # None of these is known yet, and nothing is made up.
     assert not {"doi", "url", "repository", "repository-code", "date-released"} & set(said)
 
 
@@ -114,7 +114,7 @@ def test_paths_in_a_guide_exist(name):
     assert not {path for path in paths if not (ROOT / path).exists()}
 
 
-def test_names_in_a_guide_are_where_it_says():
+def test_names_in_a_guide_exist_in_their_files():
     """`NAME` of `path`."""
     for guide in GUIDES:
         for name, path in re.findall(r"`(\w+)` of\s+`([\w/.]+)`", text_of(guide)):
@@ -132,11 +132,11 @@ def commands(name: str) -> Iterator[list[str]]:
 
 
 def check_options(parameters: list, words: list[str]) -> None:
-    """Checks that a command has the options that it is given."""
+    """Checks that a command has the given options."""
     known = {option for p in parameters for option in p.opts}
     for word in words:
         if word.endswith(".py"):
-            return  # What follows a script is the script's.
+            return  # A script's own arguments follow.
         assert not word.startswith("-") or word in known, f"{word} is none of {sorted(known)}"
 
 
@@ -184,7 +184,7 @@ def test_commands_for_contributors_exist():
 
 
 def test_commands_for_a_secure_job_exist():
-    """The other commands are run, as they stand, by tests/runtime/launch/test_tunnels.py."""
+    """tests/runtime/launch/test_tunnels.py runs the other commands verbatim."""
     ours = [words for words in commands("SECURITY.md") if words and check(words)]
     assert ["tfdml", "launch", "--hosts", "node1:1,node2:1", "train.py"] in ours
 
@@ -202,7 +202,7 @@ def test_commands_for_a_secure_job_exist():
     ],
     ids=" ".join,
 )
-def test_a_command_that_does_not_exist_is_found(wrong):
+def test_missing_command_is_detected(wrong):
     with pytest.raises(AssertionError):
         check(wrong)
 

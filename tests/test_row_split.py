@@ -1,4 +1,4 @@
-"""Who works on which rows: every row once, alike for numbers and tensors, without TensorFlow."""
+"""Checks the split of rows: each row once, equally for numbers and tensors, without TensorFlow."""
 
 import ast
 from pathlib import Path
@@ -15,32 +15,32 @@ from tfdml.strategies.input.local_batch import BatchSplitter
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 4))
-def test_rows_are_dealt_once_in_order_and_evenly(rows, processes, local):
+def test_rows_are_assigned_once_in_order_and_evenly(rows, processes, local):
     replicas = processes * local
-    places = [LocalReplicas(p * local, local, replicas) for p in range(processes)]
-    bounds = [place.bounds(rows).tolist() for place in places]
+    members = [LocalReplicas(p * local, local, replicas) for p in range(processes)]
+    bounds = [member.bounds(rows).tolist() for member in members]
     ends = [0] + [end for own in bounds for end in own[1:]]
     sizes = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
     assert ends[-1] == sum(sizes) == rows
     assert 0 <= min(sizes) <= max(sizes) <= min(sizes) + 1
     assert sizes[0] == max(sizes)
-    for place, own, before in zip(places, bounds, [0, *(b[-1] for b in bounds)], strict=False):
+    for member, own, before in zip(members, bounds, [0, *(b[-1] for b in bounds)], strict=False):
         assert own[0] == before
-        assert place.rows(rows) == slice(own[0], own[-1])
-        assert place.count(rows) == own[-1] - own[0]
-        assert place.num_processes == processes
-        assert place.is_alone == (processes == 1)
+        assert member.rows(rows) == slice(own[0], own[-1])
+        assert member.count(rows) == own[-1] - own[0]
+        assert member.num_processes == processes
+        assert member.is_alone == (processes == 1)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 12])
-def test_a_tensor_is_split_as_a_number_is(rows):
-    place = LocalReplicas(2, 2, 6)
-    bounds = place.bounds(tf.constant(rows, tf.int64))
+def test_tensor_is_split_like_a_number(rows):
+    member = LocalReplicas(2, 2, 6)
+    bounds = member.bounds(tf.constant(rows, tf.int64))
     assert bounds.dtype == tf.int64
-    assert bounds.numpy().tolist() == place.bounds(rows).tolist()
+    assert bounds.numpy().tolist() == member.bounds(rows).tolist()
 
 
-def test_strategies_and_data_split_by_this_alone():
+def test_strategies_and_data_use_this_split_only():
     class Two:
         num_replicas_in_sync, size, rank = 6, 2, 1
 
@@ -49,7 +49,7 @@ def test_strategies_and_data_split_by_this_alone():
     assert BatchSplitter.rows is LocalReplicas.rows
 
 
-def test_plain_datasets_do_not_say_their_shares():
+def test_plain_datasets_do_not_report_shares():
     assert not isinstance(tf.data.Dataset.range(4).batch(2), OwnShareDataset)
 
 

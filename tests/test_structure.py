@@ -1,4 +1,4 @@
-"""The shape of the package: imports point one way, and one module reads the environment."""
+"""Checks the structure: imports point one way, and only one module reads the environment."""
 
 import ast
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "tfdml"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Packages that a package may import from, besides itself. Modules at the top of a package, such as
-# `strategies/session.py`, may use all of the package; its subpackages may use those modules.
+# Packages that a package may import from, apart from itself. Modules at the top of a package, such
+# as `strategies/session.py`, may use all of the package; its subpackages may use those modules.
 MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},
@@ -45,7 +45,7 @@ MAY_IMPORT = {
     },
 }
 
-# Subpackages that a subpackage may import from, besides itself.
+# Subpackages that a subpackage may import from, apart from itself.
 MAY_IMPORT_WITHIN = {
     "callbacks/checkpoint": set(),
     "cli/checks": set(),
@@ -78,7 +78,7 @@ MAY_IMPORT_WITHIN = {
 
 
 def _imports(file: Path) -> set[str]:
-    """Returns the modules that a file imports, with what it takes out of them."""
+    """Returns the modules that a file imports, with the imported names."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def _room(file: Path) -> str:
 
 
 def _packages(file: Path) -> list[str]:
-    """Returns the package and the subpackages that a file lies in, outermost first."""
+    """Returns the package and the subpackages that contain a file, outermost first."""
     folders = file.relative_to(PACKAGE).parts[:-1]
     return ["/".join(folders[:n]) for n in range(1, len(folders) + 1)]
 
@@ -131,7 +131,7 @@ def test_only_topology_reads_the_environment(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_insides_are_known_in_one_place(file):
+def test_framework_internals_are_used_in_one_module(file):
     where = str(file.relative_to(PACKAGE))
     for private, room in {
         "keras.src": "strategies/keras_seam/",
@@ -152,8 +152,8 @@ def test_recipes_use_public_names_only():
         assert not {n for n in _imports(file) if n.startswith("tfdml.")}, file
 
 
-def test_context_variables_are_few():
-    """State goes by argument; by context only past Keras's own functions and a user's."""
+def test_context_variables_are_listed():
+    """State is passed by argument; by context only through Keras's functions and a user's."""
     found = {str(f.relative_to(PACKAGE)) for f in FILES if "ContextVar(" in f.read_text()}
     assert found == {
         "strategies/alone.py",  # `tfdml.alone()`: a public block of the user's.

@@ -1,4 +1,4 @@
-"""Who a process is, from what its launcher left in the environment."""
+"""Checks which process this is, according to its launcher's environment variables."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tfdml.topology import Topology, launched, own_host, started_together
 
 
-def test_without_a_launcher_a_process_is_a_job_of_its_own():
+def test_process_without_launcher_is_its_own_job():
     assert launched({}) == Topology(0, 1, 0, 1, None)
 
 
@@ -24,13 +24,13 @@ def test_without_a_launcher_a_process_is_a_job_of_its_own():
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ],
 )
-def test_each_launcher_is_understood(names):
-    place = launched(
+def test_environment_of_each_launcher_is_read(names):
+    topology = launched(
         dict(zip(names, "5812", strict=True)) | {names[1]: "8", names[2]: "1", names[3]: "4"}
     )
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
-    assert place.launcher is not None
-    assert not place.is_chief
+    assert (topology.rank, topology.size, topology.local_rank, topology.local_size) == (5, 8, 1, 4)
+    assert topology.launcher is not None
+    assert not topology.is_chief
 
 
 @pytest.mark.parametrize(
@@ -68,27 +68,27 @@ def cluster(task: str, index: int, **jobs: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "rank_and_size"),
     [
         (cluster("worker", 1, worker=2), (1, 2)),
         (cluster("worker", 0, worker=2, chief=1), (1, 3)),
         (cluster("worker", 0, worker=1), (0, 1)),
-        # Neither trains as one of several.
+        # Neither trains as part of a job.
         (cluster("evaluator", 0, worker=2, evaluator=1), (0, 1)),
         (cluster("chief", 0, chief=1, worker=2, ps=1), (0, 1)),
         ({"TF_CONFIG": "no JSON"}, (0, 1)),
         ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "0",
           "HOROVOD_LOCAL_SIZE": "1"}, (1, 3)),
-        # `srun` sets these for whatever it starts.
+        # `srun` sets these for any program.
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (0, 1)),
     ],
 )  # fmt: skip
-def test_who_was_started_to_train_together(environment, place):
-    told = started_together(environment)
-    assert (told.rank, told.size) == place
+def test_processes_started_together_are_detected(environment, rank_and_size):
+    found = started_together(environment)
+    assert (found.rank, found.size) == rank_and_size
 
 
-def test_the_host_that_the_launcher_names():
+def test_host_named_by_the_launcher():
     assert own_host(cluster("worker", 1, worker=2)) == "worker1"
     assert own_host({"HOROVOD_HOSTNAME": "node1"}) == "node1"
     address = {"cluster": {"worker": ["[fd00::1]:5"]}, "task": {"type": "worker", "index": 0}}

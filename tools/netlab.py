@@ -129,16 +129,16 @@ def build(hosts: int, rate: str, latency: str, loss: str) -> None:
 def shape(host: str, rate: str, latency: str, loss: str) -> None:
     """Shapes the outgoing traffic of a host."""
     add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
-    place = ["root", "handle", "1:"]
+    attach = ["root", "handle", "1:"]
     if rate:
-        run(*add, *place, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
-        place = ["parent", "1:1", "handle", "10:"]
+        run(*add, *attach, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+        attach = ["parent", "1:1", "handle", "10:"]
     if latency or loss:
         # A queue for the packets in flight at 10 Gbit/s and 100 ms.
         options = ["limit", "100000"]
         options += ["delay", latency] if latency else []
         options += ["loss", loss] if loss else []
-        done = subprocess.run([*add, *place, "netem", *options], capture_output=True, text=True)
+        done = subprocess.run([*add, *attach, "netem", *options], capture_output=True, text=True)
         if done.returncode:
             refuse(
                 f"`--latency` and `--loss` must be what the kernel's netem understands, and the "
@@ -150,20 +150,20 @@ def shape(host: str, rate: str, latency: str, loss: str) -> None:
 def environments(hosts: int, job: Job) -> list[dict[str, str]]:
     """Returns the environment variables of each host's command."""
     addresses = ",".join(address(i) for i in range(hosts))
-    told = [
+    each = [
         {"NETLAB_HOST": str(i), "NETLAB_HOSTS": str(hosts), "NETLAB_ADDRESSES": addresses}
         for i in range(hosts)
     ]
     if job is Job.MULTI_WORKER:
         cluster = {"worker": [f"host{i}:{_PORT + i}" for i in range(hosts)]}
-        for i, own in enumerate(told):
+        for i, own in enumerate(each):
             own["TF_CONFIG"] = json.dumps(
                 {"cluster": cluster, "task": {"type": "worker", "index": i}}
             )
     if job is Job.HOROVOD:
-        for own, horovod in zip(told, _horovod(hosts), strict=True):
+        for own, horovod in zip(each, _horovod(hosts), strict=True):
             own.update(horovod)
-    return told
+    return each
 
 
 def _horovod(hosts: int) -> list[dict[str, str]]:
@@ -178,16 +178,16 @@ def _horovod(hosts: int) -> list[dict[str, str]]:
     slots = get_host_assignments(infos, hosts)
     server.init(slots)
     common = create_run_env_vars(_SWITCH, ["eth0"], port)
-    told = [{**common, **create_slot_env_vars(slot)} for slot in slots]
-    return [{name: str(value) for name, value in own.items()} for own in told]
+    each = [{**common, **create_slot_env_vars(slot)} for slot in slots]
+    return [{name: str(value) for name, value in own.items()} for own in each]
 
 
-def start(host: int, command: Sequence[str], told: dict[str, str]) -> subprocess.Popen:
+def start(host: int, command: Sequence[str], variables: dict[str, str]) -> subprocess.Popen:
     """Starts the command on a host, under the host's name."""
     script = f'hostname host{host}; exec "$@"'
     inside = ["ip", "netns", "exec", f"host{host}", "unshare", "--uts", "sh", "-c", script, "sh"]
     return subprocess.Popen(
-        [*inside, *command], env={**os.environ, **told}, stdin=subprocess.DEVNULL
+        [*inside, *command], env={**os.environ, **variables}, stdin=subprocess.DEVNULL
     )
 
 
@@ -217,8 +217,8 @@ def main(
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""
     enter_own_namespaces()
     build(hosts, rate, latency, loss)
-    told = environments(hosts, job)
-    started = [start(i, command, own) for i, own in enumerate(told)]
+    each = environments(hosts, job)
+    started = [start(i, command, own) for i, own in enumerate(each)]
     code = wait(started)
     sys.stdout.flush()
     # The kernel ends everything that is left, including the rendezvous server's threads.

@@ -1,4 +1,4 @@
-"""Cases of loggers on ranks: each returns the calls that a rank's callbacks have seen."""
+"""Cases run by ranks: loggers of other packages; each returns the calls of a rank's callbacks."""
 
 import sys
 import types
@@ -13,7 +13,7 @@ from tests.strategies.cases import compiled, data
 
 
 class Noted(keras.callbacks.Callback):
-    """Notes what is called."""
+    """Logger that records the calls of its methods."""
 
     def __init__(self):
         super().__init__()
@@ -33,13 +33,13 @@ class Noted(keras.callbacks.Callback):
 
 
 def of_package(module: str) -> type[Noted]:
-    """Returns a stand-in for a package's callback, as a user derives from it."""
+    """Returns a stand-in for a package's callback class, derived as a user would."""
     theirs = type("TheirLogger", (Noted,), {"__module__": module})
     return type("OwnLogger", (theirs,), {"__module__": "train"})
 
 
 def called(modules: list[str]) -> dict[str, list[str]]:
-    """Returns the calls of each package's logger, and of one within `ChiefOnly`."""
+    """Returns the calls of each package's logger, and of one wrapped in `ChiefOnly`."""
     strategy = rank_job.strategy()
     x, y = data(16)
     model = compiled(strategy)
@@ -69,7 +69,7 @@ def warned_of(package: str) -> list[str]:
 
 
 def plain() -> list[str]:
-    """Returns the calls of a callback within `ChiefOnly` in plain Keras."""
+    """Returns the calls of a callback wrapped in `ChiefOnly` in plain Keras."""
     inner = Noted()
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

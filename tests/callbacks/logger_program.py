@@ -1,4 +1,4 @@
-"""Trains on every rank with a logger, as a user's script does; or says what the logger has kept.
+"""Trains on every rank with a logger, as a user's script does, or prints what was logged.
 
 tfdml launch --workers 2 -m tests.callbacks.logger_program mlflow DIRECTORY
 python -m tests.callbacks.logger_program read-mlflow DIRECTORY
@@ -16,7 +16,7 @@ ROWS = 40
 
 
 def train(kind: str, directory: Path) -> None:
-    """Trains; rank 0 writes what `fit` returned, each rank what it was warned of."""
+    """Trains; rank 0 writes the history of `fit`, and each rank its warnings."""
     import keras
     import numpy as np
 
@@ -92,8 +92,8 @@ def read_wandb(directory: Path) -> list[dict[str, list[float]]]:
 def _records(data: bytes) -> Iterator[bytes]:
     """Yields the records of LevelDB's log format, in which W&B writes a run.
 
-    After 7 bytes come blocks of 32 KiB; a record's parts have a checksum, a length and a type:
-    1 whole, 2 first, 3 middle, 4 last.
+    A header of 7 bytes is followed by blocks of 32 KiB. Each part of a record has a checksum, a
+    length and a type: 1 whole, 2 first, 3 middle, 4 last.
     """
     position, parts = 7, []
     while position + 7 <= len(data):

@@ -1,4 +1,4 @@
-"""The noise scale is what the published formulas give, on every rank, and nothing is disturbed."""
+"""Checks the noise scale against the published formulas on every rank, and its side effects."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ ROWS, BATCH, DECAY = 48, 12, 0.5
 
 
 def least_squares(strategy, optimizer=None, **options):
-    """A linear model whose gradients NumPy can compute."""
+    """Linear model whose gradients NumPy can compute."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, use_bias=False)])
         optimizer = optimizer() if optimizer else keras.optimizers.SGD(0.05)
@@ -30,7 +30,7 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(replicas: int, batch: int, steps: int = 1) -> tuple[float, float, float]:
-    """The same by the paper's formulas, in float64: signal, noise and scale."""
+    """Returns signal, noise and scale by the paper's formulas, in float64."""
     x, y = (a.astype("float64") for a in problem())
     w = np.full((4, 1), 0.5)
 
@@ -60,7 +60,7 @@ def watch(
     log_dir: str | None = None,
     compression: str | None = None,
 ):
-    """Trains an epoch; returns the estimate, its place in the logs, and the weights."""
+    """Trains an epoch; returns the estimate, its entry in the logs, and the weights."""
     model = least_squares(rank_job.strategy(devices, compression=compression), optimizer)
     noise = GradientNoiseScale(DECAY)
     logs = [OptimizerLog(f"{log_dir}/{rank_job.rank()}")] if log_dir else []
@@ -82,11 +82,11 @@ def watch(
     [
         ("horovod", 2, 1, None),
         ("mirrored", 3, 3, None),
-        ("mirrored", 3, 3, "int8"),  # Four weights go as they are.
+        ("mirrored", 3, 3, "int8"),  # Four weights are too few to be compressed.
         ("horovod", 2, 2, None),
     ],
 )
-def test_the_papers_formulas(ranks, kind, ranks_, devices, compression):
+def test_estimate_matches_the_papers_formulas(ranks, kind, ranks_, devices, compression):
     results = ranks(ranks_, kind).run(watch, BATCH, None, devices, None, compression)
     replicas = devices if kind == "mirrored" else ranks_ * devices
     signal, noise, scale = expected(replicas, BATCH)
@@ -102,7 +102,7 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=2.0**10)
 
 
-def test_a_loss_scale_is_taken_out(ranks):
+def test_loss_scale_is_divided_out(ranks):
     (result, _) = ranks(2).run(watch, BATCH, scaled)
     np.testing.assert_allclose(result["estimate"][1:], expected(2, BATCH)[:2], rtol=1e-4)
 
@@ -111,14 +111,14 @@ def accumulating():
     return keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
 
 
-def test_accumulated_gradients_are_of_larger_batches(ranks):
+def test_accumulated_gradients_count_as_larger_batches(ranks):
     (result, _) = ranks(2).run(watch, BATCH, accumulating)
     assert result["estimate"][0] == ROWS // BATCH // 2
     np.testing.assert_allclose(result["estimate"][1:], expected(2, BATCH, 2)[:2], rtol=1e-4)
 
 
 def overflowing() -> tuple:
-    """A step whose loss is infinite on one rank, among others."""
+    """Trains some steps, of which one has an infinite loss on one rank."""
     x, y = problem()
     x[0] = 1e30
     model = least_squares(rank_job.strategy(), scaled)
@@ -127,7 +127,7 @@ def overflowing() -> tuple:
     return noise.estimate().steps, noise.estimate().scale
 
 
-def test_what_overflows_is_left_out(ranks):
+def test_overflowing_steps_are_left_out(ranks):
     results = ranks(2).run(overflowing)
     assert results[0] == results[1]
     assert results[0][0] == ROWS // BATCH - 1
@@ -142,7 +142,7 @@ def test_uneven_batches_are_left_out(ranks):
 
 
 def embedding() -> tuple[float, int]:
-    """A model with sparse gradients, in which samples share rows."""
+    """Model with sparse gradients in which samples share rows."""
     strategy = rank_job.strategy()
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(5, 3), keras.layers.Flatten()])
@@ -168,7 +168,7 @@ def test_sparse_gradients(ranks):
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_in_tensorboard_beside_the_rate(ranks, tmp_path):
+def test_noise_scale_is_logged_to_tensorboard(ranks, tmp_path):
     (result, _) = ranks(2).run(watch, BATCH, None, 1, str(tmp_path))
     ((step, value),) = written(tmp_path / "0")["optimizer/gradient_noise_scale"]
     assert (step, value) == (ROWS // BATCH, pytest.approx(result["log"][0]))

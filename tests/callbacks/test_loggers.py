@@ -1,4 +1,4 @@
-"""Loggers of other packages run on rank 0 alone, and see what `fit` returns."""
+"""Checks that loggers of other packages run on rank 0 only, and see the history of `fit`."""
 
 import json
 import subprocess
@@ -25,8 +25,8 @@ PACKAGES = [
 CALLS = ["train", "epoch ['accuracy', 'loss']", "epoch ['accuracy', 'loss']", "test", "predict"]
 
 
-def test_loggers_run_on_rank_0_alone(ranks):
-    """The other rank still runs what is no logger, though its module's name begins alike."""
+def test_loggers_run_on_rank_0_only(ranks):
+    """The other rank still runs other callbacks, even of modules with the same name prefix."""
     chief, other = ranks(2).run(cases.called, [*PACKAGES, "train", "wandbox"])
     assert chief == dict.fromkeys([*PACKAGES, "train", "wandbox", "ChiefOnly"], CALLS)
     assert {name for name, calls in other.items() if calls} == {"train", "wandbox"}
@@ -39,7 +39,7 @@ def test_loggers_run_on_rank_0_alone(ranks):
         ("wandb", "A run of Weights & Biases is active on rank 1.*`wandb.init()`"),
     ],
 )
-def test_a_run_on_another_rank_is_warned_of(ranks, package, message):
+def test_active_run_on_another_rank_warns(ranks, package, message):
     chief, other = ranks(2).run(cases.warned_of, package)
     assert chief == []
     (said,) = other
@@ -61,19 +61,19 @@ def test_chief_only_in_plain_keras(ranks):
     ],
     ids=["all ranks", "no callback"],
 )
-def test_chief_only_refuses(callback, message):
+def test_chief_only_rejects_wrong_callbacks(callback, message):
     with pytest.raises(ValueError, match=message):
         tfdml.callbacks.ChiefOnly(callback)
 
 
-def test_chief_only_refuses_our_own():
+def test_chief_only_rejects_tfdml_callbacks():
     with pytest.raises(ValueError, match="FaultTolerantCheckpoint, which all ranks must run"):
         tfdml.callbacks.ChiefOnly(tfdml.callbacks.FaultTolerantCheckpoint("run"))
 
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """Python with MLflow and Weights & Biases; made when it is first needed."""
+    """Returns a Python with MLflow and Weights & Biases, installed on first use."""
     return side_environment.loggers_python()
 
 
@@ -95,15 +95,15 @@ def _run(python: Path, *arguments: str) -> str:
     [("mlflow", 1), ("mlflow-autolog", 2), ("wandb", 1), ("wandb-everywhere", 2)],
 )
 def test_real_loggers(python, tmp_path, kind, runs):
-    """One run with the history's numbers; where the program begins one on each rank, a warning."""
+    """One run with the history's numbers; a warning if the program begins one on each rank."""
     program = "tests.callbacks.logger_program"
     _run(python, "tfdml.cli.main", "launch", "--workers", "2", "-m", program, kind, str(tmp_path))
     chief, other = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in range(2))
     library = kind.partition("-")[0]
-    kept = json.loads(_run(python, program, f"read-{library}", str(tmp_path)))
-    assert len(kept) == runs
+    logged = json.loads(_run(python, program, f"read-{library}", str(tmp_path)))
+    assert len(logged) == runs
     name = {"mlflow": "loss", "wandb": "epoch/loss"}[library]
-    (losses,) = [run[name] for run in kept if name in run]
+    (losses,) = [run[name] for run in logged if name in run]
     assert losses == pytest.approx(chief["history"]["loss"], rel=1e-12)
     assert chief["warned"] == []
     assert len(other["warned"]) == runs - 1

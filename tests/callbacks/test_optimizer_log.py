@@ -1,4 +1,4 @@
-"""What is in TensorBoard's files: the rate and the trust ratios, written by rank 0."""
+"""Checks the contents of TensorBoard's files: the rate and trust ratios, written by rank 0."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tfdml.schedules import LinearWarmup
 
 
 def written(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars in a directory: steps and values, by name."""
+    """Returns the scalars in a directory: steps and values by name."""
     events = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
     return {
         tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)]
@@ -48,14 +48,14 @@ def test_rate_and_ratios_after_each_epoch(ranks, tmp_path):
     assert 0 < min(ratios) < 1
 
 
-def test_after_batches_and_by_rank_0_alone(ranks, tmp_path):
+def test_batch_frequency_is_written_by_rank_0_only(ranks, tmp_path):
     first, second = ranks(2).run(train, str(tmp_path), 2)
     assert first == second
     assert [s for s, _ in written(tmp_path / "0")["optimizer/trust_ratio/max"]] == [2, 4, 6]
     assert not (tmp_path / "1").exists()
 
 
-def test_on_the_devices_of_one_process(ranks, tmp_path):
+def test_several_devices_of_one_process(ranks, tmp_path):
     (found,) = ranks(2, "mirrored").run(train, str(tmp_path / "two"), "epoch")
     (wanted,) = ranks(1).run(train, str(tmp_path / "one"), "epoch")
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
@@ -68,7 +68,7 @@ def test_another_optimizer_and_no_strategy(tmp_path):
     assert written(tmp_path) == {"optimizer/learning_rate": [(1, 0.5)]}
 
 
-def test_a_model_that_its_first_batch_builds(tmp_path):
+def test_model_built_by_its_first_batch(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(LARS(0.5), "mse")
     model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[OptimizerLog(tmp_path)])

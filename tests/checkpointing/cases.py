@@ -1,4 +1,4 @@
-"""What ranks run with checkpoints: a training that may be ended anywhere, and what came of it."""
+"""Cases run by ranks: training with checkpoints that can be interrupted at any point."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tests.checkpointing import stores  # noqa: F401 (they are known from then on)
+from tests.checkpointing import stores  # noqa: F401 (registers the stores)
 from tests.harness import rank_job
 from tfdml.callbacks.checkpoint.session import end_session, session_of
 from tfdml.checkpointing import Files, files_of
@@ -21,7 +21,7 @@ STEPS = SAMPLES // BATCH
 
 
 class Signalling(Files):
-    """Sends this process a signal at one of its operations, and at each one from there on."""
+    """Sends this process a signal at one of its file operations and at each later one."""
 
     def __init__(self, at: int, number: int):
         self._left, self._number = at, number
@@ -45,7 +45,7 @@ for _name in (
 
 
 class Draws(keras.callbacks.Callback):
-    """Remembers random numbers and logs of every batch; sends this process a signal at a step."""
+    """Records random numbers and logs of every batch; sends this process a signal at a step."""
 
     def __init__(self, at: int | None, number: int, rank: int | None):
         super().__init__()
@@ -65,7 +65,7 @@ class Draws(keras.callbacks.Callback):
         self.batches.append(batch)
         if self.at == len(self.losses) and self.rank in (None, rank_job.rank()):
             if self.number == signal.SIGKILL:
-                time.sleep(0.05)  # A part of the write that runs now, a whole one, or none.
+                time.sleep(0.05)  # The write may then be partly done, finished, or not begun.
             os.kill(os.getpid(), self.number)
 
 
@@ -145,15 +145,15 @@ def train(
     ledger: str | None = None,
     **options,
 ) -> dict:
-    """Trains with a checkpoint, in one process or as a rank; returns what came of it.
+    """Trains with a checkpoint, in one process or as a rank; returns the outcome.
 
     Args:
-        directory: Of the checkpoints.
-        kind: The data.
-        at: The step after which a signal comes; 0 for before the first one.
-        number: The signal.
-        rank: The rank that gets it; None for all.
-        operation: The operation on files from which on the signal comes at each one.
+        directory: Directory of the checkpoints.
+        kind: Kind of the data.
+        at: Step after which the signal is sent; 0 for before the first step.
+        number: Signal number.
+        rank: Rank that gets the signal; None for all.
+        operation: File operation from which on the signal is sent, at each one.
     """
     keras.utils.set_random_seed(11 + rank_job.rank())
     scope = rank_job.strategy(compression=compression).scope() if strategy else None

@@ -1,4 +1,4 @@
-"""File layers that stop, fail or forget: real files, and a model of what a power failure leaves."""
+"""File layers that stop, fail or lose data: real files, and a model of a power failure."""
 
 import dataclasses
 import itertools
@@ -9,12 +9,12 @@ from tfdml.checkpointing.files import Files
 
 
 class Crash(BaseException):
-    """The process ends here: nothing may catch it and go on."""
+    """End of the process: nothing may catch it and continue."""
 
 
 @dataclasses.dataclass
 class File:
-    """A file: what has been written, and what of it is on the disk for certain."""
+    """File: the written bytes, and the bytes that are durable on the disk."""
 
     written: bytes = b""
     durable: bytes = b""
@@ -22,19 +22,19 @@ class File:
 
 @dataclasses.dataclass
 class Directory:
-    """A directory: the names that it shows, and those that are on the disk for certain."""
+    """Directory: its visible names, and the names that are durable on the disk."""
 
     names: dict = dataclasses.field(default_factory=dict)
     durable: dict = dataclasses.field(default_factory=dict)
 
 
 class CrashingFiles(Files):
-    """Stops before one of its operations, the `stop_at`-th; a write may be half done by then.
+    """File layer that stops before its `stop_at`-th operation; a write may be half done by then.
 
     Args:
-        root: The directory; what it holds is durable.
-        stop_at: The operation, from 0; None to stop at none.
-        half: Whether to do half of it, if it is a write.
+        root: Directory whose present content is durable.
+        stop_at: Number of the operation, from 0; None to never stop.
+        half: Whether to do half of the operation, if it is a write.
     """
 
     def __init__(self, root: Path, stop_at: int | None = None, half: bool = False):
@@ -99,15 +99,15 @@ class CrashingFiles(Files):
         del self._parent(path).names[os.path.basename(path)]
 
     def survivors(self, target: Path):
-        """Yields directories that a power failure at this moment could leave; made at `target`.
+        """Yields directories that a power failure at this moment could leave, created in `target`.
 
         Data, names in the root and names elsewhere reach the disk in any order: each of the three
-        is there as last seen, or as last made durable.
+        is either as last seen or as last made durable.
         """
         for number, (data, root, inner) in enumerate(itertools.product([False, True], repeat=3)):
-            place = target / str(number)
-            _write(place, self._tree, data, root, inner)
-            yield place
+            left = target / str(number)
+            _write(left, self._tree, data, root, inner)
+            yield left
 
     def _parts(self, path) -> list[str]:
         relative = os.path.relpath(path, self._root)
@@ -130,21 +130,21 @@ def _read(path: Path):
     return Directory(names, dict(names))
 
 
-def _write(place: Path, node, data: bool, names: bool, inner: bool) -> None:
+def _write(path: Path, node, data: bool, names: bool, inner: bool) -> None:
     if isinstance(node, File):
-        place.write_bytes(node.written if data else node.durable)
+        path.write_bytes(node.written if data else node.durable)
         return
-    place.mkdir(parents=True)
+    path.mkdir(parents=True)
     for name, child in (node.names if names else node.durable).items():
-        _write(place / name, child, data, inner, inner)
+        _write(path / name, child, data, inner, inner)
 
 
 class FailingFiles(Files):
-    """Raises an `OSError` from one of its operations, or from all from there on.
+    """File layer that raises an `OSError` in one operation, or in all operations from there on.
 
     Args:
-        fail_at: The operation, from 0.
-        error: The error's number.
+        fail_at: Number of the operation, from 0.
+        error: Error number.
         lasting: Whether all later operations that need space fail too.
     """
 

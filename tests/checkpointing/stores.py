@@ -1,4 +1,4 @@
-"""Stores of objects for tests: one on this machine's disk, and ones that stop or fail."""
+"""Object stores for tests: one on this machine's disk, and others that stop or fail."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from tfdml.checkpointing import StoreFiles
 
 
 class Bucket(LocalFileSystem):
-    """Objects appear whole, as in a store; there are no renames, and no empty directories."""
+    """Store whose objects appear whole; it has neither renames nor empty directories."""
 
     protocol = "bucket"
 
@@ -34,12 +34,12 @@ class Bucket(LocalFileSystem):
         self.put_file(self._strip_protocol(path1), path2)
 
     def rm_file(self, path):
-        place = Path(self._strip_protocol(path))
-        place.unlink()
+        entry = Path(self._strip_protocol(path))
+        entry.unlink()
         try:
             while True:
-                place = place.parent
-                place.rmdir()
+                entry = entry.parent
+                entry.rmdir()
         except OSError:
             pass
 
@@ -56,9 +56,9 @@ fsspec.register_implementation("bucket", Bucket, clobber=True)
 
 
 class CrashingStore(StoreFiles):
-    """Stops before one of the changes that it makes in the store, the `stop_at`-th.
+    """Store that stops before its `stop_at`-th change.
 
-    What is copied appears one by one.
+    Copied objects appear one by one.
     """
 
     def __init__(self, url: str, stop_at: int | None = None):
@@ -89,9 +89,9 @@ class FailingStore(StoreFiles):
     """Raises an error from the next operations of the store.
 
     Args:
-        url: Of the store.
-        error: The error.
-        times: How often.
+        url: URL of the store.
+        error: Error to raise.
+        times: Number of operations that fail.
     """
 
     def __init__(self, url: str, error: Exception, times: int, patience: float):

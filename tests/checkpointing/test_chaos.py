@@ -1,4 +1,4 @@
-"""The same program with faults on purpose, through the layer that `tfdml chaos` uses."""
+"""Checks resuming under injected faults, through the layer that `tfdml chaos` uses."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ def train(plan: str, size: int) -> dict:
 
 @contextlib.contextmanager
 def stopped_ranks_are_killed() -> Iterator[None]:
-    """As `tfdml chaos` does, after the others have waited for them for a while."""
+    """Context manager: kills ranks stopped by a fault, as `tfdml chaos` does after a while."""
     over = threading.Event()
 
     def watch() -> None:
@@ -58,12 +58,12 @@ def start(ranks, size: int, directory: str, fault: Fault | None = None, rank: in
 def campaign(
     ranks, tmp_path, size: int, faults: Iterable[Fault], number: int, numbers: random.Random
 ) -> int:
-    """Runs the program with faults, up to five to a run, until there were so many.
+    """Runs the program with up to five faults per run, until a total number is reached.
 
-    A fault that is due after the end of what is left of a run does not count.
+    A fault scheduled after the end of a run does not count.
 
     Returns:
-        How many there were.
+        Number of faults.
     """
     whole = str(tmp_path / "whole")
     assert start(ranks, size, whole) == [0] * size
@@ -76,7 +76,7 @@ def campaign(
             if fault.where != "between":
                 ended = start(ranks, size, directory, fault, numbers.randrange(size))
                 if ended == [0] * size and fault.kind != "short write":
-                    break  # Over before the fault.
+                    break  # The run ended before the fault.
                 if fault.kind == "SIGTERM":
                     assert ended == [75] * size, (done, fault)
                 done.append(fault)
@@ -122,15 +122,15 @@ def test_random_faults(ranks, tmp_path, size, number, seed):
     assert campaign(ranks, tmp_path, size, faults, number, numbers) == number
 
 
-def test_a_fault_in_time_does_not_outlive_its_run(ranks, tmp_path):
-    """The process may do something else by then."""
+def test_timed_fault_does_not_outlive_its_run(ranks, tmp_path):
+    """By then the process may run something else."""
     late = Fault("SIGKILL", "time", 3_000)
     assert start(ranks, 1, str(tmp_path / "run"), late) == [0]
     assert ranks(1).run(time.sleep, 4.0) == [None]
 
 
-def test_a_different_end_is_seen(ranks, tmp_path):
-    """The comparison itself can fail."""
+def test_comparison_detects_a_different_result(ranks, tmp_path):
+    """Makes sure that the comparison itself can fail."""
     ends = [str(tmp_path / name) for name in "ab"]
     start(ranks, 1, ends[0])
     ranks(1).run(train_longer, ends[1])

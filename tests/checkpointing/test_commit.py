@@ -1,4 +1,4 @@
-"""A save that ends anywhere: the checkpoint before it, or the new one, is found whole."""
+"""Checks that an interrupted save leaves the previous checkpoint or the new one whole."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def tensors(step: int, rank: int) -> dict[str, np.ndarray]:
 
 
 def save(files: Files, directory: Path, step: int) -> None:
-    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    """Saves a checkpoint as two ranks do, one after the other, and removes the previous one."""
     manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
@@ -53,7 +53,7 @@ def check(directory: Path, steps: tuple[int, ...], said: list | None = None) -> 
 
 
 def check_found(found: checkpointing.Checkpoint, steps: tuple[int, ...]) -> None:
-    """Checks that a checkpoint is of one of these steps, with what was saved then."""
+    """Checks that a checkpoint is of one of these steps and holds the data saved then."""
     assert found.manifest.step in steps
     for rank, (arrays, notes) in enumerate(found.read()):
         assert notes == {"r": rank}
@@ -81,7 +81,7 @@ def crash_points(tmp_path: Path, base: Path, files: type = CrashingFiles) -> lis
 
 
 def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set[int]:
-    """Ends a save of step 2 at each operation, and restarts; returns the steps found."""
+    """Interrupts a save of step 2 at each operation, and restarts; returns the steps found."""
     found = set()
     for stop_at, half in crash_points(tmp_path, base, files):
         directory = tmp_path / f"{stop_at}{half}"
@@ -93,14 +93,14 @@ def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set
         except Crash:
             committed = (1, 2)
         left = crashing.survivors(tmp_path / f"{stop_at}{half}left") if power else [directory]
-        for place in left:
+        for directory in left:
             said: list[str] = []
-            found.add(check(place, committed, said))
+            found.add(check(directory, committed, said))
             assert not said
-            # The next save finds nothing in its way.
-            save(Files(), place, 3)
-            assert check(place, (3,)) == 3
-            shutil.rmtree(place)
+            # Nothing obstructs the next save.
+            save(Files(), directory, 3)
+            assert check(directory, (3,)) == 3
+            shutil.rmtree(directory)
     return found
 
 
@@ -123,7 +123,7 @@ class WithoutDirectorySync(CrashingFiles):
 
 
 class RenamesByParts(CrashingFiles):
-    """What a save would be that wrote under the final name."""
+    """Saves directly under the final name."""
 
     def rename(self, source, target):
         if not os.path.isdir(source) or "gone" in target:
@@ -136,13 +136,13 @@ class RenamesByParts(CrashingFiles):
 
 @pytest.mark.parametrize("mutant", [WithoutFileSync, WithoutDirectorySync, RenamesByParts])
 def test_each_part_of_the_commit_is_needed(tmp_path, base, mutant):
-    """With the sync of files or names, or the one rename, taken out the tests above fail."""
+    """The tests above fail without the sync of files or of names, or without the one rename."""
     with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
         kill_everywhere(tmp_path, base, mutant, power=True)
 
 
-def test_the_disk_is_asked(tmp_path, monkeypatch):
-    """The real layer does what the model of it above takes for granted."""
+def test_real_files_are_synced_to_disk(tmp_path, monkeypatch):
+    """Checks that the real layer does what the model above assumes."""
     done: list[tuple[str, int]] = []
     real_sync, real_rename = os.fsync, os.rename
 
@@ -166,7 +166,7 @@ def test_the_disk_is_asked(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("lasting", [False, True])
-def test_an_error_of_every_operation(tmp_path, base, error, lasting):
+def test_error_in_every_operation(tmp_path, base, error, lasting):
     for fail_at in range(60):
         directory = tmp_path / str(fail_at)
         shutil.copytree(base, directory)
@@ -175,7 +175,7 @@ def test_an_error_of_every_operation(tmp_path, base, error, lasting):
             save(failing, directory, 2)
         except OSError:
             left = [n for n in os.listdir(directory) if n.startswith("partial-fit")]
-            # What rank 1 has written in vain stays until the next start, what rank 0 has does not.
+            # Files written by rank 1 stay until the next start, those of rank 0 do not.
             assert fail_at < 10 or not left or "gone" in left[0]
             assert check(directory, (1, 2))
         else:
@@ -196,14 +196,14 @@ def test_short_writes(tmp_path, base):
 
 
 def damages(path: Path):
-    """Yields a word for each way in which a file is damaged, while it is."""
+    """Yields a description of each kind of damage to a file, while the file has it."""
     whole = path.read_bytes()
-    for place in range(len(whole)):
+    for position in range(len(whole)):
         for bit in range(8):
             path.write_bytes(
-                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
+                whole[:position] + bytes([whole[position] ^ (1 << bit)]) + whole[position + 1 :]
             )
-            yield f"bit {bit} of byte {place}"
+            yield f"bit {bit} of byte {position}"
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         yield f"cut to {length} bytes"
@@ -215,7 +215,7 @@ def damages(path: Path):
 
 
 def undetected(directory: Path, names: str = "*") -> list[str]:
-    """Returns the damages of a checkpoint's files that nothing notices."""
+    """Returns the damages of a checkpoint's files that are not detected."""
     found = []
     for path in sorted(directory.glob(names)):
         for damage in damages(path):
@@ -227,7 +227,7 @@ def undetected(directory: Path, names: str = "*") -> list[str]:
     return found
 
 
-def test_every_flipped_bit_and_every_truncation_is_found_and_named(base):
+def test_every_flipped_bit_and_truncation_is_reported(base):
     (name,) = (n for n in os.listdir(base) if n.startswith("fit-"))
     assert len(os.listdir(base / name)) == RANKS + 1
     assert not undetected(base / name)
@@ -239,7 +239,7 @@ def test_without_checksums_damage_goes_unnoticed(base, monkeypatch):
     assert undetected(base / "fit-000-epoch-0000-step-0000000002", "*.safetensors")
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
+def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(base):
     own, said = opened(Files(), base), []
     for step in (2, 3):
         manifest = CheckpointManifest(0, 0, step, 1, (), {})
@@ -255,19 +255,19 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(base):
     assert (base / "damaged-fit-000-epoch-0000-step-0000000003").is_dir()
 
 
-def test_none_whole_is_refused_unless_told(base):
+def test_only_damaged_checkpoints_are_refused_unless_allowed(base):
     shutil.rmtree(base / "fit-000-epoch-0000-step-0000000001")
     (base / "fit-000-epoch-0000-step-0000000001").mkdir()
     own = opened(Files(), base)
     own.claim()
-    for _ in range(2):  # Also where the damaged one has been set aside before.
+    for _ in range(2):  # The second time, a damaged one has been set aside already.
         with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
             own.newest(0)
     assert own.newest(0, start_anew=True) is None
     assert own.newest(1) is None
 
 
-def test_a_second_job_is_refused_until_the_first_has_ended(base):
+def test_second_job_is_refused_while_the_first_runs(base):
     first, second = opened(Files(), base), opened(Files(), base)
     first.claim()
     with pytest.raises(checkpointing.DirectoryInUse, match=f"process {os.getpid()} on"):
@@ -285,7 +285,7 @@ def test_leftovers_of_dead_writers_are_cleaned(base):
     assert own.newest(0).manifest.step == 1
 
 
-def test_what_is_kept(tmp_path):
+def test_retention_of_checkpoints(tmp_path):
     own = opened(Files(), tmp_path)
     for fit, steps in ((0, (1, 2, 3)), (1, (1, 2, 3, 4))):
         for step in steps:
@@ -296,7 +296,7 @@ def test_what_is_kept(tmp_path):
     assert own.checkpoints(1) == [f"fit-001-epoch-0000-step-{s:010d}" for s in (1, 3, 4)]
 
 
-def test_a_rank_whose_part_does_not_come_is_named(tmp_path):
+def test_rank_with_a_missing_part_is_named(tmp_path):
     manifest = CheckpointManifest(0, 0, 1, 2, (), {})
     with pytest.raises(TimeoutError, match="rank 1 must write its part"):
         checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {}, wait=0.05)
@@ -309,7 +309,7 @@ def test_members_are_safetensors(base):
         np.testing.assert_array_equal(array, tensors(1, 1)[name])
 
 
-def test_removing_a_tree(tmp_path):
+def test_removing_a_directory_tree(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("x")
     remove_tree(Files(), str(tmp_path / "a"))

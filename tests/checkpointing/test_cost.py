@@ -1,4 +1,4 @@
-"""How often to save, from what saves have cost."""
+"""Checks the advice on how often to save, derived from the cost of past saves."""
 
 import re
 
@@ -9,7 +9,7 @@ from tfdml.callbacks.checkpoint.cost import LIMIT, SaveCost
 
 
 class Training:
-    """A training on a clock of its own: steps of 0.1 s, saves of a given cost."""
+    """Training with a simulated clock: steps of 0.1 s, saves of a given cost."""
 
     def __init__(self, every: int, still: float, slower: float, write: float):
         self.now = 0.0
@@ -35,29 +35,29 @@ class Training:
 @pytest.mark.parametrize(
     ("still", "slower", "write"), [(0.2, 0.0, 0.1), (0.05, 0.05, 0.5), (0.01, 0.0, 0.9)]
 )
-def test_with_the_advised_interval_saves_cost_less_than_the_limit(every, still, slower, write):
+def test_advised_interval_keeps_the_cost_below_the_limit(every, still, slower, write):
     advice = Training(every, still, slower, write).run(1000)
     steps = int(re.search(r"or (\d+) steps it", advice)[1])
     cost = still + slower * write / (0.1 + slower)
     assert cost / (0.1 * steps) <= LIMIT * 1.1
-    # No longer than needed: a save must not begin before the last one is written, either.
+    # Not longer than needed: a save must not begin before the previous one is written, either.
     assert steps == pytest.approx(max(cost / LIMIT, write) / 0.1, rel=0.15, abs=1)
 
 
-def test_it_is_said_once_and_not_before_there_is_enough_to_go_by():
+def test_advice_is_given_once_after_enough_saves():
     training = Training(10, 0.1, 0.0, 0.1)
     assert training.run(30) is None
     assert training.run(20) is not None
     assert training.run(100) is None
 
 
-def test_the_callback_says_it(ranks, tmp_path):
-    said = ranks(1).run(said_by_training, str(tmp_path))[0]
+def test_callback_logs_the_advice(ranks, tmp_path):
+    said = ranks(1).run(messages_of_training, str(tmp_path))[0]
     (line,) = [line for line in said if "one save every" in line]
     assert re.search(r"At one save every [\d.e-]+ s or \d+ steps it is below 3.5 %", line)
 
 
-def said_by_training(directory: str) -> list[str]:
+def messages_of_training(directory: str) -> list[str]:
     from tfdml.callbacks.checkpoint import run as module
 
     said: list[str] = []

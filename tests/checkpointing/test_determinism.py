@@ -1,4 +1,4 @@
-"""Programs that ask TensorFlow for the same bits: its global generator is not there then."""
+"""Checks checkpoints under TensorFlow's determinism, where the global generator is missing."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def _run(directory: Path, ending: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=180)
 
 
-def test_a_deterministic_program_is_saved_and_goes_on(tmp_path):
+def test_deterministic_program_saves_and_resumes(tmp_path):
     whole = _run(tmp_path / "whole", "ends")
     assert whole.returncode == 0, whole.stderr[-3000:]
     assert _run(tmp_path / "resumed", "stops").returncode == 7

@@ -1,4 +1,4 @@
-"""A job that ends before its time, under `tfdml launch`: it is started again, and goes on."""
+"""Checks that `tfdml launch` restarts an interrupted job, which then resumes."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ print("of", strategy.size, "updates", model.optimizer.iterations.numpy(),
       "epochs", len(history.history["loss"]), "here", len(steps))
 """
 
-# In ssh's place: the "machines" are addresses of this one, and a lost one does not answer.
+# Stands in for ssh: the "hosts" are addresses of this one, and a lost one does not answer.
 SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 if [ -e "$0.d/lost-$1" ]; then echo "no route to $1" >&2; exit 255; fi
@@ -64,7 +64,7 @@ def launched(tmp_path, *arguments: str):
 
 
 @pytest.mark.slow
-def test_a_job_that_was_asked_to_end_is_started_again(tmp_path):
+def test_job_that_was_asked_to_end_is_restarted(tmp_path):
     output = launched(tmp_path, "--workers", "2", "SIGTERM")
     assert "was asked to end, and has saved its state (exit code 75)" in output
     for rank in range(2):
@@ -72,7 +72,7 @@ def test_a_job_that_was_asked_to_end_is_started_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_one_of_whose_workers_was_killed_is_started_again(tmp_path):
+def test_job_with_a_killed_worker_is_restarted(tmp_path):
     output = launched(tmp_path, "--workers", "2", "SIGKILL")
     assert "rank 1 failed: killed by SIGKILL" in output
     assert "restart 1 of 1, on localhost:2" in output
@@ -82,7 +82,7 @@ def test_a_job_one_of_whose_workers_was_killed_is_started_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_with_the_hosts_that_are_left(tmp_path):
+def test_job_continues_on_the_remaining_hosts(tmp_path):
     output = launched(
         tmp_path, "--hosts", "127.0.0.2:1,127.0.0.3:1", "--min-workers", "1", "SIGKILL"
     )

@@ -1,11 +1,11 @@
-"""A save takes at most one more copy of the state, however long the write takes."""
+"""Checks that a save takes at most one more copy of the state, however long the write takes."""
 
 import pytest
 
 from tests.harness.command import run_python
 
-# 160 MB of weights. Steps go on while they are written; the most memory after the first is printed.
-# Zeros: what an initializer needed for random numbers stays with TensorFlow, and would hide a copy.
+# 160 MB of weights. Training continues during the write; prints the peak memory after step 1.
+# Zeros: TensorFlow would keep an initializer's memory for random numbers, which hides a copy.
 PROGRAM = """
 import re, sys, time
 from pathlib import Path
@@ -35,11 +35,11 @@ MEGABYTES = 4 * 40_010_000 / 2**20
 
 
 @pytest.mark.slow
-def test_a_save_takes_one_copy(tmp_path):
+def test_save_takes_at_most_one_copy_of_the_state(tmp_path):
     most = []
     for directory in ("none", str(tmp_path / "run")):
         done = run_python("-c", PROGRAM, directory)
         assert done.returncode == 0, done.stderr
         most.append(int(done.stdout.split("MB")[1]))
-    # Less than half a copy, and the test has not seen the save.
+    # With less than half a copy, the test would not have seen the save.
     assert 0.5 * MEGABYTES < most[1] - most[0] < 1.2 * MEGABYTES

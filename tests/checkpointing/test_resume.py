@@ -1,4 +1,4 @@
-"""Killed anywhere, started again: the same bits as a run that was never interrupted."""
+"""Checks that a killed and restarted run is bit-identical to an uninterrupted one."""
 
 import os
 import signal
@@ -38,12 +38,12 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def plain(ranks, tmp_path_factory) -> list[dict]:
-    """The end of a run on arrays that was never interrupted."""
+    """Returns the outcome of an uninterrupted run on arrays."""
     return run(ranks, 1, str(tmp_path_factory.mktemp("plain")))
 
 
 def test_killed_at_two_steps(ranks, tmp_path, plain):
-    """In an epoch, and after its last step."""
+    """Kills in mid-epoch, and after an epoch's last step."""
     for step in (8, 10):
         killed(ranks, 1, str(tmp_path), at=step)
     resumed = run(ranks, 1, str(tmp_path))
@@ -54,8 +54,8 @@ def test_killed_at_two_steps(ranks, tmp_path, plain):
 
 @pytest.mark.parametrize("part", sorted(RESUMING))
 def test_each_part_of_the_seam_is_needed(ranks, tmp_path, plain, part):
-    """Without one of the seam's functions the resumed run has other bits, or an error."""
-    # In an epoch; and after its last step, when only its logs are left to be made.
+    """Without one of the seam's functions the resumed run differs or raises an error."""
+    # In mid-epoch, and after the last step, when only the logs are left to compute.
     step = 8 if "iterator" in part else 10
     (ended,) = run(ranks, 1, str(tmp_path), at=step, number=signal.SIGTERM)
     assert ended["code"] == 75
@@ -106,7 +106,7 @@ def records_of(tmp_path_factory) -> str:
     return path
 
 
-def test_records_go_on_where_they_were(ranks, tmp_path, records_of):
+def test_records_resume_at_their_position(ranks, tmp_path, records_of):
     whole = run(ranks, 1, str(tmp_path / "whole"), records_of)
     directory = str(tmp_path / "killed")
     killed(ranks, 1, directory, records_of, at=8)
@@ -125,7 +125,7 @@ def test_records_go_on_where_they_were(ranks, tmp_path, records_of):
     ],
 )
 def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimizer):
-    # Matrices of 1,024 numbers or more are compressed.
+    # Matrices of 1,024 values or more are compressed.
     options = {
         "strategy": True, "compression": compression, "optimizer": optimizer, "width": 400,
     }  # fmt: skip
@@ -136,13 +136,13 @@ def test_two_replicas_killed_at_steps(ranks, tmp_path, kind, compression, optimi
     same(whole, run(ranks, 2, directory, kind=kind, **options))
 
 
-def test_more_and_fewer_ranks_lose_nothing(ranks, tmp_path, records_of):
-    """Killed on two ranks twice, gone on with on one, then on two: each sample once an epoch."""
+def test_more_or_fewer_ranks_lose_no_sample(ranks, tmp_path, records_of):
+    """Killed on two ranks twice, resumed on one, then on two: each sample once per epoch."""
     options = {"strategy": True, "compression": "onebit", "width": 400}
     options["ledger"] = str(tmp_path / "ledger")
     directory = str(tmp_path / "killed")
     killed(ranks, 2, directory, records_of, at=4, rank=1, **options)
-    # What is kept is taken up by two ranks, in the function that trains.
+    # Two ranks restore the state, in the function that trains.
     killed(ranks, 2, directory, records_of, at=7, rank=0, **options)
     killed(ranks, 1, directory, records_of, at=9, **options)
     resumed = run(ranks, 2, directory, records_of, **options)
@@ -212,7 +212,7 @@ def test_a_fresh_start_on_purpose(ranks, tmp_path):
     assert len(result["saved"]) == 3
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_none_is_refused(ranks, tmp_path, plain):
+def test_damaged_checkpoint_is_skipped_and_no_sound_one_is_refused(ranks, tmp_path, plain):
     directory = tmp_path / "killed"
     killed(ranks, 1, str(directory), at=12)
     newest = sorted(directory.glob("fit-*"))[-1]
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_is_refused(ranks, tmp_path
 
 
 @pytest.mark.slow
-def test_the_best_is_kept_besides(ranks, tmp_path):
+def test_best_checkpoint_is_kept_too(ranks, tmp_path):
     result = run(ranks, 1, str(tmp_path), max_to_keep=1, keep_best="val_loss", save_freq="epoch")[0]
     losses = result["histories"][0][0]["val_loss"]
     best = losses.index(min(losses)) + 1
@@ -254,7 +254,7 @@ def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str
     from tfdml.checkpointing import Files
 
     class Full(Files):
-        """Has room for one checkpoint."""
+        """Pretends that the disk has room for one checkpoint."""
 
         def create(self, path):
             if any(name.startswith("fit-") for name in os.listdir(directory)):
@@ -278,8 +278,8 @@ def test_a_time_between_saves(ranks, tmp_path):
     ("size", "rank"),
     [pytest.param(1, None, marks=slow), pytest.param(2, None, marks=slow), (2, 1)],
 )
-def test_asked_to_end(ranks, tmp_path, size, rank):
-    """By SIGTERM on all ranks or on one: all save after the same step, and say so by their code."""
+def test_termination_request_saves_and_exits(ranks, tmp_path, size, rank):
+    """After SIGTERM on all ranks or one, all save after the same step and exit with one code."""
     options = {"strategy": size > 1}
     whole = run(ranks, size, str(tmp_path / "whole"), **options)
     directory = str(tmp_path / "asked")
@@ -302,11 +302,11 @@ def test_asked_to_end(ranks, tmp_path, size, rank):
     ("when", "steps"),
     [
         ({"at": 0}, {1}),  # Before the first step.
-        ({"operation": 9}, range(2, 5)),  # In a save, and again at all that follows.
-        pytest.param({"operation": 0}, {1}, marks=slow),  # While a checkpoint is chosen.
+        ({"operation": 9}, range(2, 5)),  # During a save, and again at each operation that follows.
+        pytest.param({"operation": 0}, {1}, marks=slow),  # While a checkpoint is selected.
     ],
 )
-def test_asked_to_end_at_odd_times(ranks, tmp_path, plain, when, steps):
+def test_termination_request_outside_of_steps(ranks, tmp_path, plain, when, steps):
     (ended,) = run(ranks, 1, str(tmp_path), number=signal.SIGTERM, **when)
     assert ended["code"] == 75
     assert ended["trained"] in steps
@@ -314,13 +314,13 @@ def test_asked_to_end_at_odd_times(ranks, tmp_path, plain, when, steps):
     same(plain, run(ranks, 1, str(tmp_path)))
 
 
-def test_asked_to_end_after_the_last_step(ranks, tmp_path, plain):
+def test_termination_request_after_the_last_step(ranks, tmp_path, plain):
     (ended,) = run(ranks, 1, str(tmp_path), at=3 * cases.STEPS, number=signal.SIGTERM)
     assert ended["code"] == 75
     same(plain, run(ranks, 1, str(tmp_path)))
 
 
-def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
+def test_preemption_notice_from_a_watcher(ranks, tmp_path, plain):
     (ended,) = ranks(1).run(train_with_notice, str(tmp_path))
     assert ended["code"] == 75
     assert ended["trained"] < 3 * cases.STEPS
@@ -330,13 +330,13 @@ def test_a_notice_from_a_watcher(ranks, tmp_path, plain):
 def train_with_notice(directory: str) -> dict:
     from tfdml.callbacks.checkpoint import preemption
 
-    # At once: a fast machine has trained before any time that a test could wait.
+    # Immediately: a fast machine may finish training before any delay that a test could choose.
     preemption.SECONDS = 0.01
     return cases.train(directory, on_preemption=lambda: True)
 
 
-def test_in_a_store(ranks, tmp_path, plain):
-    """Objects appear whole there, and nothing else does."""
+def test_resume_from_an_object_store(ranks, tmp_path, plain):
+    """In an object store only objects appear whole."""
     url = f"bucket://{tmp_path}/run"
     killed(ranks, 1, url, at=8)
     resumed = run(ranks, 1, url)

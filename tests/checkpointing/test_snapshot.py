@@ -1,4 +1,4 @@
-"""What is written beside training is the state of one moment, though training goes on."""
+"""Checks that the state written in the background is of one moment, while training continues."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from tests.harness import rank_job
 
 
 def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list[bool]]:
-    """Trains, reads the state, trains on; returns what has become of what was read, and of it."""
+    """Trains, reads the state, trains on; returns the state that was read, before and after."""
     from tfdml.callbacks.checkpoint.model_state import ModelState
     from tfdml.strategies.replicas.rank_state import RankState
 
@@ -50,7 +50,7 @@ def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list
         pytest.param(2, "gathering", False, "powersgd", marks=pytest.mark.slow),
     ],
 )
-def test_what_was_read_stays(ranks, size, optimizer, jit, compression):
+def test_snapshot_is_not_changed_by_later_steps(ranks, size, optimizer, jit, compression):
     for found in ranks(size).run(states, optimizer, jit, compression):
         assert found["overwritten"] == []
         kinds = {name.split("/")[0] for name in found["moved"]}

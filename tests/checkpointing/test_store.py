@@ -1,4 +1,4 @@
-"""Checkpoints in a store, where nothing but an object appears whole."""
+"""Checks checkpoints in an object store, where only single objects appear whole."""
 
 import errno
 import os
@@ -16,9 +16,9 @@ from tfdml.checkpointing.claim import DirectoryInUse, Lease
 
 @pytest.fixture(params=["memory", "bucket"])
 def url(request, tmp_path) -> str:
-    """A place in a store."""
-    place = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
-    return f"{request.param}://{place}/run"
+    """Returns the URL of a run in a store."""
+    name = secrets.token_hex(4) if request.param == "memory" else str(tmp_path)
+    return f"{request.param}://{name}/run"
 
 
 def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirectory:
@@ -28,7 +28,7 @@ def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirect
 
 
 def save(files: Files, url: str, step: int) -> None:
-    """Saves a checkpoint as two ranks do, one after the other, and removes the one before."""
+    """Saves a checkpoint as two ranks do, one after the other, and removes the previous one."""
     manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
     for rank in (1, 0):
         part = tensors(step, rank)
@@ -52,21 +52,21 @@ def check(url: str, steps: tuple[int, ...], said: list | None = None) -> int:
 
 
 def kill_everywhere(url: str, files: type) -> set[int]:
-    """Ends a save of step 2 at each of its changes, and restarts; returns the steps found."""
+    """Interrupts a save of step 2 at each of its changes, and restarts; returns the steps found."""
     found = set()
     for stop_at in range(60):
-        place = f"{url}{stop_at}"
-        save(CrashingStore(place), place, 1)
+        run = f"{url}{stop_at}"
+        save(CrashingStore(run), run, 1)
         ended = False
         try:
-            save(files(place, stop_at), place, 2)
+            save(files(run, stop_at), run, 2)
         except Crash:
             ended = True
         said: list[str] = []
-        found.add(check(place, (1, 2) if ended else (2,), said))
+        found.add(check(run, (1, 2) if ended else (2,), said))
         assert not said
-        save(CrashingStore(place), place, 3)
-        assert check(place, (3,)) == 3
+        save(CrashingStore(run), run, 3)
+        assert check(run, (3,)) == 3
         if not ended:
             assert stop_at > 6
             return found
@@ -82,7 +82,7 @@ class CommitsByRename(CrashingStore):
 
 
 class MarksFirst(CrashingStore):
-    """Its manifest is there before the members are."""
+    """Writes the manifest before the members."""
 
     def sync(self, file):
         if file[0].endswith(".safetensors"):
@@ -95,12 +95,12 @@ class MarksFirst(CrashingStore):
 
 @pytest.mark.parametrize("mutant", [CommitsByRename, MarksFirst])
 def test_the_marker_comes_last(url, mutant):
-    """By a rename, or with the marker first, a kill leaves half of a checkpoint."""
+    """With a rename, or with the marker first, a kill leaves half of a checkpoint."""
     with pytest.raises((AssertionError, checkpointing.NoWholeCheckpoint)):
         kill_everywhere(url, mutant)
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
+def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(url):
     files, said = files_of(url), []
     for step in (1, 2):
         manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
@@ -124,7 +124,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(url):
     "error",
     [ConnectionError("reset"), TimeoutError(), OSError(errno.EIO, "x"), RuntimeError("503")],
 )
-def test_errors_that_pass_are_waited_out(url, error):
+def test_transient_errors_are_retried(url, error):
     files = FailingStore(url, error, times=3, patience=5.0)
     save(files, url, 1)
     assert check(url, (1,)) == 1
@@ -142,7 +142,7 @@ def test_errors_that_pass_are_waited_out(url, error):
         (PermissionError("no"), 1),
     ],
 )
-def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
+def test_lasting_errors_are_reported_and_keep_the_previous_checkpoint(url, error, tries):
     save(files_of(url), url, 1)
     files = FailingStore(url, error, times=10**6, patience=0.3)
     manifest = CheckpointManifest(0, 0, 2, 1, (), {})
@@ -152,7 +152,7 @@ def test_errors_that_stay_are_told_and_leave_the_one_before(url, error, tries):
     assert check(url, (1,)) == 1
 
 
-def test_a_store_without_its_plug_in_is_refused_at_once():
+def test_store_without_its_plugin_is_refused_at_once():
     with pytest.raises(ValueError, match="`directory` must be local, or in a store whose plug-in"):
         files_of("nosuchstore://bucket/run")
 
@@ -165,9 +165,9 @@ def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -
     return made
 
 
-def test_a_second_job_is_refused_until_the_first_has_ended(url):
+def test_second_job_is_refused_while_the_first_runs(url):
     said: list[str] = []
-    # Seconds enough for a thread of a busy machine; nobody waits for them here.
+    # Long enough for a thread on a busy machine; no test waits that long.
     first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
     first.take()
     with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* has"):
@@ -179,21 +179,21 @@ def test_a_second_job_is_refused_until_the_first_has_ended(url):
     assert len(said) == 1
 
 
-def test_a_dead_job_is_succeeded_and_finds_out_if_it_lives(url):
+def test_dead_job_is_replaced_and_notices_it_if_alive(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said, host="elsewhere")
     first.take()
-    first._over.set()  # Stopped: it renews no more.
+    first._over.set()  # Stopped: it no longer renews the lease.
     second.take()
     with pytest.raises(DirectoryInUse, match="elsewhere"):
         first.check()
     second.release()
 
 
-def test_a_job_of_this_machine_that_has_died_is_not_waited_for(url):
+def test_dead_job_of_this_machine_is_not_waited_for(url):
     said: list[str] = []
     first, second = lease(url, said), lease(url, said)
-    first._own["started"] -= 1000.0  # Another process had this number.
+    first._own["started"] -= 1000.0  # As if another process had this pid before.
     first.take()
     first._over.set()
     second.take()

@@ -1,4 +1,4 @@
-"""`tfdml bench`: its table, and a run on two ranks."""
+"""Checks the table of `tfdml bench`, and a run on two ranks."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from tfdml.compression.auto.cost_model import Link
 BENCH = [sys.executable, "-m", "tfdml.cli.main", "bench"]
 
 
-def test_the_table_is_sorted_by_what_is_predicted():
-    # 1 MB/s: 2 MB uncompressed, a quarter as int8; the codec of the other takes 10 s.
+def test_table_is_sorted_by_predicted_time():
+    # 1 MB/s: 2 MB uncompressed, a quarter as int8; the other's codec takes 10 s.
     codecs = [(None, 0.0), (compression.QSGD(8), 1e-9), (compression.Float16(), 1e-5)]
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(Link(0.0, 1e6), 2, [(1024, 512)], codecs))
@@ -28,7 +28,7 @@ def test_the_table_is_sorted_by_what_is_predicted():
     assert 3.8 < float(lines[0].split()[-2]) < 4.0
 
 
-def test_a_saved_model_gives_the_shapes(tmp_path):
+def test_shapes_come_from_a_saved_model(tmp_path):
     import keras
 
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(5)])
@@ -44,7 +44,7 @@ def test_one_rank_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--horovod"]])
-def test_two_ranks_measure(options):
+def test_measurement_on_two_ranks(options):
     done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "A step's exchange on 2 ranks" in done.stdout

@@ -1,4 +1,4 @@
-"""From a copy of the checkout and empty caches to a working environment: the real thing."""
+"""Checks `tools/bootstrap`: from a copy of the checkout and empty caches to an environment."""
 
 import os
 import shutil

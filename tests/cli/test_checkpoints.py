@@ -1,4 +1,4 @@
-"""`tfdml checkpoints` and `tfdml chaos`, as processes."""
+"""Checks `tfdml checkpoints` and `tfdml chaos` as processes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`tfdml doctor`: healthy and ill machines."""
+"""Checks `tfdml doctor` on healthy and broken environments."""
 
 import os
 import socket
@@ -22,13 +22,13 @@ def row(output: str, name: str) -> str:
 
 
 def shown(findings: list[Finding], verbose: bool = False, width: int = 100) -> list[str]:
-    """Returns the lines that `doctor` prints of findings."""
+    """Returns the lines that `doctor` prints for some findings."""
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     doctor.show(console, findings, verbose)
     return console.export_text().splitlines()
 
 
-def test_problems_come_first_with_what_mends_them():
+def test_problems_come_first_with_their_fixes():
     lines = shown(
         [ok("Python", "3.11"), warning("Name", "odd", "Change it: a"), error("A", "b", "c")]
     )
@@ -42,14 +42,14 @@ def test_problems_come_first_with_what_mends_them():
     assert any("Training does not work here yet" in line for line in lines)
 
 
-def test_long_output_of_a_check_is_for_verbose():
+def test_long_output_is_shown_by_verbose_only():
     failed = [error("All-reduce", "\n".join(f"line {i}" for i in range(20)), "fix it")]
     assert len(shown(failed)) < 10 < 20 < len(shown(failed, verbose=True))
     assert any("fix it" in line for line in shown(failed))
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.slow)])
-def test_it_fits_a_screen(tfdml_command, columns):
+def test_output_fits_a_screen(tfdml_command, columns):
     done = tfdml_command("doctor", COLUMNS=str(columns))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -58,7 +58,7 @@ def test_it_fits_a_screen(tfdml_command, columns):
     assert row(done.stdout, "All-reduce").startswith("ok ")
 
 
-@pytest.mark.slow  # The one before runs it too.
+@pytest.mark.slow  # The test above runs it too.
 def test_healthy_machine(tfdml_command):
     done = tfdml_command("doctor", "--verbose", **WIDE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -144,7 +144,7 @@ def test_host_name(name, status, part):
     assert f" {name}`" in finding.fix
 
 
-def test_host_name_that_others_reach():
+def test_host_name_reachable_by_others():
     assert all(socket.inet_aton(a) for a in network.reachable_addresses())
     for address in network.reachable_addresses()[:1]:
         assert network.check_host_name(address).status is Status.OK
@@ -166,7 +166,7 @@ def test_version_outside_of_the_range(monkeypatch):
 
 
 def test_two_tensorflows(tfdml_command, tmp_path):
-    """pip lets `tensorflow-cpu` be installed over `tensorflow`; here only what it notes of one."""
+    """pip allows `tensorflow-cpu` on top of `tensorflow`; here only the metadata of one exists."""
     names = [found.distribution for found in installed_tensorflows()]
     other = next(n for n in ("tensorflow", "tensorflow-cpu") if n not in names)
     noted = tmp_path / f"{other.replace('-', '_')}-2.21.0.dist-info"

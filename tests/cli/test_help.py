@@ -1,4 +1,4 @@
-"""Every help page: a sentence, examples that run as printed, options that are sentences."""
+"""Checks every help page: a sentence, examples that run as printed, and options with sentences."""
 
 import gzip
 import os
@@ -40,7 +40,7 @@ model.fit(x, x[:, :3], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
 print("trained", flush=True)
 """
 
-# What an example finds in its directory.
+# Files that an example finds in its directory.
 QUICKLY = {
     "tfdml records convert photos -o data/photos --split train=0.9,test=0.1 --shuffle 1": "photos",
     "tfdml records convert image=images.gz label=labels.gz --kind idx -o data/digits": "idx",
@@ -81,7 +81,7 @@ NOT_RUN = {
 
 
 def pages(command=ROOT_COMMAND, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
-    """Returns all commands and groups by their names."""
+    """Returns all commands and groups by name."""
     found = {path: command}
     for name, below in getattr(command, "commands", {}).items():
         found |= pages(below, (*path, name))
@@ -93,11 +93,11 @@ EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: " ".join(pa
 
 
 def examples(path: tuple[str, ...]) -> list[str]:
-    """Returns the examples of a page."""
+    """Returns the examples of a help page."""
     return _EXAMPLE.findall(PAGES[path].help)
 
 
-def test_the_commands_are_all_there():
+def test_all_commands_exist():
     assert {path[0] for path in PAGES if path} == {
         "launch",
         "serve",
@@ -147,8 +147,8 @@ def test_an_option_is_explained_by_a_sentence(path):
 
 
 @pytest.mark.parametrize("example", sorted({e for path in PAGES for e in examples(path)}))
-def test_an_example_is_understood(example):
-    """The real parser takes it: the command and its options exist."""
+def test_examples_are_parsed(example):
+    """The real parser accepts it: the command and its options exist."""
     _, *words = example.split()
     command, names = ROOT_COMMAND, []
     while hasattr(command, "commands"):
@@ -164,13 +164,13 @@ def test_every_example_is_run_or_has_a_reason_not_to_be():
     assert all(NOT_RUN.values())
 
 
-def run(example: str, place: Path) -> str:
-    """Runs an example as it is printed, in a shell; returns its output."""
+def run(example: str, directory: Path) -> str:
+    """Runs an example as printed, in a shell; returns its output."""
     scripts = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     done = subprocess.run(
         example,
         shell=True,
-        cwd=place,
+        cwd=directory,
         env={**os.environ, "PATH": scripts, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -183,39 +183,39 @@ def run(example: str, place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """A directory with `photos`, images of two classes."""
+    """Returns a directory with `photos`, images of two classes."""
     from PIL import Image
 
-    place = tmp_path_factory.mktemp("photos")
+    root = tmp_path_factory.mktemp("photos")
     for name, grey in (("cats", 10), ("dogs", 200)):
-        directory = place / "photos" / name
+        directory = root / "photos" / name
         directory.mkdir(parents=True)
         for number in range(10):
             Image.new("RGB", (8, 8), (grey, number, 0)).save(directory / f"{number}.png")
-    return place
+    return root
 
 
 @pytest.fixture(scope="module")
 def data(photos, tmp_path_factory) -> Path:
-    """A directory with `data/photos`, as the first example of `records convert` makes it."""
-    place = tmp_path_factory.mktemp("data")
-    shutil.copytree(photos, place, dirs_exist_ok=True)
-    run(next(iter(QUICKLY)), place)
-    return place
+    """Returns a directory with `data/photos`, created by the first example of `records convert`."""
+    root = tmp_path_factory.mktemp("data")
+    shutil.copytree(photos, root, dirs_exist_ok=True)
+    run(next(iter(QUICKLY)), root)
+    return root
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A directory with `run1`, checkpoints of `train.py`."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "train.py").write_text(TRAIN)
-    run(f"{sys.executable} train.py", place)
-    return place
+    """Returns a directory with `run1`, checkpoints of `train.py`."""
+    root = tmp_path_factory.mktemp("trained")
+    (root / "train.py").write_text(TRAIN)
+    run(f"{sys.executable} train.py", root)
+    return root
 
 
 @pytest.fixture
-def place(request, tmp_path):
-    """Returns a function that fills this test's directory, and returns it."""
+def filled(request, tmp_path):
+    """Returns a function that fills this test's directory and returns it."""
 
     def fill(content: str) -> Path:
         if content == "train":
@@ -237,8 +237,8 @@ def place(request, tmp_path):
     ("example", "content"),
     [*QUICKLY.items(), *(pytest.param(*item, marks=pytest.mark.slow) for item in SLOWLY.items())],
 )
-def test_an_example_runs_as_printed(place, example, content):
-    directory = place(content)
+def test_an_example_runs_as_printed(filled, example, content):
+    directory = filled(content)
     before = set(directory.rglob("*"))
     printed = run(example, directory)
     assert printed.strip() or set(directory.rglob("*")) > before, "Nothing was said or written."

@@ -1,4 +1,4 @@
-"""`tfdml records` and `tfdml.data` where the packages of the extras are not installed."""
+"""Checks `tfdml records` and `tfdml.data` without the packages of the extras."""
 
 import json
 
@@ -11,7 +11,7 @@ from tfdml.data.sources.opening import open_source
 from tfdml.data.write.convert import convert
 from tfdml.data.write.plan import ConversionOptions
 
-# Beginnings of the names of what is installed for the extras `records` and `hubs`.
+# Name prefixes of the packages installed by the extras `records` and `hubs`.
 EXTRAS = ("h5py", "pil", "pyarrow", "datasets", "tensorflow_datasets")
 ROWS = 50
 
@@ -23,7 +23,7 @@ def bare_python(environment_without) -> str:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """A directory with an input of each kind that needs a package, and of some that need none."""
+    """Directory with an input of each kind that needs a package, and some that need none."""
     home = tmp_path_factory.mktemp("inputs")
     (home / "a.csv").write_text("id,x,text\n" + "".join(f"{i},{i / 3},t{i}\n" for i in range(ROWS)))
     np.savez(home / "a.npz", id=np.arange(ROWS), x=np.linspace(0, 1, 3 * ROWS).reshape(ROWS, 3))
@@ -43,7 +43,7 @@ def inputs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.npz"])
 def test_inputs_that_need_no_package(name, bare_python, inputs, tmp_path):
-    """Records written without the packages are those written with them, byte for byte."""
+    """Records written without the packages are byte-identical to those written with them."""
     where = [str(inputs / name)]
     done = run_python(
         *("-m", "tfdml.cli.main", "records", "convert", *where, "-o", str(tmp_path / "without")),
@@ -62,7 +62,7 @@ def test_inputs_that_need_no_package(name, bare_python, inputs, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-# Images are decoded by TensorFlow where records are read.
+# TensorFlow decodes the images when records are read.
 READING = """
 import sys, tensorflow as tf, tfdml
 from tfdml.data import Feature, Schema

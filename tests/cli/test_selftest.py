@@ -1,4 +1,4 @@
-"""`tfdml test`: right strategies, tampered gradients, failures, and what is left of it."""
+"""Checks `tfdml test`: correct strategies, tampered gradients, failures, and leftovers."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ ALL_RUNS = {
 }
 RUNS = {run.name: run for job in (jobs.REFERENCE, *jobs.JOBS) for run in job.runs}
 
-# Python imports a module of this name at its start. Only the program of rank 1 is changed.
+# Python imports a module of this name at startup. Only rank 1's program is changed.
 TAMPERED = """
 import json, os, sys
 config = json.loads(os.environ.get("TF_CONFIG", "{}"))
@@ -71,12 +71,12 @@ def judged(name: str, *events: Event, ranks: int = 2, errors: str = "", code: in
     return judge(RUNS[name], ended, ranks, ranks, event("one_process"))
 
 
-def test_events_survive_the_way_through_a_launcher(capsys):
+def test_events_survive_a_launchers_output(capsys):
     sent = event("horovod", weights=np.arange(5000))
     Event("horovod").send()
     sent.send()
     lines = capsys.readouterr().out.splitlines(keepends=True)
-    # POSIX: a pipe keeps these in one piece, with the prefix of a rank.
+    # POSIX: a pipe keeps each of these in one piece, with the prefix of its rank.
     assert max(map(len, lines)) < 4096 - 100
     reader = Reader()
     read = [reader.read(f"[0]<stdout>:{line}") for line in lines]
@@ -85,7 +85,7 @@ def test_events_survive_the_way_through_a_launcher(capsys):
     assert reader.read("a line of TensorFlow\n") == ([], "a line of TensorFlow\n")
 
 
-def test_right():
+def test_equal_results_pass():
     name = "multi_worker_mirrored"
     result = judged(name, event(name, weights=(1.0, 2.00001)), event(name, 1))
     assert result.status is Status.RIGHT
@@ -101,13 +101,13 @@ def test_right():
         ([event("horovod"), event("horovod", 1, digest="b")], "not the same bits"),
     ],
 )
-def test_wrong(events, reason):
+def test_different_results_fail(events, reason):
     result = judged("horovod", *events)
     assert result.status is Status.WRONG
     assert reason in result.reason
 
 
-def test_what_only_has_to_train():
+def test_approximate_runs_only_have_to_train():
     assert judged("asynchronous", event("asynchronous"), ranks=1).status is Status.TRAINED
     grows = event("asynchronous", losses=(1.0, 2.0))
     assert judged("asynchronous", grows, ranks=1).status is Status.WRONG
@@ -154,7 +154,7 @@ def test_a_missing_directory_is_found_before_training(tmp_path):
 
 
 def run_test(tmp_path, *options: str, timeout: float = 400, **variables: str):
-    """Runs `tfdml test` for real; returns how it ended, and the status of each run."""
+    """Runs `tfdml test`; returns the finished process and the status of each run."""
     file = tmp_path / "results.json"
     done = subprocess.run(
         [*TEST, *options, "--json", str(file)],
@@ -168,7 +168,7 @@ def run_test(tmp_path, *options: str, timeout: float = 400, **variables: str):
     return done, {run["run"]: run for run in runs}
 
 
-def test_two_workers_are_right(tmp_path):
+def test_two_workers_pass(tmp_path):
     done, runs = run_test(tmp_path, "--only", "multi_worker_mirrored", "--workers", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name: run["status"] for name, run in runs.items()} == {
@@ -176,7 +176,7 @@ def test_two_workers_are_right(tmp_path):
         "multi_worker_mirrored": "right",
         "compressed": "right",
     }
-    # Not the same sums: they would be one process's.
+    # Different sums: equal ones would be those of one process.
     assert 0 < runs["multi_worker_mirrored"]["off_by"] < runs["compressed"]["off_by"]
     assert done.stdout.splitlines()[:3] == [
         "Training: one process, plain Keras, on this machine",
@@ -257,7 +257,7 @@ def test_on_two_hosts(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_it_is_ended(number):
+def test_no_process_is_left_after_termination(number):
     running = subprocess.Popen(
         [*TEST, "--only", "mirrored"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

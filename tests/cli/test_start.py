@@ -1,4 +1,4 @@
-"""The command line and the package start quickly and explain themselves."""
+"""Checks that the command line and the package start fast and document themselves."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_version(tfdml_command):
     assert tfdml_command("--version").stdout.strip() == f"tfdml {tfdml.__version__}"
 
 
-def test_public_names_are_the_modules_own():
+def test_public_names_are_those_of_the_modules():
     from tfdml import strategies
 
     assert tfdml.strategies is strategies

@@ -1,4 +1,4 @@
-"""Buckets, and the sums that travel in them."""
+"""Checks the buckets of gradients and the sums over them."""
 
 import numpy as np
 import pytest
@@ -16,15 +16,15 @@ F32, F16 = tf.float32, tf.float16
     [
         ([], [], []),
         ([10], [F32], [[0]]),
-        ([1, 1, 1, 1], [F32] * 4, [[3, 2], [1, 0]]),  # The first holds 2, the others 4.
+        ([1, 1, 1, 1], [F32] * 4, [[3, 2], [1, 0]]),  # The first holds 2 values, the others 4.
         ([1, 1, 1, 1, 1, 1, 1], [F32] * 7, [[6, 5], [4, 3, 2, 1], [0]]),
-        ([1, 9, 1], [F32] * 3, [[2, 1], [0]]),  # A small one travels with a large one.
+        ([1, 9, 1], [F32] * 3, [[2, 1], [0]]),  # A small tensor shares a bucket with a large one.
         ([9, 1, 9, 9], [F32] * 4, [[3], [2], [1, 0]]),
         ([1, 1, 1], [F32, F16, F16], [[2, 1], [0]]),
         ([1, 1, 1], [F16, F32, F16], [[2], [1], [0]]),
     ],
 )
-def test_buckets_go_from_the_last_layer_to_the_first(nbytes, dtypes, expected):
+def test_buckets_are_ordered_from_last_layer_to_first(nbytes, dtypes, expected):
     buckets = plan_buckets(nbytes, dtypes, limit=4, first_limit=2)
     assert [b.indices for b in buckets] == expected
     assert [b.nbytes for b in buckets] == [sum(nbytes[i] for i in b) for b in expected]
@@ -36,7 +36,7 @@ def test_limits_must_be_positive():
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 1 << 20])
-def test_sums_come_back_in_their_places(bucket_bytes):
+def test_sums_keep_the_order_of_the_gradients(bucket_bytes):
     shapes = [(3, 4), (5,), (), (2, 2)]
 
     def gradients(rank):

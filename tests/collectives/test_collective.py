@@ -1,4 +1,4 @@
-"""One contract for everything that moves tensors: alone, simulated, and Horovod for real."""
+"""Checks one contract for every collective: single process, simulated ranks, real Horovod."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "int8",
 
 
 def contract(collective: Collective) -> dict:
-    """Calls every operation; returns what this rank got and what it should have got."""
+    """Calls every operation; returns this rank's results and the expected ones."""
     rank, size = collective.rank, collective.size
     got, expected = {}, {}
 
@@ -59,7 +59,7 @@ def horovod_contract() -> dict:
 
 
 def horovod_in_a_graph() -> list:
-    """The same names again and again, in a loop inside a `tf.function`."""
+    """Uses the same names repeatedly, in a loop inside a `tf.function`."""
     collective = HorovodCollective()
 
     @tf.function
@@ -73,7 +73,7 @@ def horovod_in_a_graph() -> list:
 
 
 def writes_while_nothing_is_exchanged() -> float:
-    """Returns how often this process writes in a second in which it has nothing to send."""
+    """Returns how often this process writes per second while it has nothing to send."""
     collective = HorovodCollective()
     collective.all_reduce([tf.ones([])], "before")
     process, seconds = psutil.Process(), 2.0
@@ -109,13 +109,13 @@ def test_horovod_in_a_graph(ranks):
         assert ranks(size).run(horovod_in_a_graph) == [[mean + 5.0] * 3] * size
 
 
-def test_horovod_is_quiet_while_nothing_is_exchanged(ranks):
-    # It asks 50 times a second what is ready, instead of 1,000 times: some 130 writes, not 2,700.
-    # (How much it writes grows with the names that it has seen.)
+def test_idle_horovod_polls_rarely(ranks):
+    # It polls 50 times a second instead of 1,000 times: about 130 writes, not 2,700.
+    # (The amount grows with the number of names that it has seen.)
     assert max(ranks(2).run(writes_while_nothing_is_exchanged)) < 500
 
 
-def test_a_simulated_rank_that_calls_something_else_is_noticed():
+def test_simulated_ranks_with_different_calls_fail():
     def disagree(collective):
         collective.all_reduce([tf.zeros(2)], f"name_{collective.rank}")
 
@@ -133,7 +133,7 @@ def test_a_simulated_rank_that_raises_ends_the_others():
         run_ranks(3, fail)
 
 
-def test_a_simulated_rank_does_not_wait_for_ever():
+def test_simulated_rank_times_out():
     def leave(collective):
         if collective.rank == 0:
             collective.all_reduce([tf.zeros(2)], "sum")

@@ -1,4 +1,4 @@
-"""An aggregator's step, from plain arguments."""
+"""Runs an aggregator's step on plain arguments."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,6 @@ def aggregate(
     loss_scale: tf.Tensor | None = None,
     learning_rate: tf.Tensor | None = None,
 ) -> list[Gradient]:
-    """Returns the sums of a step's gradients."""
+    """Returns the sums of one step's gradients."""
     rates = Rates(loss_scale, learning_rate)
     return aggregator.aggregate(StepGradients(gradients, names, label, lambda: rates))

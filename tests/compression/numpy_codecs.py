@@ -1,10 +1,10 @@
-"""The codecs again, in NumPy and from their papers' formulas: bytes, and what they stand for."""
+"""Reference codecs in NumPy, from their papers' formulas: encoded bytes and decoded values."""
 
 import numpy as np
 
 
 def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[bytes, np.ndarray]:
-    """QSGD with rounding to the nearest code; returns the bytes and the decoded numbers."""
+    """QSGD with rounding to nearest; returns the bytes and the decoded values."""
     levels = np.float32(2 ** (bits - 1) - 1)
     payload, decoded = b"", np.empty_like(rows)
     for i, row in enumerate(rows):
@@ -23,15 +23,15 @@ def qsgd(rows: np.ndarray, bits: int, block: int, norm: str = "max") -> tuple[by
         for begin in range(0, len(codes), block):
             for first in range(begin, begin + apart):
                 byte = 0
-                for place, code in enumerate(codes[first : begin + block : apart]):
-                    byte |= code << (place * bits)
+                for position, code in enumerate(codes[first : begin + block : apart]):
+                    byte |= code << (position * bits)
                 packed.append(byte)
         payload += np.array(steps, np.float32).tobytes() + bytes(packed)
     return payload, decoded
 
 
 def float16(rows: np.ndarray, block: int = 4096) -> np.ndarray:
-    """Half precision after a power of two for each block; returns the decoded numbers."""
+    """Half precision scaled by a power of two per block; returns the decoded values."""
     decoded = np.empty_like(rows)
     for i, row in enumerate(rows):
         for begin in range(0, len(row), block):
@@ -43,7 +43,7 @@ def float16(rows: np.ndarray, block: int = 4096) -> np.ndarray:
 
 
 def one_bit(tile: np.ndarray) -> np.ndarray:
-    """Signs, with sizes of rows and columns; in float64. Returns the decoded numbers."""
+    """Signs with row and column sizes, in float64; returns the decoded values."""
     sizes = np.abs(tile.astype(np.float64))
     sums = sizes.sum(0)
     columns = np.maximum(np.rint(255 * sums / sums.max()), 1) if sums.any() else np.ones(len(sums))
@@ -52,14 +52,14 @@ def one_bit(tile: np.ndarray) -> np.ndarray:
 
 
 def power_sgd(matrices: list[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One step over all ranks' matrices; returns the sum's approximation and its right factor."""
+    """One PowerSGD step over all ranks' matrices; returns the sum and its right factor."""
     left = np.linalg.qr(sum(m @ start for m in matrices))[0]
     right = sum(m.T @ left for m in matrices)
     return left @ right.T, right
 
 
 class DeepGradient:
-    """One rank of deep gradient compression, in float32: momentum, what is gathered, masks."""
+    """One rank of deep gradient compression in float32: momentum, gathered values, masks."""
 
     def __init__(self, shape, momentum: float, nesterov: bool = False, clip: float | None = None):
         self.speed = np.zeros(shape, "float32")
@@ -67,17 +67,17 @@ class DeepGradient:
         self.momentum, self.nesterov, self.clip = np.float32(momentum), nesterov, clip
 
     def gather(self, gradient: np.ndarray) -> np.ndarray:
-        """Adds a gradient; returns all that waits to be sent."""
+        """Adds a gradient; returns all values that wait to be sent."""
         if self.clip is not None:
             gradient = gradient * min(1.0, self.clip / np.linalg.norm(gradient))
         self.speed = self.momentum * self.speed + gradient
         self.gathered += self.momentum * self.speed + gradient if self.nesterov else self.speed
         return self.gathered
 
-    def send(self, places: np.ndarray) -> np.ndarray:
-        """Returns the numbers at some places, and forgets them and their momentum."""
+    def send(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the values at some indices, and clears them and their momentum."""
         sent = np.zeros_like(self.gathered)
-        sent.flat[places] = self.gathered.flat[places]
-        self.gathered.flat[places] = 0
-        self.speed.flat[places] = 0
+        sent.flat[indices] = self.gathered.flat[indices]
+        self.gathered.flat[indices] = 0
+        self.speed.flat[indices] = 0
         return sent

@@ -1,4 +1,4 @@
-"""Several models, or optimizers, that train under one strategy with what a codec keeps of each."""
+"""Cases run by ranks: several models or optimizers under one strategy with codec state."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ CODECS = {"OneBit": OneBit(), "PowerSGD": PowerSGD(2)}
 
 
 def _model(seed: int, accumulation: int | None = None) -> keras.Model:
-    """A model whose layers, and optimizer, are called like every other one's."""
+    """Returns a model whose layers and optimizer have the same names as every other model's."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([layers.Input((6,)), layers.Dense(400, name="hidden")], name="model")
     model.add(layers.Dense(5, name="out"))
@@ -31,7 +31,7 @@ def _model(seed: int, accumulation: int | None = None) -> keras.Model:
 
 
 def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
-    """Trains for three steps: an odd number, so that something stays gathered for two."""
+    """Trains for three steps: an odd number leaves an accumulation over two unfinished."""
     x, y = data(33)
     model.fit(x, y, batch_size=11, shuffle=False, verbose=0, callbacks=list(callbacks))
 
@@ -39,13 +39,13 @@ def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
 def in_turn(
     other: bool, codec: str = "OneBit", accumulation: int | None = None, resumed: bool = False
 ) -> list[np.ndarray]:
-    """Trains a model for four epochs, in turn with another one or alone; returns its weights.
+    """Trains a model for four epochs, alternating with another one or alone; returns its weights.
 
     Args:
-        other: Whether there is another model.
-        codec: The strategy's codec.
-        accumulation: After how many steps the optimizers update.
-        resumed: Whether the last epoch is another model's, which has taken up what was kept.
+        other: Whether another model is trained in between.
+        codec: Codec of the strategy.
+        accumulation: Number of steps after which the optimizers update.
+        resumed: Whether the last epoch is run by a new model that has restored the state.
     """
     x, y = data(33)
     strategy = rank_job.strategy(compression=CODECS[codec])
@@ -62,7 +62,7 @@ def in_turn(
 
 
 def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras.Model:
-    """Returns a model under a strategy of its own that has all that another one kept."""
+    """Returns a model under a new strategy that has restored another model's state."""
     values = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
     kept = RankState(model).kept()
     assert any("gathered" in name for name in kept) == bool(accumulation)
@@ -79,17 +79,17 @@ def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras
 
 
 def watched(late: bool) -> list[np.ndarray]:
-    """Accumulates gradients while observers come; returns the weights.
+    """Accumulates gradients while observers are added; returns the weights.
 
     Args:
-        late: Whether they come in the middle of an accumulation, else at the beginning.
+        late: Whether observers are added in the middle of an accumulation instead of before it.
     """
     with rank_job.strategy(compression=OneBit()).scope():
         model, other = _model(1, 2), _model(2, 2)
     observers = [StepMonitor(), GradientNoiseScale()]
     for epoch in range(3):
         _fit(model, *(observers if epoch or not late else []))
-    # They are the model's alone.
+    # They belong to the model only.
     _fit(other)
     assert session_of(other).observers == []
     assert {type(o) for o in session_of(model).observers} == {StepClock, NoiseScale}
@@ -98,7 +98,7 @@ def watched(late: bool) -> list[np.ndarray]:
 
 
 def compiled_again() -> list[np.ndarray]:
-    """Compiles in the middle of an accumulation: nothing of the other optimizer is left."""
+    """Compiles in mid-accumulation: no state of the previous optimizer may remain."""
     with rank_job.strategy(compression=OneBit()).scope():
         model = _model(1, 2)
     _fit(model)
@@ -111,7 +111,7 @@ def compiled_again() -> list[np.ndarray]:
 
 
 def compiled_once() -> list[np.ndarray]:
-    """The second part of `compiled_again`, alone."""
+    """Runs only the second part of `compiled_again`."""
     with rank_job.strategy(compression=OneBit()).scope():
         before, model = _model(1, 2), _model(1)
     _fit(before)
@@ -122,7 +122,7 @@ def compiled_once() -> list[np.ndarray]:
 
 
 class LargeAdversaries(Adversaries):
-    """Two networks, large enough to be compressed, whose layers are called alike."""
+    """Two networks, large enough to be compressed, whose layers have the same names."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ class LargeAdversaries(Adversaries):
 
 
 def _adversaries() -> keras.Model:
-    keras.utils.clear_session()  # Names begin with no number, as in a program that starts again.
+    keras.utils.clear_session()  # Names start without a number, as in a restarted program.
     keras.utils.set_random_seed(3)
     with rank_job.strategy(compression=OneBit()).scope():
         model = LargeAdversaries()
@@ -153,8 +153,8 @@ def two_optimizers_go_on(interrupted: bool, as_before: bool = False) -> list[np.
     """Trains with two optimizers; returns the weights.
 
     Args:
-        interrupted: Whether a second model, and strategy, goes on in the middle.
-        as_before: Whether what was kept is called as in checkpoints that know one optimizer.
+        interrupted: Whether a second model under a new strategy resumes in the middle.
+        as_before: Whether the state has the names of checkpoints that know only one optimizer.
     """
     x, _ = data(22)
     model = _adversaries()

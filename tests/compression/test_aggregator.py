@@ -1,4 +1,4 @@
-"""Sums of compressed gradients on simulated ranks: feedback, votes, the same bits everywhere."""
+"""Checks sums of compressed gradients on simulated ranks: feedback, overflow votes, equal bits."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]
 NAMES = [f"layer_{i}/kernel" for i in range(len(SHAPES))]
-# Bytes; the same in all tests of all codecs, which XLA compiles for each shape.
+# In bytes; equal in all tests of all codecs, because XLA compiles each shape.
 BUCKET = 4096
 COMPRESSORS = [
     Float16(),
@@ -50,21 +50,21 @@ COMPRESSORS = [
 
 
 class Identity(SummableCompressor):
-    """Compresses nothing: the seam must then change nothing."""
+    """Codec that compresses nothing, so the seam must not change anything."""
 
     biased = False
 
     def payload_bytes(self, shape: Sequence[int]) -> int:
-        """All of them."""
+        """Accepts all gradients."""
         return 4 * math.prod(shape)
 
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
-        """Nothing is kept."""
+        """Returns no state."""
         return {}
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Sums the gradients themselves."""
+        """Sums the gradients uncompressed."""
         return (
             lambda gradients, states: (list(gradients), []),
             lambda gradients, states, kept, sums: (sums, [{} for _ in gradients], sums),
@@ -72,7 +72,7 @@ class Identity(SummableCompressor):
 
 
 def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:
-    """One rank's gradients of a step: half of them common to all ranks and steps."""
+    """Returns one rank's gradients of a step: half of them are common to all ranks and steps."""
     common, own = np.random.default_rng(5), np.random.default_rng([rank, step])
     return [
         tf.constant(((common.normal(size=s) + own.normal(size=s)) * scale).astype("float32"))
@@ -81,7 +81,7 @@ def gradients(rank: int, step: int, scale: float = 1.0) -> list[tf.Tensor]:
 
 
 def run(compressor, size: int, steps: int, **options) -> list:
-    """Sums `steps` gradients on simulated ranks; returns each rank's sums, and what it keeps."""
+    """Sums `steps` gradients on simulated ranks; returns each rank's sums and its state."""
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
@@ -96,7 +96,7 @@ def run(compressor, size: int, steps: int, **options) -> list:
 
 
 def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
-    """The sums that compression approximates."""
+    """Returns the exact sums."""
     return [
         [np.sum([g[i] for g in ranks], axis=0) for i in range(len(SHAPES))]
         for ranks in ([gradients(r, step) for r in range(size)] for step in range(steps))
@@ -104,21 +104,21 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
 
 
 def _by_default(compressors: Sequence) -> list:
-    """One codec of a kind; its likes, which differ in a number, are slow tests."""
+    """Returns codecs as parameters: one of each kind by default, its variants as slow tests."""
     likes = (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True), PowerSGD(4, alternate=True))
     likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1))}
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
 
 
-@pytest.mark.slow  # Three ranks are what tells an owner from the other one.
+@pytest.mark.slow  # Only with three ranks does an owner differ from the other rank.
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-def test_sums_are_the_same_bits_on_two_ranks(compressor):
+def test_sums_are_bit_identical_on_two_ranks(compressor):
     _assert_same_bits(compressor, 2)
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("compressor", _by_default(COMPRESSORS), ids=repr)
-def test_sums_are_the_same_bits_on_all_ranks(compressor, size):
+def test_sums_are_bit_identical_on_all_ranks(compressor, size):
     _assert_same_bits(compressor, size)
 
 
@@ -130,34 +130,34 @@ def _assert_same_bits(compressor, size: int) -> None:
 
 
 def missing(compressor, steps: int) -> float:
-    """Returns the size of what has not arrived after some steps, summed over them."""
+    """Returns the norm of the values still missing after some steps, summed over them."""
     sums, _ = run(compressor, 2, steps)[0]
     true = zip(*true_sums(2, steps), strict=True)
     pairs = zip(true, zip(*sums, strict=True), strict=True)
     return np.sqrt(sum(((np.sum(t, 0) - np.sum(s, 0)) ** 2).sum() for t, s in pairs))
 
 
-# What momentum has gathered is no sum of gradients: `test_deep_gradient` has its formula.
+# Gathered momentum is not a sum of gradients: `test_deep_gradient` has its formula.
 FED_BACK = [c for c in COMPRESSORS if c.biased and not c.replaces_momentum]
 
 
 @pytest.mark.parametrize("compressor", _by_default(FED_BACK), ids=repr)
-def test_what_is_left_out_is_sent_later(compressor):
+def test_residuals_are_sent_later(compressor):
     class Forgetful(type(compressor)):
         biased = False
 
     forgetful = Forgetful(**compressor.get_config())
-    # Codecs that send a tenth of the numbers need many steps to send all of them.
+    # Codecs that send a tenth of the values need many steps to send all of them.
     assert missing(compressor, 24) < 0.6 * missing(forgetful, 24)
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not c.biased], ids=repr)
-def test_what_is_right_on_average_adds_up_like_a_random_walk(compressor):
+def test_errors_of_unbiased_codecs_grow_like_a_random_walk(compressor):
     assert missing(compressor, 16) < 3 * np.sqrt(16) * missing(compressor, 1)
 
 
-def test_feedback_is_the_formula():
-    """QSGD on one rank's worth of arithmetic, three steps, in NumPy."""
+def test_error_feedback_matches_its_formula():
+    """QSGD with the arithmetic of one rank, three steps, in NumPy."""
     size, steps, codec = 2, 3, QSGD(4, bucket_size=64)
     shape, block = (40, 50), 64
     chunk = chunk_length(40 * 50, size, block)
@@ -194,12 +194,12 @@ def test_feedback_is_the_formula():
         ]  # fmt: skip
 
     for result in run_ranks(size, rank):
-        # A sum that rounds differently may fall on the other side of a code, rarely.
+        # A sum that rounds differently may rarely fall on the other side of a code's border.
         for a, b in zip(result, expected, strict=True):
             assert np.mean(np.abs(a - b) > 1e-4) < 0.005
 
 
-def test_power_sgd_is_the_formula():
+def test_power_sgd_matches_its_formula():
     matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(3)]
     start = PowerSGD(4).init(NAMES[0], (40, 50))["q"].numpy()
     expected, right = numpy_codecs.power_sgd(matrices, start)
@@ -210,20 +210,20 @@ def test_power_sgd_is_the_formula():
         np.testing.assert_allclose(
             np.linalg.norm(state[f"q/{NAMES[0]}"], axis=0), np.ones(4), rtol=1e-5
         )
-        # The same directions, up to their lengths.
+        # The same directions, except for their lengths.
         unit = right / np.linalg.norm(right, axis=0)
         angles = np.abs(np.sum(unit * state[f"q/{NAMES[0]}"], 0))
         assert angles[0] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_power_sgd_in_turns_is_the_formula():
+def test_power_sgd_in_turns_matches_its_formula():
     matrices = [gradients(rank, 0)[0].numpy().astype("float64") for rank in range(2)]
     start = PowerSGD(4, alternate=True).init(NAMES[0], (40, 50))["q"].numpy()
     base = np.linalg.qr(start)[0]
     left = sum(m @ base for m in matrices)
     first = left @ base.T
     base = np.linalg.qr(left)[0]
-    # What the first step has left out enters the second one.
+    # The residual of the first step enters the second one.
     rest = [2 * m - first / 2 for m in matrices]
     second = base @ (base.T @ sum(rest))
 
@@ -238,7 +238,7 @@ def test_power_sgd_in_turns_is_the_formula():
 
 
 @pytest.mark.parametrize("value", ["zero", "rank 1", "tiny"])
-def test_power_sgd_bears_degenerate_gradients(value):
+def test_power_sgd_handles_degenerate_gradients(value):
     outer = np.outer(np.arange(1, 41), np.ones(50)).astype("float32")
     first = {"zero": 0 * outer, "rank 1": outer, "tiny": outer * np.float32(1e-25)}[value]
 
@@ -256,20 +256,20 @@ def test_power_sgd_bears_degenerate_gradients(value):
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-@pytest.mark.parametrize("place", [0, 1])  # Compressed; too small to be.
-def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
+@pytest.mark.parametrize("index", [0, 1])  # Compressed; too small to be compressed.
+def test_overflow_reaches_all_ranks_and_keeps_the_state(compressor, index):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
         aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         before = {name: v.numpy() for name, v in aggregator.state.items()}
         bad = gradients(collective.rank, 1)
         if collective.rank == 1:
-            array = bad[place].numpy()
+            array = bad[index].numpy()
             array.flat[3] = np.inf
-            bad[place] = tf.constant(array)
+            bad[index] = tf.constant(array)
         sums = aggregate(aggregator, bad, NAMES, "g")
         after = {name: v.numpy() for name, v in aggregator.state.items()}
-        return np.isfinite(sums[place]).all(), before, after
+        return np.isfinite(sums[index]).all(), before, after
 
     for finite, before, after in run_ranks(2, rank):
         assert not finite
@@ -278,8 +278,8 @@ def test_an_overflow_is_seen_by_all_and_changes_nothing_kept(compressor, place):
             assert value.tobytes() == after[name].tobytes(), name
 
 
-def test_what_is_kept_does_not_know_the_loss_scale():
-    """The same gradients, scaled differently at each step, leave the same out."""
+def test_residuals_do_not_depend_on_the_loss_scale():
+    """The same gradients with a different scale in each step leave the same residual."""
     codec = next(c for c in COMPRESSORS if repr(c) == repr(QSGD(4)))
 
     def rank(collective, scales):
@@ -298,8 +298,8 @@ def test_what_is_kept_does_not_know_the_loss_scale():
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_what_is_kept_follows_the_learning_rate():
-    """A residual of a step with rate 0.1 counts ten times as much in one with rate 0.01."""
+def test_residuals_follow_the_learning_rate():
+    """A residual of a step with rate 0.1 counts ten times as much in a step with rate 0.01."""
 
     def rank(collective):
         aggregator = CompressedAggregator(collective, QSGD(2))
@@ -310,14 +310,14 @@ def test_what_is_kept_follows_the_learning_rate():
         return kept, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
 
     for kept, _, after in run_ranks(2, rank):
-        # What has been sent of the residual, and what is left of it, are ten times the residual.
+        # The sent part of the residual and the remaining one add up to ten times the residual.
         _, decoded = numpy_codecs.qsgd(np.zeros((1, 64), "float32"), 2, 64)
         assert np.abs(after).max() <= 10 * np.abs(kept).max() * 1.01
         assert np.abs(after).max() > 2 * np.abs(kept).max()
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_compressing_nothing_changes_nothing(size):
+def test_identity_codec_changes_nothing(size):
     def plain(collective):
         return [t.numpy() for t in sum_in_buckets(collective, gradients(collective.rank, 0), "g")]
 
@@ -327,8 +327,8 @@ def test_compressing_nothing_changes_nothing(size):
             assert a.tobytes() == b.tobytes()
 
 
-def test_parts_of_a_bucket_are_as_if_they_went_alone():
-    """A codec whose blocks are of a gradient's shape: in a bucket for each, or all in one."""
+def test_parts_of_a_bucket_equal_separate_exchanges():
+    """Codec with blocks of a gradient's shape, in one bucket each or all in one."""
 
     def rank(collective, limit):
         aggregator = CompressedAggregator(collective, OneBit(), limit)
@@ -341,7 +341,7 @@ def test_parts_of_a_bucket_are_as_if_they_went_alone():
 
 
 def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
-    """Returns each rank's second sums, with buckets of another size than for the first ones."""
+    """Returns each rank's second sums, with another bucket size than for the first ones."""
 
     def kept(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
@@ -359,15 +359,15 @@ def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
     return run_ranks(2, after)
 
 
-def test_what_owners_keep_goes_on_in_other_buckets_where_the_parts_are_the_same():
-    """Of `OneBit`, each matrix is a part of its own."""
+def test_owner_state_survives_other_buckets_of_the_same_parts():
+    """For `OneBit`, each matrix is a separate part."""
     same, other = goes_on(OneBit(), BUCKET), goes_on(OneBit(), 1 << 20)
     for rank in range(2):
         for expected, actual in zip(same[rank], other[rank], strict=True):
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_what_owners_keep_of_other_parts_is_refused():
+def test_owner_state_of_other_parts_is_refused():
     goes_on(QSGD(4), BUCKET)
     with pytest.raises(
         ValueError,
@@ -376,7 +376,7 @@ def test_what_owners_keep_of_other_parts_is_refused():
         goes_on(QSGD(4), 1 << 20)
 
 
-def test_small_and_one_dimensional_tensors_go_as_they_are():
+def test_small_and_one_dimensional_tensors_are_not_compressed():
     sums, state = run(QSGD(2), 2, 1)[0]
     for i, total in enumerate(true_sums(2, 1)[0]):
         exact = np.allclose(sums[0][i], total, rtol=1e-6)

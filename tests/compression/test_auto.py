@@ -1,4 +1,4 @@
-"""The choice of a compressor: the cost model, the trials, and that all ranks choose alike."""
+"""Checks the choice of a compressor: cost model, trials, and agreement of all ranks."""
 
 import threading
 
@@ -23,20 +23,20 @@ SHAPES, DTYPES = [(1000, 1000), (1000,)], [tf.float32, tf.float32]
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_traffic_is_the_formula(size):
+def test_traffic_matches_its_formula(size):
     share = 2 * (size - 1) / size
     plain = traffic(None, SHAPES, DTYPES, size)
     assert plain.sent == share * 4 * 1_001_000
     assert plain.encoded == 0
     int8 = traffic(QSGD(8), SHAPES, DTYPES, size)
     assert int8.encoded == 4_000_000
-    # A chunk is whole blocks of 512.
+    # A chunk consists of whole blocks of 512.
     assert int8.sent == pytest.approx(share * (1e6 * (1 + 4 / 512) + 4000), rel=1e-2)
     low_rank = traffic(PowerSGD(4), SHAPES, DTYPES, size)
     assert low_rank.sent == share * (4 * 4 * 2000 + 4000)
 
 
-def test_an_exchange_takes_the_longer_of_wire_and_codec_and_a_bucket_of_the_other():
+def test_exchange_time_is_the_longer_of_wire_and_codec_plus_one_bucket_of_the_other():
     link = Link(latency=0.001, bandwidth=1e6)
     sent = Traffic(sent=2e6, exchanges=8, encoded=10_000_000)
     assert exchange_seconds(sent, link, 0.0) == pytest.approx(2.008)
@@ -50,7 +50,7 @@ def choice(predicted: list[float], least: list[float] | None = None) -> Candidat
 
 
 def run(made: CandidateChoice, steps: dict[int, float], windows: int = 4) -> list[int]:
-    """Returns what was chosen for each window, when steps take as long as they are said to."""
+    """Returns the choice in each window, given the step times."""
     chosen = []
     for _ in range(windows):
         chosen.append(made.current)
@@ -58,29 +58,29 @@ def run(made: CandidateChoice, steps: dict[int, float], windows: int = 4) -> lis
     return [*chosen, made.current]
 
 
-def test_it_begins_with_the_best_prediction_and_tries_what_is_near_it():
+def test_choice_begins_with_the_best_prediction_and_tries_close_ones():
     assert run(choice([8.0, 4.5, 2.1]), {0: 9.0, 1: 2.0, 2: 2.6}) == [2, 0, 2, 2, 2]
     assert run(choice([8.0, 4.0, 2.1]), {0: 9.0, 1: 2.0, 2: 2.6}) == [2, 1, 0, 1, 1]
 
 
-def test_it_declines_what_is_slower():
+def test_slower_candidates_are_declined():
     assert run(choice([1.0, 0.9, 0.8]), {0: 1.0, 1: 1.2, 2: 1.3})[-1] == 0
-    # Nor for next to nothing.
+    # Nor for a negligible gain.
     assert run(choice([1.0, 0.9]), {0: 1.0, 1: 0.99})[-1] == 0
     assert run(choice([1.0, 0.9]), {0: 1.0, 1: 0.9})[-1] == 1
 
 
-def test_what_cannot_be_faster_is_not_tried():
-    """Uncompressed, the bytes alone need 8 s on the wire."""
+def test_candidates_that_cannot_be_faster_are_not_tried():
+    """Uncompressed, the transfer alone takes 8 s."""
     assert run(choice([8.0, 4.0, 2.0], [8.0, 3.9, 1.9]), {2: 2.5, 1: 5.0}) == [2, 2, 2, 2, 2]
 
 
-def test_it_is_settled_until_steps_change():
+def test_choice_is_stable_until_step_times_change():
     made = choice([1.0, 0.5])
     times = {0: 1.0, 1: 0.6}
     assert run(made, times, 3) == [1, 0, 1, 1]
     assert made.settled
-    # Once is chance.
+    # One slow window may be chance.
     made.after(2.0)
     made.after(0.6)
     assert made.settled
@@ -92,11 +92,11 @@ def test_it_is_settled_until_steps_change():
     assert made.current == 0
 
 
-def test_trials_that_change_nothing_become_rare():
+def test_trials_without_effect_become_rare():
     made = choice([1.0, 0.5])
     trials = 0
     for window in range(200):
-        # Two slow windows, two fast ones: the machine, whatever is chosen.
+        # Two slow windows, then two fast ones: the machine's load, whatever is chosen.
         trials += made.current == 0
         made.after((1.0 if window // 2 % 2 else 2.0) * (1.2, 1.0)[made.current])
     assert trials <= 8
@@ -104,7 +104,7 @@ def test_trials_that_change_nothing_become_rare():
 
 
 class Clock(threading.local):
-    """Each simulated rank's time: only what is said to take time does."""
+    """Clock of a simulated rank that only advances for declared costs."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -114,7 +114,7 @@ class Clock(threading.local):
 
 
 class Slow(Collective):
-    """A collective whose bytes take time."""
+    """Collective whose transfers take simulated time."""
 
     def __init__(self, inner: Collective, clock: Clock, seconds_per_byte: float):
         super().__init__(inner.topology)
@@ -140,7 +140,7 @@ class Slow(Collective):
         return self._inner.broadcast(tensor, name, root)
 
 
-def test_ranks_choose_alike_and_a_slow_link_is_worth_a_codec(capfd):
+def test_ranks_agree_to_compress_on_a_slow_link(capfd):
     clock = Clock()
 
     def rank(collective):
@@ -163,17 +163,17 @@ def test_ranks_choose_alike_and_a_slow_link_is_worth_a_codec(capfd):
 
 
 class Heavy(Float16):
-    """A codec that takes its time."""
+    """Codec that takes simulated time."""
 
     clock: Clock
-    static = False  # Not compiled: `encode` is called each time.
+    static = False  # Not compiled: `encode` is called in every step.
 
     def encode(self, values, seed):
         self.clock.seconds += 0.1
         return super().encode(values, seed)
 
 
-def test_a_link_that_is_fast_is_not_worth_one():
+def test_fast_link_is_not_compressed():
     heavy = Heavy()
     heavy.clock = Clock()
 
@@ -192,7 +192,7 @@ def test_a_link_that_is_fast_is_not_worth_one():
         np.testing.assert_array_equal(total, plain)
 
 
-def test_training_with_it(ranks):
+def test_training_with_auto(ranks):
     (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     results = ranks(2).run(cases.train, Auto([QSGD(8)]))
     assert_same_bits(results)
@@ -205,7 +205,7 @@ def test_wrong_candidates(candidates):
         Auto(candidates)
 
 
-def test_it_has_a_name_and_is_serialisable():
+def test_auto_has_a_name_and_is_serialisable():
     auto = compression.get("auto")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(auto))
     assert repr(again) == repr(auto)

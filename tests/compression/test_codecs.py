@@ -1,4 +1,4 @@
-"""Each codec against NumPy, at its edges, and on average."""
+"""Checks each codec against NumPy, at its limits, and on average."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,7 @@ CODECS = [
 
 
 def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """Normal numbers whose sizes differ by orders of magnitude along a row."""
+    """Returns normal values whose sizes differ by orders of magnitude along a row."""
     rng = np.random.default_rng(seed)
     sizes = 10.0 ** rng.uniform(-6, 2, (rows, length // 64))
     return (rng.normal(size=(rows, length)) * np.repeat(sizes, 64, 1)).astype("float32")
@@ -52,7 +52,7 @@ def numbers(rows: int, length: int, seed: int = 0) -> np.ndarray:
 
 @functools.cache
 def compiled(codec) -> tuple[Callable, Callable]:
-    """Returns the codec's functions compiled, as in training: once for each shape."""
+    """Returns the codec's functions, compiled as in training: once for each shape."""
     return tuple(tf.function(f, jit_compile=codec.static) for f in (codec.encode, codec.decode))
 
 
@@ -73,7 +73,7 @@ def test_packing_keeps_every_code(bits, length):
     np.testing.assert_array_equal(unpack(packed, bits, 8), codes)
 
 
-def test_noise_is_even_and_follows_from_the_seed():
+def test_noise_is_uniform_and_seeded():
     one, other = (noise([200, 500], tf.constant([3, s])).numpy() for s in (5, 6))
     assert one.tobytes() == noise([200, 500], tf.constant([3, 5])).numpy().tobytes()
     for values in (one, other):
@@ -88,16 +88,16 @@ def test_noise_is_even_and_follows_from_the_seed():
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_qsgd_is_the_formula(bits, norm):
+def test_qsgd_matches_its_formula(bits, norm):
     rows = numbers(3, 256)
     codec = QSGD(bits, bucket_size=64, norm=norm)
     payload, decoded = numpy_codecs.qsgd(rows, bits, 64, norm)
-    if norm == "max":  # A sum of squares may round differently, and with it a code.
+    if norm == "max":  # A sum of squares may round differently, and so a code may.
         assert codec.encode(tf.constant(rows), SEED).numpy().tobytes() == payload
     np.testing.assert_allclose(there_and_back(codec, rows), decoded, rtol=1e-5)
 
 
-def test_float16_is_the_formula_and_keeps_small_numbers():
+def test_float16_matches_its_formula_and_keeps_small_numbers():
     rows = np.concatenate([numbers(2, 4096), numbers(2, 4096) * 1e-20], 1)
     decoded = there_and_back(Float16(), rows)
     np.testing.assert_allclose(decoded, numpy_codecs.float16(rows), rtol=1e-6)
@@ -110,7 +110,7 @@ def test_bfloat16_rounds_to_eight_bits():
     np.testing.assert_allclose(there_and_back(BFloat16(), rows), rows, rtol=2**-8)
 
 
-def test_natural_compression_rounds_to_the_powers_around():
+def test_natural_compression_rounds_to_adjacent_powers_of_two():
     rows = numbers(2, 1024)
     blocks = rows.reshape(2, 2, 512).astype("float64")
     largest = np.abs(blocks).max(2, keepdims=True)
@@ -123,16 +123,16 @@ def test_natural_compression_rounds_to_the_powers_around():
     assert 0.2 < np.isclose(sizes, 2 * below, rtol=1e-5).mean() < 0.8
 
 
-def test_natural_compression_is_right_on_average():
+def test_natural_compression_is_unbiased():
     rows = np.tile(numbers(1, 512), (400, 1))
     codec = NaturalCompression()
     decoded = np.concatenate([there_and_back(codec, rows, tf.constant([3, s])) for s in range(10)])
-    # The variance of a number's code is 1/8 of its square at most.
+    # The variance of a value's code is at most 1/8 of its square.
     bound = 5 * np.sqrt(1 / 8 / len(decoded)) * np.abs(rows[0])
     assert (np.abs(decoded.mean(0) - rows[0]) < bound + 1e-12).all()
 
 
-def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
+def test_tern_grad_sends_three_values_and_is_unbiased_within_the_clip():
     rows = np.random.default_rng(0).normal(size=(1, 4096)).astype("float32")
     rows[0, 7] = 100.0
     bound = 2.5 * np.sqrt((rows**2).mean())
@@ -145,8 +145,8 @@ def test_tern_grad_sends_three_values_and_is_right_on_average_within_the_clip():
     assert error.max() < 5 * 0.5 * bound / np.sqrt(600)
 
 
-def test_one_bit_is_the_formula():
-    """Three rows of two tiles each; the sizes of rows and columns differ by orders of magnitude."""
+def test_one_bit_matches_its_formula():
+    """Three rows of two tiles each; row and column sizes differ by orders of magnitude."""
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-4, 2, (3, 2, 8, 1)) * 10.0 ** rng.uniform(-1, 1, (3, 2, 1, 600))
     tiles = (rng.normal(size=sizes.shape) * sizes).astype("float32")
@@ -156,7 +156,7 @@ def test_one_bit_is_the_formula():
     decoded = there_and_back(codec, rows).reshape(tiles.shape)
     for index in np.ndindex(3, 2):
         wanted = numpy_codecs.one_bit(tiles[index])
-        # A column's size may be rounded to the one or to the other side.
+        # A column's size may be rounded up or down.
         assert np.mean(np.abs(decoded[index] - wanted) > 1e-3 * np.abs(wanted)) < 0.01
         np.testing.assert_allclose(decoded[index], wanted, rtol=0.05)
     payload = codec.encode(tf.constant(rows), SEED)
@@ -174,20 +174,20 @@ def test_one_bit_is_the_formula():
         ((64, 1001), 8, 1001),
     ],
 )
-def test_tiles_of_one_bit_are_of_whole_rows(shape, rows, columns):
-    ((codec, places),) = OneBit().parts([shape])
-    assert (codec.block, places) == (rows * columns, [0])
+def test_tiles_of_one_bit_hold_whole_rows(shape, rows, columns):
+    ((codec, members),) = OneBit().parts([shape])
+    assert (codec.block, members) == (rows * columns, [0])
     assert columns % shape[-1] == 0
     assert codec.row_bytes(2 * codec.block) == 2 * (rows * 4 + columns + rows * columns // 8)
 
 
-def test_gradients_of_a_shape_share_what_is_compiled():
+def test_gradients_of_one_shape_share_compiled_functions():
     codec = OneBit()
     (one, _), (other, _), (third, _) = codec.parts([(64, 64), (128, 32), (64, 300)])
     assert one is other is codec.parts([(64, 64)])[0][0] is not third
 
 
-def test_top_k_is_the_formula():
+def test_top_k_matches_its_formula():
     rows = numbers(3, 256)
     decoded = there_and_back(TopK(0.1), rows)
     for row, sent in zip(rows, decoded, strict=True):
@@ -197,15 +197,15 @@ def test_top_k_is_the_formula():
         np.testing.assert_array_equal(sent, wanted)
 
 
-def test_random_k_draws_other_places_each_time_and_each_equally_often():
+def test_random_k_draws_new_uniform_indices_each_time():
     codec = RandomK(0.1)
     state, counts = codec.init("kernel", (20, 50)), np.zeros((20, 50))
     for _ in range(300):
         send, spread = codec.steps
-        (payload,), places = send([tf.ones((20, 50))], [state])
+        (payload,), indices = send([tf.ones((20, 50))], [state])
         assert payload.shape == (100,)
-        (spread,), (state,), _ = spread([tf.ones((20, 50))], [state], places, [payload])
-        assert spread.numpy().sum() == 100, "Distinct places."
+        (spread,), (state,), _ = spread([tf.ones((20, 50))], [state], indices, [payload])
+        assert spread.numpy().sum() == 100, "Distinct indices."
         counts += spread.numpy()
     # Binomial: 300 draws with 1 in 10.
     assert np.abs(counts - 30).max() < 6 * np.sqrt(300 * 0.1 * 0.9)
@@ -224,7 +224,7 @@ def test_zeros_denormals_and_huge_numbers(codec):
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_what_is_not_finite_stays_so(codec, bad):
+def test_nonfinite_values_stay_nonfinite(codec, bad):
     length = 2 * max(64, codec.block)
     rows = numbers(2, length)
     rows[1, length - 3] = bad
@@ -235,7 +235,7 @@ def test_what_is_not_finite_stays_so(codec, bad):
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_stochastic_rounding_is_right_on_average(bits, norm):
+def test_stochastic_rounding_is_unbiased(bits, norm):
     rows = numbers(1, 64)
     codec = QSGD(bits, bucket_size=64, norm=norm, stochastic=True)
     trials = 4000
@@ -244,7 +244,7 @@ def test_stochastic_rounding_is_right_on_average(bits, norm):
          for s in range(trials // 50)]
     ).reshape(-1, 64)  # fmt: skip
     step = (np.abs(rows).max() if norm == "max" else np.linalg.norm(rows)) / (2 ** (bits - 1) - 1)
-    # Rounding one number has at most half a step of standard deviation; 5 of those of the mean.
+    # Rounding one value has a standard deviation of at most half a step; 5 of those of the mean.
     assert np.abs(decoded.mean(0) - rows[0]).max() < 5 * 0.5 * step / np.sqrt(trials)
     assert len(np.unique(decoded[:, 0])) > 1
 
@@ -268,7 +268,7 @@ def test_wrong_arguments(make, message):
 
 
 @pytest.mark.parametrize("codec", [*CODECS, compression.PowerSGD(3), RandomK(0.2)], ids=repr)
-def test_a_compressor_is_serialisable(codec):
+def test_compressors_are_serialisable(codec):
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(codec))
     assert repr(again) == repr(codec)
 

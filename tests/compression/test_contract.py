@@ -1,4 +1,4 @@
-"""The replica-invariance contract again, through the seam of compression with an identity codec."""
+"""Runs the replica-invariance contract through the compression seam with an identity codec."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 class IdentityOfAll(Identity):
-    """Takes every dense gradient through the seam, small ones and vectors too."""
+    """Identity codec that accepts every dense gradient, including small ones and vectors."""
 
     def takes(self, shape: Sequence[int], dtype: tf.DType) -> bool:
         return dtype == tf.float32
 
 
 class IdentityInBytes(ChunkCompressor):
-    """The same for workers of parameter servers, who push bytes and keep nothing between steps."""
+    """Identity codec for workers of parameter servers, which push bytes and have no residuals."""
 
     biased = False
 
@@ -42,7 +42,7 @@ class IdentityInBytes(ChunkCompressor):
 
 
 def with_identity(case: Callable, *args: Any) -> Any:
-    """Runs a case on a rank, in whose strategies gradients go through the seam."""
+    """Runs a case on a rank, with the identity codec in all strategies."""
     plain = rank_job.strategy
     identity = IdentityInBytes() if rank_job.KIND == "parameter_server" else IdentityOfAll()
     rank_job.strategy = lambda devices=1, **options: plain(
@@ -67,7 +67,7 @@ class PoolsWithIdentity:
         return self._pools.run_sizes(sizes, with_identity, case, *args, kind=kind, **kwargs)
 
     class Pool:
-        """One pool of them."""
+        """A pool whose cases use the codec."""
 
         def __init__(self, pool):
             self._pool = pool
@@ -78,5 +78,5 @@ class PoolsWithIdentity:
 
 @pytest.fixture(scope="session")
 def ranks(ranks: RankPools) -> PoolsWithIdentity:
-    """Overrides the contract's ranks."""
+    """Overrides the contract's `ranks`."""
     return PoolsWithIdentity(ranks)

@@ -1,4 +1,4 @@
-"""Deep gradient compression: its formula in NumPy, its warm-up, and whom it is for."""
+"""Checks deep gradient compression: its formula in NumPy, its warm-up, and supported optimizers."""
 
 import keras
 import numpy as np
@@ -22,13 +22,13 @@ def gradient(rank: int, step: int) -> np.ndarray:
 
 
 def largest(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns the flat places of the largest numbers of each row."""
-    places = np.argsort(-np.abs(rows), axis=1)[:, :count]
-    return (places + np.arange(len(rows))[:, None] * rows.shape[1]).reshape(-1)
+    """Returns the flat indices of the largest values of each row."""
+    indices = np.argsort(-np.abs(rows), axis=1)[:, :count]
+    return (indices + np.arange(len(rows))[:, None] * rows.shape[1]).reshape(-1)
 
 
 def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.ndarray], list]:
-    """The sums of each step, and the ranks at the end."""
+    """Returns the sums of each step, and the ranks at the end."""
     length = SHAPE[0] * SHAPE[1]
     chunk = chunk_length(length, size, 8)
     count = int(np.ceil(RATIO * chunk))
@@ -40,11 +40,11 @@ def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.nda
         total = server
         for number, rank in enumerate(ranks):
             waiting = rank.gather(gradient(number, step))
-            places = largest(waiting.reshape(size, chunk), count)
-            total = total + rank.send(places).reshape(size, chunk)
+            indices = largest(waiting.reshape(size, chunk), count)
+            total = total + rank.send(indices).reshape(size, chunk)
         sent = np.zeros_like(total)
-        places = largest(total, count)
-        sent.flat[places] = total.flat[places]
+        indices = largest(total, count)
+        sent.flat[indices] = total.flat[indices]
         server = total - sent
         sums.append(sent.reshape(SHAPE))
     return sums, ranks
@@ -53,7 +53,7 @@ def expected(size: int, nesterov: bool, clip: float | None) -> tuple[list[np.nda
 @pytest.mark.parametrize(
     ("size", "nesterov", "clip"), [(2, False, None), (2, True, 30.0), (4, False, 30.0)]
 )
-def test_it_is_the_formula(size, nesterov, clip):
+def test_deep_gradient_compression_matches_its_formula(size, nesterov, clip):
     compressor = DeepGradientCompression(RATIO, 0.9, nesterov, clip_norm=clip)
 
     def rank(collective):
@@ -72,7 +72,7 @@ def test_it_is_the_formula(size, nesterov, clip):
         np.testing.assert_allclose(state["residual/w"], one.gathered, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_that_go_uncompressed_get_their_momentum_after_the_sum():
+def test_uncompressed_gradients_get_momentum_after_the_sum():
     def rank(collective):
         aggregator = CompressedAggregator(collective, DeepGradientCompression(RATIO, 0.9))
         rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([collective.rank]), [4, 3])
@@ -90,7 +90,7 @@ def test_gradients_that_go_uncompressed_get_their_momentum_after_the_sum():
         np.testing.assert_allclose(second[1], 1.9 * touched, rtol=1e-6)
 
 
-def test_the_warm_up_sends_less_from_step_to_step_in_one_graph():
+def test_warm_up_sends_less_each_step_without_retracing():
     codec = DeepGradientCompression(0.001, warmup_epochs=4, steps_per_epoch=10)
     traces = []
 
@@ -111,7 +111,7 @@ def test_the_warm_up_sends_less_from_step_to_step_in_one_graph():
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_what_is_not_finite_is_sent(bad):
+def test_nonfinite_values_are_sent(bad):
     rows = np.zeros((2, 8000), "float32")
     rows[1, 5000] = bad
     codec = DeepGradientCompression(0.001)
@@ -121,8 +121,8 @@ def test_what_is_not_finite_is_sent(bad):
     assert not np.isfinite(decoded[1, 5000])
 
 
-def test_a_sample_without_the_large_numbers_sends_fewer():
-    """The threshold is then 0, or too high: what is sent is never wrong, nor too much."""
+def test_unrepresentative_sample_sends_fewer_values():
+    """The threshold is then 0 or too high: wrong or surplus values are never sent."""
     rows = np.zeros((1, 200_000), "float32")
     rows[0, 3] = 5.0
     codec = DeepGradientCompression(0.001)
@@ -132,15 +132,15 @@ def test_a_sample_without_the_large_numbers_sends_fewer():
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_sending_all_is_momentum(ranks, size):
-    """At ratio 1 nothing waits, and training is that of SGD with momentum on one process."""
+def test_ratio_1_equals_momentum(ranks, size):
+    """At ratio 1 nothing waits, and training equals SGD with momentum on one process."""
     (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     results = ranks(size).run(cases.train, DeepGradientCompression(1.0, 0.9, masking=False))
     assert_same_bits(results)
     assert_close(plain["weights"], results[0]["weights"], rtol=1e-4, atol=1e-5)
 
 
-def test_training_with_it_converges(ranks):
+def test_training_converges(ranks):
     results = ranks(2).run(
         cases.train, DeepGradientCompression(0.05, warmup_epochs=2, steps_per_epoch=5)
     )
@@ -162,7 +162,7 @@ def test_other_optimizers_are_refused(optimizer, message):
         DeepGradientCompression().check_optimizer(optimizer())
 
 
-def test_it_is_refused_in_training(ranks):
+def test_wrong_optimizer_is_refused_in_training(ranks):
     with pytest.raises(AssertionError, match="must be the optimizer's. Received: momentum=0.5"):
         ranks(2).run(cases.train, DeepGradientCompression(0.05, momentum=0.5))
 
@@ -182,7 +182,7 @@ def test_wrong_arguments(arguments, message):
         DeepGradientCompression(**arguments)
 
 
-def test_it_is_serialisable():
+def test_deep_gradient_compression_is_serialisable():
     codec = DeepGradientCompression(0.01, 0.5, True, 2, 100, 3.0, False)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(codec))
     assert repr(again) == repr(codec)

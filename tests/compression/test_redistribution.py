@@ -1,4 +1,4 @@
-"""What ranks keep, for another number of ranks: nothing is lost."""
+"""Checks that the ranks' state is redistributed over another number of ranks without loss."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ STEPS = 12
 
 
 def steps(collective, compressor, steps: int, state=None, zero: bool = False) -> tuple:
-    """Returns the sum of some steps' sums, and what is then kept."""
+    """Returns the total of some steps' sums, and the state afterwards."""
     aggregator = CompressedAggregator(collective, compressor)
     if state is not None:
         aggregator.restore(state)
@@ -33,8 +33,8 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
     [TopK(0.1), OneBit(), pytest.param(PowerSGD(4), marks=pytest.mark.slow)],
     ids=repr,
 )
-def test_what_waits_is_sent_by_other_ranks(compressor, size):
-    """Three ranks' gradients, then no more: what was left out arrives from whoever is there."""
+def test_pending_values_are_sent_by_other_ranks(compressor, size):
+    """Three ranks' gradients, then none: the remaining ranks deliver the residuals."""
     before = run_ranks(3, lambda c: steps(c, compressor, 2))
     kept = redistributed([state for _, state in before], size)
     assert len(kept) == size
@@ -50,20 +50,20 @@ def test_what_waits_is_sent_by_other_ranks(compressor, size):
 
 
 def _waiting(states: list[dict]) -> list[float]:
-    """Returns the sums of all that waits to be sent, of each kind."""
+    """Returns the total of all values that wait to be sent, for each kind of state."""
     sums: dict[str, float] = {}
     for name in states[0]:
         kind, _, rest = name.partition("/")
         whole = np.concatenate([state[name].reshape(-1) for state in states if name in state])
         if kind == "server_residual":
-            # Behind a part's numbers is what its chunks are padded with.
+            # The padding of a part's chunks follows its values.
             whole = whole[: states[0][f"part/{rest}"][0]]
         if kind in ("residual", "server_residual"):
             sums[name] = float(whole.sum(dtype="float64"))
     return [sums[name] for name in sorted(sums)]
 
 
-def test_momentum_of_what_is_summed_stays_and_of_what_is_gathered_is_shared():
+def test_momentum_of_summed_gradients_is_copied_and_of_gathered_ones_shared():
     compressor = DeepGradientCompression(0.1)
     before = [state for _, state in run_ranks(2, lambda c: steps(c, compressor, 3))]
     kept = redistributed(before, 4)
@@ -78,7 +78,7 @@ def test_momentum_of_what_is_summed_stays_and_of_what_is_gathered_is_shared():
     assert int(kept[3]["step"]) == 3
 
 
-def test_going_on_with_the_same_ranks_changes_nothing():
+def test_resuming_with_the_same_ranks_changes_nothing():
     compressor = TopK(0.1)
     whole = run_ranks(2, lambda c: steps(c, compressor, 2))
     states = [state for _, state in whole]

@@ -1,4 +1,4 @@
-"""The largest numbers are chosen exactly, whatever they are like and however they are found."""
+"""Checks that exactly the largest values are chosen, for any distribution and method."""
 
 from unittest import mock
 
@@ -36,32 +36,32 @@ def chosen(row: np.ndarray, count: int, most: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("count", "most"), [(COUNT, COUNT), (COUNT, 2 * COUNT), (1, COUNT)])
 @pytest.mark.parametrize("kind", [*KINDS, "in columns"])
-def test_they_are_the_largest(kind, count, most):
+def test_selected_values_are_the_largest(kind, count, most):
     row = numbers(kind)
-    places = chosen(row, count, most)
-    assert len(set(places)) == count
+    indices = chosen(row, count, most)
+    assert len(set(indices)) == count
     sizes = np.where(np.isfinite(row), np.abs(row), np.inf)
-    np.testing.assert_array_equal(np.sort(sizes[places]), np.sort(sizes)[-count:])
+    np.testing.assert_array_equal(np.sort(sizes[indices]), np.sort(sizes)[-count:])
 
 
-def test_not_all_numbers_are_sorted_out_where_a_sample_tells_which():
+def test_sample_spares_sorting_all_values():
     with mock.patch.object(selection, "_of_all", lambda row, count: -tf.ones([count], tf.int32)):
         assert (chosen(numbers("normal"), COUNT, COUNT) >= 0).all()
         # Nearly all are zeros, so nearly all pass.
         assert (chosen(numbers("one"), COUNT, COUNT) == -1).all()
 
 
-def test_a_gpu_keeps_all_on_the_device():
+def test_selection_stays_on_a_gpu():
     with (
         mock.patch.object(tf.config, "list_logical_devices", lambda kind: [kind]),
         mock.patch.object(selection, "_columns_with", side_effect=AssertionError),
     ):
         row = numbers("normal")
-        places = selection.largest(tf.constant(row), COUNT, COUNT).numpy()
-    np.testing.assert_array_equal(np.sort(np.abs(row[places])), np.sort(np.abs(row))[-COUNT:])
+        indices = selection.largest(tf.constant(row), COUNT, COUNT).numpy()
+    np.testing.assert_array_equal(np.sort(np.abs(row[indices])), np.sort(np.abs(row))[-COUNT:])
 
 
-def test_rows_come_back_and_add_up():
+def test_rows_are_restored_and_added():
     rows = np.stack([numbers("normal"), numbers("sorted"), numbers("few values")])
     payload = selection.encoded_largest(tf.constant(rows), COUNT, COUNT)
     assert payload.shape == (3, 8 * COUNT)

@@ -1,4 +1,4 @@
-"""What a codec keeps of one model's gradients changes no other model's training."""
+"""Checks that the codec state of one model does not affect the training of another."""
 
 import pytest
 
@@ -20,8 +20,8 @@ def _assert_same_bits(one, other):
         pytest.param("PowerSGD", 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_model_trained_in_turn_with_another_trains_as_alone(ranks, kind, codec, accumulation):
-    """Also where it is saved, and taken up under another strategy."""
+def test_alternating_models_train_as_each_alone(ranks, kind, codec, accumulation):
+    """Also after saving, and restoring under another strategy."""
     alone = ranks(2, kind).run(cases.in_turn, False, codec, accumulation)
     for resumed in (False, True):
         in_turn = ranks(2, kind).run(cases.in_turn, True, codec, accumulation, resumed)
@@ -29,14 +29,14 @@ def test_a_model_trained_in_turn_with_another_trains_as_alone(ranks, kind, codec
             _assert_same_bits(one, other)
 
 
-def test_observers_come_and_nothing_gathered_is_lost(ranks):
+def test_new_observers_lose_no_accumulated_gradients(ranks):
     for one, other in zip(
         ranks(2).run(cases.watched, False), ranks(2).run(cases.watched, True), strict=True
     ):
         _assert_same_bits(one, other)
 
 
-def test_another_optimizer_begins_with_nothing(ranks):
+def test_new_optimizer_begins_without_state(ranks):
     for one, other in zip(
         ranks(2).run(cases.compiled_again), ranks(2).run(cases.compiled_once), strict=True
     ):
@@ -44,8 +44,8 @@ def test_another_optimizer_begins_with_nothing(ranks):
 
 
 @pytest.mark.parametrize("as_before", [False, True])
-def test_two_optimizers_of_a_model_go_on(ranks, as_before):
-    """From checkpoints, too, that hold what all optimizers keep under names without theirs."""
+def test_state_of_two_optimizers_is_resumed(ranks, as_before):
+    """Also from checkpoints whose names of the state do not name the optimizer."""
     whole = ranks(2).run(cases.two_optimizers_go_on, False)
     resumed = ranks(2).run(cases.two_optimizers_go_on, True, as_before)
     for one, other in zip(whole, resumed, strict=True):

@@ -1,4 +1,4 @@
-"""Sparse gradients go as rows only where that is fewer bytes."""
+"""Checks that sparse gradients are sent as rows only if that needs fewer bytes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ ROWS, WIDTH = 40, 32
 
 
 class Counting(Collective):
-    """A collective that remembers what a rank has sent, by the formulas of its ring."""
+    """Collective that counts the bytes a rank sends, by the formulas of the ring."""
 
     def __init__(self, inner: Collective):
         super().__init__(inner.topology)
@@ -39,11 +39,11 @@ class Counting(Collective):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("rows", "sparse"), [(4, True), (38, True), (200, False)])
-def test_the_fewer_bytes_are_sent(size, rows, sparse):
+def test_cheaper_representation_is_sent(size, rows, sparse):
     def rank(collective):
         counting = Counting(collective)
         rng = np.random.default_rng(collective.rank)
-        # Other numbers of rows on other ranks.
+        # Other ranks have different numbers of rows.
         indices = rng.integers(0, ROWS, rows // size + collective.rank)
         values = rng.normal(size=(len(indices), WIDTH)).astype("float32")
         own = tf.IndexedSlices(values, tf.constant(indices), tf.constant([ROWS, WIDTH]))
@@ -65,7 +65,7 @@ def test_the_fewer_bytes_are_sent(size, rows, sparse):
         assert sent <= most + 64
 
 
-def test_it_works_in_a_graph_where_the_number_of_rows_changes():
+def test_number_of_rows_may_change_in_a_graph():
     from tfdml.collectives.loopback import LoopbackCollective
 
     aggregator = CompressedAggregator(LoopbackCollective(2), QSGD(8))
@@ -82,6 +82,6 @@ def test_it_works_in_a_graph_where_the_number_of_rows_changes():
     assert count == 1  # Both ranks have the same row.
     np.testing.assert_array_equal(few, [[0, 0], [2, 2], [0, 0]])
     many, count = step(tf.ones([9, 2]), tf.constant([1] * 9, tf.int64))
-    assert count == 3  # The whole.
+    assert count == 3  # The dense gradient.
     np.testing.assert_array_equal(many, [[0, 0], [9, 9], [0, 0]])
     assert len(traces) == 1

@@ -1,4 +1,4 @@
-"""Training with compressed gradients on real ranks."""
+"""Checks training with compressed gradients on real ranks."""
 
 import numpy as np
 import pytest
@@ -19,29 +19,29 @@ from tfdml import compression
         pytest.param("multi_worker", 2, "powersgd", marks=pytest.mark.slow),
     ],
 )
-def test_training_is_the_same_bits_everywhere_and_converges(ranks, kind, size, compressor):
+def test_training_is_bit_identical_on_all_ranks_and_converges(ranks, kind, size, compressor):
     (plain,) = ranks.run_sizes((1,), cases.train, None)[1]
     results = ranks(size, kind).run(cases.train, compressor)
     assert_same_bits(results)
     loss, wanted = results[0]["history"]["loss"], plain["history"]["loss"]
     assert loss[-1] < 0.9 * loss[0]
     np.testing.assert_allclose(loss, wanted, rtol=0.05)
-    # It was compressed: otherwise the weights were those of one process.
+    # It was compressed: otherwise the weights would equal those of one process.
     with pytest.raises(AssertionError):
         assert_close(plain["weights"], results[0]["weights"], rtol=1e-5, atol=1e-6, where="")
 
 
-@pytest.mark.slow  # By default on simulated ranks.
+@pytest.mark.slow  # The default tests use simulated ranks.
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, compression.Auto()], ids=repr)
-def test_weights_are_the_same_bits_after_every_step(ranks, compressor, size):
+def test_weights_are_bit_identical_after_every_step(ranks, compressor, size):
     first, *others = ranks(size).run(cases.weights_after_each_step, compressor)
     assert len(set(first)) == 3
     for other in others:
         assert other == first
 
 
-def test_compressing_nothing_changes_nothing(ranks):
+def test_identity_codec_changes_nothing(ranks):
     plain = ranks(2).run(cases.train, None)
     for a, b in zip(plain, ranks(2).run(cases.train, "identity"), strict=True):
         for one, other in zip(a["weights"], b["weights"], strict=True):
@@ -67,7 +67,7 @@ def test_with_devices_and_with_accumulation(ranks, options):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_momentum_before_the_exchange_is_that_of_embeddings_too(ranks, devices):
+def test_momentum_before_the_exchange_covers_embeddings(ranks, devices):
     (plain,) = ranks(1).run(cases.embed, None)
     everything = compression.DeepGradientCompression(1.0, masking=False)
     results = ranks(2).run(cases.embed, everything, devices)
@@ -78,7 +78,7 @@ def test_momentum_before_the_exchange_is_that_of_embeddings_too(ranks, devices):
 @pytest.mark.parametrize(
     "compressor", ["int4", "powersgd", pytest.param("fp16", marks=pytest.mark.slow)]
 )
-def test_an_overflow_on_one_rank_is_seen_through_the_codec(ranks, compressor):
+def test_overflow_on_one_rank_passes_the_codec(ranks, compressor):
     for result in ranks(2).run(cases.train, compressor, "mixed_float16", 1, None, 2):
         assert result["iterations"] == 2
         assert all(result["kept"])

@@ -1,4 +1,4 @@
-"""What the ranks run to train with compressed gradients."""
+"""Cases run by ranks: training with compressed gradients."""
 
 import hashlib
 
@@ -19,7 +19,7 @@ def train(
     accumulate: int | None = None,
     overflow_at: int | None = None,
 ) -> dict:
-    """Trains a model with one large layer, and small ones; rows 33, batches of 8."""
+    """Trains a model with one large layer and small ones; 33 rows in batches of 8."""
     keras.config.set_dtype_policy(policy)
     x, y = data(33)
     made = Identity() if compressor == "identity" else compression.get(compressor)
@@ -89,7 +89,7 @@ def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
 
 
 def _with_overflow(strategy, model, x, y, at: int) -> dict:
-    """Returns what is kept before and after a step in which the last row overflows."""
+    """Returns the state before and after a step in which the last row overflows."""
     aggregator = strategy.extended.get_aggregator(model.optimizer)
     for step in range(at + 1):
         weights = np.ones(8, "float32")

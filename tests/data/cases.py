@@ -1,4 +1,4 @@
-"""What ranks run with pipelines."""
+"""Cases run by ranks: training and reading with pipelines."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ def model() -> keras.Model:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers each batch's loss; may end the training in the middle of an epoch."""
+    """Records each batch's loss; can stop training in mid-epoch."""
 
     def __init__(self, stop_after: int | None):
         super().__init__()
@@ -47,7 +47,7 @@ def fit(
     in_scope: bool = True,
     **options,
 ) -> dict:
-    """Trains on a pipeline; returns what came of it on this rank."""
+    """Trains on a pipeline; returns this rank's outcome."""
     strategy = rank_job.strategy()
     with strategy.scope():
         built = model()
@@ -76,7 +76,7 @@ def fit(
 
 
 def own_ids(directory: str) -> list[np.ndarray]:
-    """Returns the ids that this rank reads, in each step of the strategy's."""
+    """Returns the ids that this rank reads in each step of the strategy."""
     from tfdml.strategies.input.sharded_input import local_shares
 
     strategy = rank_job.strategy()

@@ -1,4 +1,4 @@
-"""What tests of data share: small data sets, and reading them."""
+"""Helpers of the data tests: small data sets, and functions that read them."""
 
 from collections.abc import Callable, Iterator
 

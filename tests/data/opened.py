@@ -1,11 +1,11 @@
-"""Rows of an input, as a conversion would take them."""
+"""Reads the rows of an input as a conversion does."""
 
 from tfdml.data.format.values import encoder
 from tfdml.data.sources.opening import open_source
 
 
 def rows(path, **options) -> list[dict]:
-    """Returns the rows; the first that a conversion refuses is an error."""
+    """Returns the rows; raises an error for the first row that a conversion rejects."""
     source = open_source([str(path)], **options)
     encode = encoder(source.schema)
     found = []

@@ -1,4 +1,4 @@
-"""Arrays and records that are not as they should be: said with file, row and reason."""
+"""Checks that malformed arrays and records are reported with file, row and reason."""
 
 import gzip
 import struct
@@ -28,7 +28,7 @@ def test_numpy(tmp_path):
     assert [row["y"] for row in rows(tmp_path / "b.npz")] == [1, 2]
 
 
-def test_numpy_that_is_refused(tmp_path):
+def test_wrong_numpy_files_are_refused(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(ValueError, match="are pickled: reading them could run code"):
@@ -53,7 +53,7 @@ def test_hdf5(tmp_path):
     assert rows(tmp_path / "a.h5")[1]["g.x"].tolist() == [2, 3]
 
 
-def test_tfrecords_are_cut_anew(tmp_path):
+def test_tfrecords_are_resharded(tmp_path):
     write_tfrecords(({"a": i, "b": "x"} for i in range(50)), str(tmp_path / "one"), shards=1)
     manifest = convert(
         open_source([str(tmp_path / "one")]), str(tmp_path / "five"), ConversionOptions(shards=5)
@@ -76,7 +76,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
     (tmp_path / "a.jsonl").write_text('{"x": "y"}\n{"x": "%s"}\n' % ("y" * 3000))
     np.save(tmp_path / "a.npy", np.zeros((2, 1000)))
     path = {"array": "a.npy", "jsonl": "a.jsonl"}[kind]
-    # As if protocol buffers ended there.
+    # As if protocol buffers had this size limit.
     monkeypatch.setattr("tfdml.data.format.framing.LARGEST_RECORD", 2000)
     row = {"array": "row 0", "jsonl": "row 2"}[kind]
     with pytest.raises(ValueError, match=f"{path}, {row}: A record must have fewer than 2 GiB"):
@@ -84,7 +84,7 @@ def test_a_record_of_2_gib_is_refused(tmp_path, monkeypatch, kind):
     assert not list((tmp_path / "out").glob("*.manifest.json"))
 
 
-def test_the_largest_record_is_what_protocol_buffers_hold():
+def test_largest_record_is_the_limit_of_protocol_buffers():
     from tfdml.data.format import framing
 
     assert framing.LARGEST_RECORD == 2**31 - 1
@@ -106,7 +106,7 @@ BAD_ARRAYS = {
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)
-def test_arrays_that_are_refused(tmp_path, case):
+def test_wrong_arrays_are_refused(tmp_path, case):
     name, data, message = BAD_ARRAYS[case]
     (tmp_path / name).write_bytes(data)
     kind = "idx" if name in ("a", "a.gz") else None

@@ -1,4 +1,4 @@
-"""Images that are not as they should be: said with the reason, or read as what they are."""
+"""Checks that malformed images are reported with the reason, or read by their actual format."""
 
 import io
 import os
@@ -75,7 +75,7 @@ def test_damaged_images(name, fix):
 
 
 @pytest.mark.parametrize("name", WRONGLY_READ)
-def test_images_that_tensorflow_would_read_wrongly(name):
+def test_images_misread_by_tensorflow(name):
     data, message = WRONGLY_READ[name]
     with pytest.raises(ValueError, match=message):
         prepare(data, ImageOptions())
@@ -117,7 +117,7 @@ def test_image_folder_with_odd_names(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["empty class", "loop", "beside", "other file", "inside"])
-def test_image_folders_that_are_refused(tmp_path, case):
+def test_wrong_image_folders_are_refused(tmp_path, case):
     path = folder(tmp_path)
     inside = os.path.join(path, "cat")
     output = os.path.join(path, "out") if case == "inside" else str(tmp_path / "out")
@@ -156,8 +156,8 @@ def test_tables_of_images(tmp_path, kind):
 
 
 @pytest.mark.parametrize("crop", ["resize", "random"])
-def test_an_image_with_the_ending_of_another_kind_is_read_as_what_it_is(tmp_path, crop):
-    """A PNG that is called .jpg: its bytes are kept, and TensorFlow looks at those."""
+def test_image_format_does_not_follow_the_file_extension(tmp_path, crop):
+    """A PNG named .jpg: its bytes are kept, and TensorFlow detects the format from them."""
     (tmp_path / "in" / "cat").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "1.jpg").write_bytes(encoded(NOISE, "PNG"))
     convert(open_source([str(tmp_path / "in")]), str(tmp_path / "out"), ConversionOptions())

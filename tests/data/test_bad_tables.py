@@ -1,4 +1,4 @@
-"""Tables that are not as they should be: said with file, row and reason, and nothing is lost."""
+"""Checks that malformed tables are reported with file, row and reason, and lose no other row."""
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +46,7 @@ BAD_CSV = {
 
 
 @pytest.mark.parametrize("name", BAD_CSV)
-def test_csv_that_is_refused(tmp_path, name):
+def test_wrong_csv_is_refused(tmp_path, name):
     data, message = BAD_CSV[name]
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(ValueError, match=message):
@@ -64,7 +64,7 @@ BAD_JSONL = {
 
 
 @pytest.mark.parametrize("name", BAD_JSONL)
-def test_jsonl_that_is_refused(tmp_path, name):
+def test_wrong_jsonl_is_refused(tmp_path, name):
     text, message = BAD_JSONL[name]
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -79,7 +79,7 @@ def test_parquet_with_nested_columns(tmp_path):
     ]
 
 
-def test_parquet_that_is_refused(tmp_path):
+def test_wrong_parquet_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": [1, None], "b": [1, 2]}), path)
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_a_schema_must_have_the_columns_of_the_header(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "Infinity"])
-def test_what_is_not_finite_is_a_value_only_where_that_is_asked_for(tmp_path, value):
+def test_nonfinite_values_are_accepted_only_on_request(tmp_path, value):
     (tmp_path / "a.csv").write_text(f"a\n1.5\n{value}\n")
     source = open_source([str(tmp_path / "a.csv")])
     with pytest.raises(ValueError, match="row 2: 'a' must be finite"):
@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_a_value_only_where_that_is_asked_for(tmp_path, va
     assert not np.isfinite(found)
 
 
-def test_jsonl_in_utf8_with_and_without_a_mark(tmp_path):
+def test_jsonl_in_utf8_with_and_without_byte_order_mark(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(
         b'\xef\xbb\xbf{"a": 1, "b": {"c": "\xc3\xa9"}}\n\n{"a": 2, "b": {"c": ""}}'
     )

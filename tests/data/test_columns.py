@@ -1,4 +1,4 @@
-"""Encoding many rows at once: the bytes of row by row, and never a row that should be refused."""
+"""Checks column-wise encoding: the bytes of single rows, and errors for the same rows."""
 
 import json
 
@@ -34,7 +34,7 @@ SCHEMA = Schema(
     **{"i" * 130: Feature("int64")},
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1)
-# Of all sizes, so that varints are of all lengths.
+# Of all sizes, so that varints have all lengths.
 SIZED = st.one_of(st.integers(0, 300), st.integers(0, 2**21), WHOLE)
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -62,18 +62,18 @@ def tables(draw) -> dict:
 
 def one_by_one(schema: Schema, table: dict, **options) -> framing.Frames:
     encode = encoder(schema, **options)
-    # Python's own numbers, as sources give them; but of "g", those of NumPy.
+    # Python's own numbers, as sources yield them; for "g", NumPy's.
     values = [c.tolist() if n not in "gh" and c.ndim == 1 else c for n, c in table.items()]
     return framed([encode(dict(zip(table, row, strict=True))) for row in zip(*values, strict=True)])
 
 
 @given(tables())
 @settings(max_examples=60, deadline=None)
-def test_the_bytes_are_those_of_row_by_row(table):
+def test_columns_encode_to_the_bytes_of_single_rows(table):
     wanted = one_by_one(SCHEMA, table)
     found = columns.encode(SCHEMA, table)
     if found is None:
-        # Strings of very uneven lengths are left to row by row.
+        # Strings of very uneven lengths fall back to single rows.
         assert max(map(len, table["h"])) > 64
         found = columns.encode(SCHEMA, {**table, "h": [""] * len(table["a"])})
         assert found is not None
@@ -114,24 +114,24 @@ def sound() -> dict:
 
 
 @pytest.mark.parametrize("case", UNSOUND)
-def test_unsound_values_are_left_to_row_by_row(case):
+def test_invalid_values_fall_back_to_single_rows(case):
     assert columns.encode(SCHEMA, sound()) is not None
     name, values = UNSOUND[case]
     assert columns.encode(SCHEMA, sound() | {name: values}) is None
 
 
-def test_valuesthat_are_missing_or_too_many_are_left_to_row_by_row():
+def test_missing_or_surplus_values_fall_back_to_single_rows():
     assert columns.encode(SCHEMA, {n: c for n, c in sound().items() if n != "a"}) is None
     assert columns.encode(SCHEMA, sound() | {"z": np.zeros(2)}) is None
 
 
-def test_nan_is_a_value_where_it_is_allowed():
+def test_nan_is_encoded_where_allowed():
     schema, table = Schema(d=Feature("float32")), {"d": np.array([1.0, np.nan, np.inf])}
     wanted = one_by_one(schema, table, allow_nonfinite=True)
     assert columns.encode(schema, table, allow_nonfinite=True).data == wanted.data
 
 
-def test_records_that_are_too_long_are_left_to_row_by_row(monkeypatch):
+def test_too_long_records_fall_back_to_single_rows(monkeypatch):
     schema, table = Schema(x=Feature("float32", (8,))), {"x": np.zeros((3, 8), np.float32)}
     assert columns.encode(schema, table) is not None
     monkeypatch.setattr(framing, "LARGEST_RECORD", 10)
@@ -139,7 +139,7 @@ def test_records_that_are_too_long_are_left_to_row_by_row(monkeypatch):
 
 
 def converted(path, directory, by_row: bool, monkeypatch, **options) -> dict | str:
-    """Returns what is written of a file, or why nothing is."""
+    """Returns the bytes written for a file, or the error."""
     with monkeypatch.context() as patched:
         if by_row:
             for source in (CsvSource, ParquetSource, ArraySource):
@@ -182,9 +182,9 @@ CELLS = {
 
 
 @pytest.mark.parametrize("case", CELLS)
-def test_csv_is_read_alike_both_ways(tmp_path, monkeypatch, case):
+def test_csv_is_read_the_same_by_columns_and_rows(tmp_path, monkeypatch, case):
     data = CELLS[case]
-    # Beyond the sampled rows nothing of this changes the schema.
+    # Rows beyond the sampled ones, so none of this changes the schema.
     head = "".join(f"{i},0.5,s\n" for i in range(1000))
     data = data if isinstance(data, bytes) else data.encode()
     (tmp_path / "a.csv").write_bytes(data.replace(b"a,b,c\n", b"a,b,c\n" + head.encode(), 1))
@@ -195,7 +195,7 @@ def test_csv_is_read_alike_both_ways(tmp_path, monkeypatch, case):
     assert both[0] == both[1]
 
 
-def test_arrays_and_parquet_are_read_alike_both_ways(tmp_path, monkeypatch):
+def test_arrays_and_parquet_are_read_the_same_by_columns_and_rows(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "a.npz",
@@ -221,7 +221,7 @@ def test_arrays_and_parquet_are_read_alike_both_ways(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.npz", "a.parquet"])
-def test_sound_rows_are_never_read_one_by_one(tmp_path, monkeypatch, name):
+def test_valid_rows_are_never_read_one_by_one(tmp_path, monkeypatch, name):
     (tmp_path / "a.csv").write_text(NUMBERS)
     np.savez(tmp_path / "a.npz", x=np.ones((50, 4), np.float32), y=np.arange(50))
     pq.write_table(pa.table({"x": [1, 2], "s": ["a", "b"]}), tmp_path / "a.parquet")
@@ -291,7 +291,9 @@ def python_rows(case: str) -> list[dict]:
         ("one more", "Record 1100: columns"),
     ],
 )
-def test_python_records_are_written_alike_both_ways(tmp_path, monkeypatch, case, message):
+def test_python_records_are_written_the_same_by_columns_and_rows(
+    tmp_path, monkeypatch, case, message
+):
     written = []
     for by_row in (False, True):
         directory = tmp_path / str(by_row)

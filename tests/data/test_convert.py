@@ -1,4 +1,4 @@
-"""Conversions: the same bytes from any number of processes, whole after any interruption."""
+"""Checks conversions: the same bytes from any number of processes, complete after interruptions."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_every_row_is_written_once(tmp_path, mode):
 
 
 @pytest.mark.parametrize("key", ["text", None])
-def test_splits_stay_when_the_data_grow(tmp_path, key):
+def test_splits_are_stable_when_data_are_added(tmp_path, key):
     members = []
     for rows in (2000, 3000):
         source = open_source([table(tmp_path / f"{rows}.csv", rows)])
@@ -89,7 +89,7 @@ def test_splits_stay_when_the_data_grow(tmp_path, key):
 COMMAND = [sys.executable, "-m", "tfdml.cli.main", "records", "convert"]
 
 
-# Until a conversion has begun, on a loaded machine.
+# Time for a conversion to begin on a loaded machine.
 START_SECONDS = 180
 
 
@@ -128,7 +128,7 @@ def test_resume_after_a_kill(tmp_path, how, shuffle):
     _, error = killed.communicate(timeout=120)
     assert killed.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130), error
     assert not (output / "data.manifest.json").exists()
-    # What has its name is whole.
+    # A file under its final name is complete.
     finished = {p.name: p.read_bytes() for p in output.glob("*.tfrecord")}
     refused = start(*arguments, "-o", str(output))
     assert "Go on with it by --resume" in refused.communicate(timeout=120)[1]
@@ -227,7 +227,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path, shuffle):
         )
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
-    # Of 120 MB more, a quarter: what malloc keeps differs from run to run.
+    # A quarter of 120 MB more input: the memory kept by malloc differs from run to run.
     assert peaks[1] - peaks[0] < 30, peaks
 
 
@@ -249,7 +249,7 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     source = open_source([table(path, 100)])
     with monkeypatch.context() as patched:
-        # As when the process ends after its first steps.
+        # As if the process ended after its first steps.
         patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, str(tmp_path / "out"), ConversionOptions(shards=4))
@@ -272,7 +272,7 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_an_input_that_changes_meanwhile_is_noticed(tmp_path):
+def test_input_that_changes_during_conversion_is_detected(tmp_path):
     path = tmp_path / "a.csv"
     source = open_source([table(path, 3000)])
 
@@ -303,7 +303,7 @@ def test_rejects_are_counted_and_written_down(tmp_path):
     assert json.loads(rejects[0])["where"].endswith("a.jsonl, row 10")
 
 
-def test_no_room(tmp_path, monkeypatch):
+def test_full_disk_is_reported(tmp_path, monkeypatch):
     source = open_source([table(tmp_path / "a.csv", 1000)])
     monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage)
     with pytest.raises(ValueError, match="`output` must have room for about"):
@@ -314,7 +314,7 @@ class _Usage:
     free = 10
 
 
-def test_outputs_that_are_refused(tmp_path):
+def test_wrong_outputs_are_refused(tmp_path):
     path = table(tmp_path / "a.csv", 10)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
@@ -340,7 +340,7 @@ def test_the_plan_reads_each_row_once(tmp_path):
 
 
 def test_examples_are_those_of_protocol_buffers():
-    """Golden bytes: made by TensorFlow's own classes."""
+    """Golden bytes, written by TensorFlow's own classes."""
     import tensorflow as tf
 
     values = {

@@ -1,4 +1,4 @@
-"""What limits reading is found: a stage that is made slow is the one that is named."""
+"""Checks that the diagnosis names the bottleneck of reading: the stage that was made slow."""
 
 import io
 
@@ -28,7 +28,7 @@ def pictures(tmp_path) -> str:
     return str(tmp_path)
 
 
-def test_images_are_limited_by_decoding(pictures):
+def test_decoding_is_named_as_the_bottleneck_of_images(pictures):
     found = diagnose(pictures, batch_size=16, seconds=0.3)
     assert [stage.name for stage in found.stages] == [
         "read from disk",

@@ -1,4 +1,4 @@
-"""Data sets of other libraries, both ways: real ones, prepared here."""
+"""Checks import and export of data sets of other libraries, on real ones prepared here."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_tfds_opens_what_is_written(tmp_path):
     assert found == sorted((image.tobytes(), i % 3) for i, image in enumerate(images))
 
 
-def test_a_tfds_data_set_round_trips(tmp_path):
+def test_tfds_data_set_round_trips(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     images = np.random.default_rng(0).integers(0, 256, (12, 5, 6, 3), np.uint8)
     features = tfds.features.FeaturesDict(

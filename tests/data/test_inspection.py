@@ -1,4 +1,4 @@
-"""What `tfdml records inspect` shows of a data set: all of it, and only sound records."""
+"""Checks that `tfdml records inspect` shows all of a data set, and only valid records."""
 
 import io
 import re
@@ -31,7 +31,7 @@ def picture(colour: tuple, width: int, height: int) -> bytes:
 
 @pytest.fixture
 def pictures(tmp_path) -> str:
-    """12 images of one colour, wide and high ones; of the colours 6, 4 and 2."""
+    """Writes 12 images of one colour each, wide and high ones; 6, 4 and 2 of the colours."""
     labels = [0] * 6 + [1] * 4 + [2] * 2
     rows = [
         {"image": picture(COLOURS[c], 40 + 20 * (i % 2), 40), "label": c, "text": f"row [{i}]"}
@@ -62,7 +62,7 @@ def test_schema_counts_examples_and_balance(pictures):
         ["green", "4", "33.3"],
         ["blue", "2", "16.7"],
     ]
-    # Records are dealt to the two shards in turn.
+    # Records alternate between the two shards.
     assert "text: 'row [0]'" in said
     assert "text: 'row [2]'" in said
     assert "row [1]" not in said
@@ -85,7 +85,7 @@ def test_contact_sheet(pictures, tmp_path):
     for i, label in enumerate(labels):
         x, y = i % 10 * 96, i // 10 * 96
         assert image.getpixel((x + 20, y + 20)) == COLOURS[label]
-        # Between the images, and where none is left.
+        # Between the images, and in empty cells.
         assert image.getpixel((x, y)) == (255, 255, 255)
     assert image.getpixel((500, 150)) == (255, 255, 255)
 

@@ -1,4 +1,4 @@
-"""Notes of what was used prove an epoch exact; whatever is lost or used twice shows."""
+"""Checks that usage notes prove an epoch exact: lost and repeated samples are detected."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ BATCH, SAMPLES, STEPS = 12, 100, 9
 
 
 def use(manifest, ledger: Path, workers: int, state: dict | None, epoch: int, end: int) -> dict:
-    """Lets all workers of a job use an epoch's batches up to `end`; returns the state then."""
+    """Makes all workers of a job use an epoch's batches up to `end`; returns the state then."""
     for rank in range(workers):
         pipeline = read_tfrecords(
             manifest.directory,
             BATCH,
             features=["id"],
             seed=3,
-            # A process's place in a job is all that a pipeline asks of a strategy.
+            # A pipeline needs only the rank and size from a strategy.
             strategy=SimpleNamespace(num_replicas_in_sync=workers, size=workers, rank=rank),
             state=state,
             ledger=str(ledger),
         )
         pipeline.begin_epoch(epoch)
         begin = pipeline.state()["sample"] // BATCH
-        # All that is left is read ahead; only a part is used.
+        # All remaining batches are prefetched; only some are used.
         for _ in pipeline:
             pass
         for step in range(begin, end):
@@ -38,7 +38,7 @@ def use(manifest, ledger: Path, workers: int, state: dict | None, epoch: int, en
 
 @pytest.fixture
 def used(dataset, tmp_path) -> Path:
-    """Notes of two epochs: 2 workers that were ended, 3 that went on, and 1."""
+    """Writes notes of two epochs: by 2 interrupted workers, 3 that resumed, and 1."""
     manifest, ledger = dataset(), tmp_path / "notes"
     state = use(manifest, ledger, 2, None, 0, 4)
     assert state["sample"] == 4 * BATCH
@@ -65,7 +65,7 @@ def test_a_crash_and_another_number_of_workers_lose_nothing(used, tmp_path):
     assert "No sample was used twice or lost." in said
 
 
-def test_notes_of_a_worker_that_are_missing_show(used, tmp_path):
+def test_missing_notes_of_a_worker_are_detected(used, tmp_path):
     notes_of(used, "1-of-3").unlink()
     code, said = prove(tmp_path / "set", used)
     assert code == 1
@@ -73,7 +73,7 @@ def test_notes_of_a_worker_that_are_missing_show(used, tmp_path):
     assert "samples never used" in said
 
 
-def test_a_sample_that_is_used_twice_shows(used, tmp_path):
+def test_sample_used_twice_is_detected(used, tmp_path):
     path = notes_of(used, "0-of-1")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     read = [line for line in lines if "ids" in line]
@@ -85,7 +85,7 @@ def test_a_sample_that_is_used_twice_shows(used, tmp_path):
     assert "epoch 1: 1 samples used twice" in said
 
 
-def test_batches_that_were_never_used_show(used, tmp_path):
+def test_unused_batches_are_detected(used, tmp_path):
     path = notes_of(used, "0-of-1")
     lines = [line for line in path.read_text().splitlines() if '"used":[1,24,36]' not in line]
     path.write_text("\n".join(lines))
@@ -94,7 +94,7 @@ def test_batches_that_were_never_used_show(used, tmp_path):
     assert "epoch 1: 12 samples never used" in said
 
 
-def test_an_epoch_that_is_not_at_its_end_is_no_problem(dataset, tmp_path):
+def test_unfinished_epoch_is_accepted(dataset, tmp_path):
     manifest = dataset()
     use(manifest, tmp_path / "notes", 2, None, 0, 4)
     code, said = prove(tmp_path / "set", tmp_path / "notes")
@@ -102,7 +102,7 @@ def test_an_epoch_that_is_not_at_its_end_is_no_problem(dataset, tmp_path):
     assert "epoch 0: 48 samples used, not used to its end" in said
 
 
-def test_notes_of_other_data_or_none(used, dataset, tmp_path):
+def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
     path = notes_of(used, "0-of-1")
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first.replace('"seed":3', '"seed":4'), *rest]))

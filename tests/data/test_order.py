@@ -1,4 +1,4 @@
-"""The order of an epoch: everything once, the same for any number of workers, from any place on."""
+"""Checks the order of an epoch: each record once, for any number of workers, from any position."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tfdml.row_split import LocalReplicas
 def layouts(draw) -> Layout:
     blocks = draw(st.lists(st.integers(1, 9), min_size=1, max_size=30))
     shards = draw(st.lists(st.integers(0, 3), min_size=len(blocks), max_size=len(blocks)))
-    # Some shards may be without blocks.
+    # Some shards may have no blocks.
     return Layout(np.array(blocks, np.int64), np.cumsum(np.array(shards) // 2))
 
 
@@ -41,7 +41,7 @@ def orders(draw):
 
 @given(orders(), st.integers(1, 17), st.data())
 @settings(max_examples=150, deadline=None)
-def test_every_record_once_from_any_place_on(order, step, data):
+def test_every_record_comes_once_from_any_position(order, step, data):
     whole = order.ids(0, len(order))
     assert sorted(whole) == list(range(len(order)))
     begin = data.draw(st.integers(0, len(order)))
@@ -93,7 +93,7 @@ def test_global_batches_are_the_same_for_any_number_of_workers(
     st.integers(1, 8),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_span_is_its_batches_one_after_the_other(
+def test_span_equals_its_consecutive_batches(
     order, batch_size, end, processes, resumed, begin, count
 ):
     batches = Batches(batch_size, end)
@@ -142,14 +142,14 @@ def test_a_window_comes_from_few_blocks(layout, seed):
         ids = order.ids(begin, begin + window)
         shards = layout.block_shard[block[ids]]
         touched = len(np.unique(block[ids]))
-        # Laid end to end, blocks are cut by a window at its two ends only.
+        # A window over consecutive blocks only cuts those at its two ends.
         assert sum(layout.block_records[np.unique(block[ids])]) <= window + 2 * 9
         assert len(np.unique(shards)) <= touched <= window
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_worker_may_keep_its_shards(workers):
-    """It reads its part of the files in all epochs, and little of its neighbours'."""
+    """A worker reads its part of the files in all epochs, and little of its neighbours' part."""
     layout = Layout(np.full(1280, 10), np.repeat(np.arange(128), 10))
     parts = {}
     for keep_shards in (False, True):
@@ -164,11 +164,11 @@ def test_a_worker_may_keep_its_shards(workers):
     assert np.mean(parts[False]) > 1 / workers + 0.15
 
 
-def test_shards_that_are_kept_are_mixed_from_all_parts_of_the_files():
+def test_kept_shards_are_mixed_from_all_parts_of_the_files():
     layout = Layout(np.full(640, 10), np.repeat(np.arange(64), 10))
     first, second = (Shuffled(layout, 3, epoch, 1600, 16, True).ids(0, 1600) for epoch in (0, 1))
     for ids in (first, second):
-        # 1,600 places are of 16 shards: one of each 4 neighbours.
+        # 1,600 positions come from 16 shards: one of each 4 neighbours.
         assert sorted(np.unique(ids // 100) // 4) == list(range(16))
     assert set(first // 100) != set(second // 100)
 
@@ -185,14 +185,14 @@ def test_epochs_and_seeds_differ():
 
 
 def test_orders_do_not_change_between_versions():
-    """A resumed run has the order that it began with: these numbers are for ever."""
+    """A resumed run must have its original order, so these numbers must never change."""
     assert permutation(8, 1, 2).tolist() == [2, 7, 3, 1, 5, 6, 0, 4]
     assert scattered(np.arange(8), 8, 1, 2).tolist() == [1, 4, 7, 2, 5, 3, 6, 0]
     order = Shuffled(Layout(np.full(4, 3), np.repeat(np.arange(2), 2)), 7, 1, 6, 2)
     assert order.ids(0, 12).tolist() == [2, 1, 6, 7, 8, 0, 10, 11, 3, 5, 4, 9]
 
 
-def test_shuffled_is_mixed():
+def test_shuffled_order_is_well_mixed():
     layout = Layout(np.full(100, 10), np.repeat(np.arange(10), 10))
     ids = Shuffled(layout, 0, 0, 1000, 10).ids(0, 1000)
     correlation = np.corrcoef(ids, np.arange(1000))[0, 1]

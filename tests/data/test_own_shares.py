@@ -1,4 +1,4 @@
-"""Each process's rows of every global batch: by the pipeline's own word, and by its stages."""
+"""Checks each process's rows of every global batch, from a pipeline and from its stages."""
 
 from types import SimpleNamespace
 
@@ -27,13 +27,13 @@ def directory(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def pipelines(directory) -> list[TFRecordPipeline]:
-    """Each rank's pipeline, all of whose epochs are alike."""
+    """Returns each rank's pipeline, whose epochs all have the same order."""
     return [read(directory, rank, reshuffle=False) for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def plain(pipelines) -> list[tf.data.Dataset]:
-    """The same rows as `tf.data` alone yields them, batched by the global size."""
+    """Returns the same rows from plain `tf.data`, batched by the global size."""
     steps = [pipelines[0].ids(0, step) for step in range(pipelines[0].steps_per_epoch)]
     own = [np.concatenate([np.array_split(ids, RANKS)[rank] for ids in steps]) for rank in (0, 1)]
     slices = tf.data.Dataset.from_tensor_slices
@@ -41,13 +41,13 @@ def plain(pipelines) -> list[tf.data.Dataset]:
 
 
 def read(directory: str, rank: int, ranks: int = RANKS, **options) -> TFRecordPipeline:
-    # A process's place in a job is all that a pipeline asks of a strategy.
-    place = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
-    return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=place, **options)
+    # A pipeline needs only the rank and size from a strategy.
+    strategy = SimpleNamespace(num_replicas_in_sync=ranks, size=ranks, rank=rank)
+    return read_tfrecords(directory, BATCH, features=["id"], seed=5, strategy=strategy, **options)
 
 
 def steps_of(datasets: list[tf.data.Dataset]) -> tuple[list, list]:
-    """Returns for each rank its rows of each step and how many all have; and the steps it knows."""
+    """Returns each rank's rows and global row count per step, and the numbers of steps."""
 
     def of_rank(collective):
         splitter = BatchSplitter(collective.rank, 1, collective.size)
@@ -65,7 +65,7 @@ def concatenated(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     return dataset.concatenate(tf.data.Dataset.range(30).batch(batch_size))
 
 
-# What users may put behind a pipeline, with the batch size that is seen then, None if none.
+# Stages that users may add to a pipeline, with the batch size seen then, None if unknown.
 STAGES = {
     "options": (lambda d: d.with_options(tf.data.Options()), BATCH),
     "prefetch": (lambda d: d.prefetch(2), BATCH),
@@ -92,44 +92,44 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stages_show_the_batch_size_that_they_show_of_plain_batches(pipelines, plain, stage):
+def test_stages_report_the_batch_size_of_plain_batches(pipelines, plain, stage):
     change, size = STAGES[stage]
     for datasets in (plain, pipelines):
         assert _visible_batch_size(change(datasets[0])) == size
 
 
 @pytest.mark.parametrize("stage", ["prefetch", "several", "batch"])
-def test_the_rows_of_each_step_are_those_of_plain_batches(pipelines, plain, stage):
+def test_rows_of_each_step_equal_plain_batches(pipelines, plain, stage):
     change, _ = STAGES[stage]
     (found, _), (wanted, _) = (steps_of([change(d) for d in data]) for data in (pipelines, plain))
     assert found == wanted
     assert len(found[0]) == len(found[1]) > 2
 
 
-def test_a_pipeline_itself_says_its_steps_too(pipelines, plain):
+def test_pipeline_reports_its_steps(pipelines, plain):
     assert steps_of(pipelines) == steps_of(plain)
     assert steps_of(pipelines)[1] == [pipelines[0].steps_per_epoch] * RANKS
 
 
-def test_batches_whose_size_cannot_be_seen_are_refused(pipelines):
+def test_batches_of_unknown_size_are_refused(pipelines):
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
         steps_of([pipeline.map(lambda x: x) for pipeline in pipelines])
 
 
-def test_whole_batches_are_no_own_parts(directory):
+def test_whole_batches_are_not_treated_as_own_shares(directory):
     whole = read(directory, 0, 1).with_options(OFF)
     with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
         steps_of([whole, whole])
 
 
-def test_by_hand_a_process_yields_its_rows_in_groups_of_the_global_size(pipelines, plain):
+def test_iterating_by_hand_yields_own_rows_in_global_batch_sizes(pipelines, plain):
     for pipeline, groups in zip(pipelines, plain, strict=True):
         rows = [group.numpy().tolist() for group in groups]
         assert [group.numpy().tolist() for group in pipeline] == rows
         assert [len(group) for group in rows[:-1]] == [BATCH] * (len(rows) - 1)
 
 
-def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pipelines):
+def test_resumed_pass_with_a_rank_without_rows_in_the_last_batch(directory, pipelines):
     state = {**pipelines[0].state_at(0, 0), "sample": SAMPLES - 1 - 2 * BATCH}
     resumed = [read(directory, rank, reshuffle=False, state=state) for rank in range(RANKS)]
     (first, second), _ = steps_of(resumed)
@@ -139,13 +139,13 @@ def test_a_resumed_pass_and_a_rank_without_rows_of_the_last_batch(directory, pip
     assert len(set(used)) == len(used) == 2 * BATCH + 1
 
 
-def test_shares_are_those_that_were_read_and_never_grouped(pipelines):
-    """The protocol: what strategies ask for is what was read, with the length of an epoch."""
+def test_shares_are_the_rows_read_without_regrouping(pipelines):
+    """The protocol: strategies ask for the rows that were read, with the length of an epoch."""
     for rank, pipeline in enumerate(pipelines):
         assert isinstance(pipeline, OwnShareDataset)
         assert pipeline.global_batch_size == BATCH
         shares, steps = pipeline.local_shares(LocalReplicas(rank, 1, RANKS))
         assert (shares, steps) == (pipeline._shares, pipeline.steps_per_epoch)
-        # Other replicas' rows cannot be read: its own are dealt in batches of another size.
+        # Other replicas' rows cannot be read: this rank's are regrouped in batches of another size.
         other, steps = pipeline.local_shares(LocalReplicas(rank, 1, 4))
         assert ([len(batch) for batch in other.take(2)], steps) == ([3, 3], None)

@@ -1,4 +1,4 @@
-"""Pipelines in one process: positions, ends, damaged records, features and augmentation."""
+"""Checks pipelines in one process: positions, ends, damaged records, features, augmentation."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_passes_are_epochs(dataset, compressed):
     assert len(pipeline) == pipeline.steps_per_epoch == 7
 
 
-def test_a_pass_that_is_given_up_is_no_epoch(dataset):
+def test_abandoned_pass_does_not_count_as_epoch(dataset):
     pipeline = only_ids(dataset())
     peek = next(iter(pipeline)).numpy().tolist()
     assert ids(pipeline)[0] == peek
@@ -54,13 +54,13 @@ def test_resume_at_any_batch(dataset, step):
 
 
 @pytest.mark.parametrize("option", [{"window": 7}, {"shuffle": False}, {"reshuffle": False}])
-def test_a_state_of_another_order_is_refused(dataset, option):
+def test_state_of_another_order_is_refused(dataset, option):
     manifest = dataset()
     with pytest.raises(ValueError, match="`state` must be of a pipeline with the same data"):
         only_ids(manifest, state=only_ids(manifest, **option).state())
 
 
-def test_fit_counts_what_is_used(dataset):
+def test_fit_counts_only_used_batches(dataset):
     pipeline = read_tfrecords(dataset().directory, 16, features=["x"], label="y")
     seen = []
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
@@ -69,12 +69,12 @@ def test_fit_counts_what_is_used(dataset):
         on_train_batch_end=lambda batch, logs: seen.append(pipeline.state())
     )
     model.fit(pipeline, epochs=2, verbose=0, callbacks=[pipeline.callback(), note])
-    places = [(s["epoch"], s["sample"]) for s in seen]
-    assert places == [(e, min(100, 16 * k)) for e in (0, 1) for k in range(1, 8)]
+    positions = [(s["epoch"], s["sample"]) for s in seen]
+    assert positions == [(e, min(100, 16 * k)) for e in (0, 1) for k in range(1, 8)]
     assert (pipeline.state()["epoch"], pipeline.state()["sample"]) == (2, 0)
 
 
-def test_without_a_callback_fit_goes_from_epoch_to_epoch(dataset):
+def test_fit_without_callback_advances_by_epochs(dataset):
     manifest = dataset()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -83,7 +83,7 @@ def test_without_a_callback_fit_goes_from_epoch_to_epoch(dataset):
     assert pipeline.state()["epoch"] == 3
 
 
-def test_ends(dataset):
+def test_last_partial_batches(dataset):
     manifest = dataset()
     assert [len(b) for b in ids(only_ids(manifest, end="drop"))] == [16] * 6
     padded = list(only_ids(manifest, end="pad"))
@@ -128,7 +128,7 @@ def test_arrays_lists_and_strings_come_back(tmp_path):
 
 
 def damage(manifest, record: int) -> tuple[str, int]:
-    """Flips a bit of a record of the first shard; returns the file and where its frame begins."""
+    """Flips a bit of a record of the first shard; returns the file and the offset of its frame."""
     from tfdml.data.format import index
 
     path = manifest.path_of(manifest.splits["train"][0])
@@ -148,14 +148,14 @@ def test_a_damaged_record_is_named(dataset):
     assert f"{path}, record 11, offset {offset}" in str(raised.value)
 
 
-def test_skip_loses_exactly_the_damaged_record(dataset):
+def test_skip_drops_exactly_the_damaged_record(dataset):
     manifest = dataset()
     sound = ids(only_ids(manifest))
     damage(manifest, 11)
     pipeline = only_ids(manifest, on_corrupt="skip")
     with pytest.warns(UserWarning, match="record 11"):
         batches = list(pipeline)
-    # Shards are dealt records in turn, so record 11 of the first of 3 is the 33rd.
+    # Records alternate between shards, so record 11 of the first of 3 is the 33rd.
     assert [len(x) for x, _, _ in batches] == [len(batch) for batch in sound]
     for (x, _, weights), batch in zip(batches, sound, strict=True):
         assert x.numpy()[weights > 0].tolist() == [i for i in batch if i != 33]
@@ -163,7 +163,7 @@ def test_skip_loses_exactly_the_damaged_record(dataset):
     assert len(pipeline.skipped) == 1
 
 
-def test_a_shard_that_was_cut_is_noticed_at_once(dataset):
+def test_truncated_shard_is_detected_at_once(dataset):
     manifest = dataset()
     path = manifest.path_of(manifest.splits["train"][1])
     os.truncate(path, os.path.getsize(path) // 2)
@@ -171,7 +171,7 @@ def test_a_shard_that_was_cut_is_noticed_at_once(dataset):
         only_ids(manifest)
 
 
-def test_augmentation_follows_from_the_sample(dataset):
+def test_augmentation_depends_on_the_sample_only(dataset):
     manifest = dataset()
 
     def noisy(x, y, seeds):
@@ -204,13 +204,13 @@ def test_a_keras_layer_transforms_whole_batches(dataset):
         np.testing.assert_array_equal(y, w)
 
 
-def test_batches_of_similar_length_go_on_from_any_place(dataset):
+def test_length_buckets_resume_at_any_position(dataset):
     options = {"features": ["id", "text"], "seed": 2, "bucket_by_length": True}
     whole = read_tfrecords(dataset().directory, 10, **options)
     epochs = [[batch["id"].numpy().tolist() for batch in whole] for _ in range(2)]
     assert sorted(sum(epochs[0], [])) == list(range(100))
     assert epochs[0] != epochs[1]
-    # The text of record i is i % 7 times as long.
+    # The text of record i is repeated i % 7 times.
     spread = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in epochs[0]]
     assert np.mean(spread) < 3
     state = whole.state_at(1, 4)
@@ -219,9 +219,7 @@ def test_batches_of_similar_length_go_on_from_any_place(dataset):
 
 
 @pytest.mark.parametrize("records_at_once", [1, 64, 1 << 20])
-def test_batches_do_not_depend_on_how_many_are_fetched_at_once(
-    dataset, monkeypatch, records_at_once
-):
+def test_batches_do_not_depend_on_the_fetch_size(dataset, monkeypatch, records_at_once):
     manifest = dataset()
     wanted = ids(only_ids(manifest))
     monkeypatch.setattr("tfdml.data.read.fetching.SPAN_RECORDS", records_at_once)
@@ -249,8 +247,8 @@ def test_the_first_batch_is_fetched_alone(dataset, monkeypatch):
     assert sizes == [16, 32, 52]
 
 
-def test_a_state_is_small_however_much_is_read(tmp_path):
-    """A thousand shards and a place in the middle of the ten-thousandth epoch."""
+def test_state_stays_small(tmp_path):
+    """A thousand shards, and a position in the middle of epoch 10,000."""
     rows = ({"id": i} for i in range(2000))
     write_tfrecords(rows, str(tmp_path), shards=1000)
     pipeline = read_tfrecords(str(tmp_path), 8, seed=2**60)

@@ -1,4 +1,4 @@
-"""Pipelines under strategies, on real ranks: the same training for any number of them."""
+"""Checks pipelines under strategies on real ranks: equal training for any number of ranks."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.data.conftest import records
 from tfdml.data import write_tfrecords
 from tfdml.data.read.ledger import Account
 
-# Seconds; a loaded machine takes long to trace a first step.
+# In seconds; a loaded machine needs long to trace the first step.
 LIMIT = 180.0
 STEPS = -(-cases.SAMPLES // cases.BATCH)
 
@@ -62,7 +62,7 @@ def test_each_rank_reads_its_own_rows_only(ranks, directory):
 def test_resume_within_an_epoch_at_another_number_of_ranks(ranks, directory, tmp_path):
     whole = ranks(1).run(fit_with_ledger, directory, str(tmp_path / "whole"), timeout=LIMIT)[0]
     ledger = str(tmp_path / "parts")
-    # Ended in the second epoch, after 4 of its batches, on 2 ranks; gone on with on 1, then on 2.
+    # Ended in the second epoch after 4 batches on 2 ranks; resumed on 1, then on 2.
     first = ranks(2).run(fit_with_ledger, directory, ledger, None, None, STEPS + 4, timeout=LIMIT)[
         0
     ]

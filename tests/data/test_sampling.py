@@ -1,4 +1,4 @@
-"""Mixed data sets and balanced classes: exact parts, nobody forgotten, the same from any place."""
+"""Checks mixed data sets and balanced classes: exact ratios, full coverage, resumable anywhere."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tfdml.row_split import LocalReplicas
 
 
 def groups(sizes: list[int], seed: int | None) -> list[LayoutGroup]:
-    """Groups of these sizes, in blocks of 7 records."""
+    """Returns groups of these sizes, in blocks of 7 records."""
     made, first = [], 0
     for number, size in enumerate(sizes):
         blocks = np.array([7] * (size // 7) + ([size % 7] if size % 7 else []), np.int64)
@@ -32,7 +32,7 @@ def groups(sizes: list[int], seed: int | None) -> list[LayoutGroup]:
     st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_every_epoch_has_its_parts_and_goes_on_where_the_last_one_was(parts, length, seed, data):
+def test_epochs_have_their_parts_and_continue_the_previous_one(parts, length, seed, data):
     sizes, weights = zip(*parts, strict=True)
     ratios = np.array(weights) / sum(weights)
     made = groups(list(sizes), seed)
@@ -42,7 +42,7 @@ def test_every_epoch_has_its_parts_and_goes_on_where_the_last_one_was(parts, len
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         own = [ids[(ids >= first) & (ids < last)] for ids in drawn]
         assert all(abs(len(o) - ratios[number] * length) < 1 for o in own)
-        # Of all that the epochs have drawn, no record is one turn behind another one.
+        # Over all epochs, no record is more than one repetition behind another.
         times = np.bincount(np.concatenate(own) - first, minlength=last - first)
         assert times.max() - times.min() <= 1
     begin = data.draw(st.integers(0, length))
@@ -60,8 +60,8 @@ def test_parts_are_exact_in_every_cycle():
     assert 20 < (ids[:100] < 50).sum() < 40
 
 
-def test_a_cycle_goes_on_where_the_last_one_was():
-    """As many places as records: each is drawn once, whatever cycle it falls in."""
+def test_cycle_continues_the_previous_one():
+    """As many positions as records: each is drawn once, in whatever cycle it falls."""
     sizes = [8000, 17_000]
     ids = Mixed(groups(sizes, 1), [0.32, 0.68], sum(sizes), 1, 0).ids(0, sum(sizes))
     np.testing.assert_array_equal(np.sort(ids), np.arange(sum(sizes)))
@@ -74,7 +74,7 @@ def test_counts_sum_up():
 
 @pytest.fixture
 def two_sets(tmp_path) -> list[str]:
-    """40 records from 0 on, and 10 from 1,000 on."""
+    """Writes 40 records numbered from 0, and 10 numbered from 1,000."""
     paths = []
     for name, first, count in (("large", 0, 40), ("small", 1000, 10)):
         rows = ({"id": first + i, "kind": name} for i in range(count))
@@ -94,7 +94,7 @@ def test_two_data_sets_at_a_ratio(two_sets):
     assert sum(i >= 1000 for i in first) == 25
     counts = np.unique([i for i in first + second if i >= 1000], return_counts=True)[1]
     assert counts.tolist() == [5] * 10
-    # The 50 of the large set: all of them once before any comes again.
+    # The 50 of the large set: each comes once before any repeats.
     assert len({i for i in (first + second) if i < 1000}) == 40
     assert first != second
 
@@ -149,7 +149,7 @@ def test_classes_are_balanced(classes, feature):
     assert sorted(times) == [4, 5, 5]
 
 
-def test_all_of_a_large_class_come_before_any_comes_again(classes):
+def test_large_class_is_exhausted_before_any_repeats(classes):
     pipeline = read_tfrecords(classes, 6, features=["id"], balance="name", epoch_records=45)
     large = [i for _ in range(2) for i in ids(pipeline) if CLASSES[i] == "a"]
     assert sorted(large) == list(range(30))
@@ -162,7 +162,7 @@ def test_classes_by_ratio(classes):
     }  # fmt: skip
 
 
-def test_a_record_that_comes_again_is_augmented_anew(classes):
+def test_repeated_record_gets_a_new_augmentation(classes):
     def noisy(x, seeds):
         noise = tf.map_fn(
             lambda seed: tf.random.stateless_uniform([], seed), seeds, fn_output_signature="float32"

@@ -1,4 +1,4 @@
-"""Stores that are not a disk: inputs, outputs, repairs and reading go through fsspec."""
+"""Checks storage other than disks: inputs, outputs, repairs and reading through fsspec."""
 
 import gzip
 import hashlib
@@ -28,14 +28,14 @@ ROWS = 60
 
 @pytest.fixture
 def store(tmp_path, monkeypatch) -> str:
-    """A directory in a store that is in memory."""
-    # What a conversion notes on its way is then in the user's cache.
+    """Returns a directory in an in-memory store."""
+    # A conversion then stores its progress notes in the user's cache.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = f"memory://{tmp_path.name}"
     yield root
-    fs, place = fsspec.core.url_to_fs(root)
-    if fs.exists(place):
-        fs.rm(place, recursive=True)
+    fs, path = fsspec.core.url_to_fs(root)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
 
 
 def _bytes(save, *arguments) -> bytes:
@@ -104,7 +104,7 @@ def test_pipeline_damage_and_repair(store):
     assert verify(store).records == ROWS - 1
 
 
-def test_a_conversion_that_was_ended_goes_on(store, tmp_path, monkeypatch):
+def test_interrupted_conversion_resumes(store, tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text(FILES["a.csv"])
     source = open_source([str(tmp_path / "a.csv")])
     with monkeypatch.context() as patched:
@@ -135,9 +135,9 @@ def _interrupt(*_):
         ("nowhere://host/a.csv", None, "Install the fsspec plug-in of nowhere://"),
     ],
 )
-def test_a_plug_in_that_is_missing_is_named(monkeypatch, path, package, plug_in):
+def test_missing_plugin_is_named(monkeypatch, path, package, plug_in):
     if package:
-        # Also on a machine that has it.
+        # Even if this machine has the plugin.
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(_registry, path.split("://")[0], raising=False)
     for use in (lambda: open_source([path]), lambda: read_tfrecords(path, 8)):
@@ -146,7 +146,7 @@ def test_a_plug_in_that_is_missing_is_named(monkeypatch, path, package, plug_in)
         assert path.rsplit("/", 1)[0] in str(raised.value)
 
 
-def test_a_local_cache_spares_a_store(store, tmp_path):
+def test_local_cache_avoids_reads_from_the_store(store, tmp_path):
     rows = ({"id": i, "x": np.full(500, i, np.float32)} for i in range(600))
     manifest = write_tfrecords(rows, store, shards=3)
     options = {"features": ["id"], "seed": 1, "cache": str(tmp_path / "copies")}
@@ -155,7 +155,7 @@ def test_a_local_cache_spares_a_store(store, tmp_path):
     assert sorted(epochs[0]) == list(range(600))
     copies = [p for p in (tmp_path / "copies").rglob("*") if p.is_file()]
     assert len(copies) == len(first._fetcher.reader.layout.block_records) > 3
-    # Without the shards, all is there; and a copy that is damaged or cut counts as none.
+    # The cache works without the shards; a damaged or truncated copy is ignored.
     again = read_tfrecords(store, 32, **options)
     kept = [storage.read_bytes(manifest.path_of(s)) for s in manifest.splits["train"]]
     for shard in manifest.splits["train"]:
@@ -188,10 +188,10 @@ def test_memory_cache_reads_each_block_once(tmp_path):
     assert counts[None] > 1.5 * blocks
 
 
-def test_a_full_disk_ends_the_keeping_but_not_the_reading(dataset, tmp_path):
+def test_full_disk_stops_caching_but_not_reading(dataset, tmp_path):
     (tmp_path / "copies").mkdir()
     manifest = dataset(shards=2)
-    # A file where a directory must be made.
+    # A file where a directory is needed.
     for shard in manifest.splits["train"]:
         path = manifest.path_of(shard)
         folder = hashlib.sha256(path.encode()).hexdigest()[:16]

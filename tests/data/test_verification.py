@@ -1,4 +1,4 @@
-"""Damage is noticed wherever it is, and mended without losing what is sound."""
+"""Checks that damage is detected anywhere, and repaired without loss of valid records."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def small(tmp_path):
     return tmp_path / "set" / "data-train-00000-of-00001.tfrecord"
 
 
-def test_a_cut_at_every_byte_is_noticed(small):
+def test_truncation_at_every_byte_is_detected(small):
     data = small.read_bytes()
     assert verify(str(small.parent)).sound
     for length in range(len(data)):
@@ -29,7 +29,7 @@ def test_a_cut_at_every_byte_is_noticed(small):
         assert not verify(str(small.parent)).sound, length
 
 
-def test_a_flip_of_every_byte_is_noticed_and_costs_one_record(small):
+def test_flip_of_every_byte_is_detected_and_costs_one_record(small):
     data = small.read_bytes()
     for i in range(len(data)):
         small.write_bytes(data[:i] + bytes([data[i] ^ 4]) + data[i + 1 :])
@@ -56,7 +56,7 @@ def test_repair_drops_single_records(tmp_path, compressed):
 
 
 @pytest.mark.parametrize("damage", ["missing", "shortened", "other"])
-def test_an_index_is_checked_and_made_anew(small, damage):
+def test_index_is_checked_and_rebuilt(small, damage):
     index = small.with_name(small.name + ".index")
     if damage == "missing":
         index.unlink()
@@ -68,13 +68,13 @@ def test_an_index_is_checked_and_made_anew(small, damage):
     assert verify(str(small.parent)).sound
 
 
-def test_a_missing_shard_is_noticed(small):
+def test_missing_shard_is_detected(small):
     small.unlink()
     (problem,) = verify(str(small.parent)).problems
     assert "is missing, with its 6 records" in str(problem)
 
 
-def test_a_shard_of_another_data_set_is_noticed(small, tmp_path):
+def test_shard_of_another_data_set_is_detected(small, tmp_path):
     rows = ({"a": i + 1, "b": "x" * i} for i in range(6))
     write_tfrecords(rows, str(tmp_path / "other"), shards=1)
     shutil.copy(tmp_path / "other" / small.name, small)
@@ -82,7 +82,7 @@ def test_a_shard_of_another_data_set_is_noticed(small, tmp_path):
 
 
 def say(shard: Path, **changes) -> None:
-    """Changes what the manifest says of a shard."""
+    """Changes a shard's entry in the manifest."""
     path = shard.with_name("data.manifest.json")
     said = json.loads(path.read_text())
     said["splits"]["train"][0] |= changes
@@ -93,7 +93,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# Each lets all checks pass but one: without that one, verify would say that all is sound.
+# Each damage passes all checks except one: without that check, verify would report success.
 
 
 def another_size(shard: Path) -> None:
@@ -101,7 +101,7 @@ def another_size(shard: Path) -> None:
 
 
 def another_digest(shard: Path) -> None:
-    # A record that is sound, and as long as the one that it replaces.
+    # A valid record with the length of the one that it replaces.
     other = shard.parent.parent / "other"
     rows = ({"a": i + (i == 3), "b": "x" * i} for i in range(6))
     write_tfrecords(rows, str(other), shards=1)
@@ -115,7 +115,7 @@ def another_count(shard: Path) -> None:
 
 
 def a_damaged_record(shard: Path) -> None:
-    # Damaged before its digest was taken.
+    # Damaged before its digest was computed.
     data = bytearray(shard.read_bytes())
     data[-6] ^= 1
     shard.write_bytes(data)
@@ -123,7 +123,7 @@ def a_damaged_record(shard: Path) -> None:
 
 
 def cut_between_records(shard: Path) -> None:
-    # With an index, digests and a size that go with it: only the count tells.
+    # With a matching index, digests and size: only the count reveals it.
     lengths = index.read(str(shard)).lengths
     shard.write_bytes(shard.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     sidecar = shard.with_name(shard.name + index.SUFFIX)
@@ -133,7 +133,7 @@ def cut_between_records(shard: Path) -> None:
 
 
 def another_index(shard: Path) -> None:
-    # One that is whole, and of the same records in other blocks.
+    # A whole index of the same records in other blocks.
     sidecar = shard.with_name(shard.name + index.SUFFIX)
     found = index.read(str(shard))
     sizes = found.lengths.astype("u8") + FRAME
@@ -166,7 +166,7 @@ def test_each_check_is_needed(small, damage):
     assert NEEDED[damage] in str(problem)
 
 
-def test_a_cut_between_records_is_noticed_without_an_index(small):
+def test_truncation_between_records_is_detected_without_an_index(small):
     lengths = index.read(str(small)).lengths
     small.write_bytes(small.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     small.with_name(small.name + index.SUFFIX).unlink()

@@ -1,4 +1,4 @@
-"""README and the pages as text: their blocks, links, headings and commands."""
+"""Parser for README and the pages: blocks, links, headings and commands."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
-# Pages that must be found from `INDEX`, and README.
+# Pages that must be reachable from `INDEX`, and README.
 LINKED = sorted(
     page
     for folder in ("docs", "recipes", "tools/benchmarks")
@@ -27,9 +27,9 @@ class Block(NamedTuple):
     """A fenced block of a page.
 
     Attributes:
-        language: The word behind the opening fence, "" for none.
-        text: Its lines, without the page's indentation.
-        not_run: The reason why no test runs it, in a comment above it; "" for none.
+        language: Word after the opening fence, "" if none.
+        text: Lines of the block, without the page's indentation.
+        not_run: The reason why no test runs it, in a comment above it; "" if a test does.
     """
 
     language: str
@@ -77,7 +77,7 @@ def tfdml_commands(page: Path) -> Iterator[list[str]]:
     """Yields the words of each `tfdml …` command of a page: in its blocks, and within its lines."""
     for block in blocks(page):
         for line in command_lines(block):
-            # What a failing job says, and an environment's directory, are no commands.
+            # Lines that a failing job prints, and paths of an environment, are not commands.
             if line.startswith("tfdml "):
                 yield shlex.split(line)[1:]
     for quoted in re.findall(r"`(tfdml [^`]+)`", prose(page)):

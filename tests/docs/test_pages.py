@@ -1,4 +1,4 @@
-"""README and the pages say what is so: links lead somewhere, and commands and code exist."""
+"""Checks that README and the pages are correct: links resolve, and commands and code exist."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_commands_exist(page):
         assert mistake(words) is None, f"{name(page)}: tfdml {' '.join(words)}: {mistake(words)}"
 
 
-def test_there_are_commands():
+def test_pages_contain_commands():
     assert sum(1 for page in PAGES for _ in pages.tfdml_commands(page)) > 30
 
 
@@ -74,12 +74,12 @@ def test_there_are_commands():
         (["records", "repair", "out"], "no command repair"),
     ],
 )
-def test_a_mistake_is_seen(words, said):
+def test_wrong_commands_are_detected(words, said):
     assert mistake(words) == said
 
 
 def mistake(words: Sequence[str]) -> str | None:
-    """Returns what the command line does not know of a command; None if it knows all."""
+    """Returns the part of a command that the command line does not know; None if it knows all."""
     command, words = TFDML, list(words)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         word = words.pop(0)
@@ -92,7 +92,7 @@ def mistake(words: Sequence[str]) -> str | None:
         word = words.pop(0).partition("=")[0]
         if not word.startswith("-") or word == "--":
             if not command.context_settings.get("allow_interspersed_args", True):
-                break  # What follows is the script's own.
+                break  # The script's own arguments follow.
         elif word not in options:
             return f"no option {word}"
         elif options[word] is not None and not options[word].is_flag:
@@ -117,18 +117,18 @@ def test_the_exchange_model_is_computed_and_the_measurements_are_quoted():
     rows = re.findall(r"^\| ([24]) \| (.+?) \| (.+) \|$", page, re.MULTILINE)
     assert len(rows) == 12
     for ranks, codec, cells in rows:
-        size, key, told = int(ranks), codecs[codec], [c.strip() for c in cells.split(" | ")]
+        size, key, quoted = int(ranks), codecs[codec], [c.strip() for c in cells.split(" | ")]
         for number, (rate, bits) in enumerate(rates.items()):
             rounds = 2 if key == "powersgd 4" else 1
             model = rounds * 2 * (size - 1) * latency + formula(key, size) / (0.956 * bits / 8)
-            assert told[2 * number] == f"{1e3 * model:,.0f}"
+            assert quoted[2 * number] == f"{1e3 * model:,.0f}"
             of = measured[f"{rate} x {size} x mlp"]["results"]
             if rate == "100mbit":
                 step = of.get("raw Horovod" if key == "none" else key, {}).get("median")
                 seconds = step and step - of["local"]["median"]
             else:
                 seconds = of[key]["exchange" if key == "none" else "wire"]
-            assert told[2 * number + 1] == (f"{1e3 * seconds:,.0f}" if seconds else "")
+            assert quoted[2 * number + 1] == (f"{1e3 * seconds:,.0f}" if seconds else "")
 
 
 BENCHMARKS = sorted((ROOT / "tools" / "benchmarks").glob("*.md"))

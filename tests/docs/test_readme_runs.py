@@ -1,4 +1,4 @@
-"""README alone is enough: its commands are run, in an empty directory, on its own `train.py`."""
+"""Runs README's commands in an empty directory on its own `train.py`: nothing else is needed."""
 
 import csv
 import re
@@ -19,7 +19,7 @@ WORKERS = [
     "python train.py",
 ]
 HOROVOD = ["horovodrun -np 2 python train.py", "tfdml launch --horovod --workers 2 train.py"]
-# What is not run here, and why.
+# Commands that are not run here, and why.
 ELSEWHERE = {
     "tools/wheel": "tests/tools/test_wheel.py builds the wheel",
     "pip install 'dist/tfdml-0.1.0-py3-none-any.whl[cpu]'": "needs a package registry; "
@@ -30,7 +30,7 @@ ELSEWHERE = {
     "tests/runtime/launch/test_hosts.py launches on hosts of the network lab",
 }
 EPOCHS = 10
-# All that a run may say: nothing that a reader has to look up.
+# All output that a run may print: nothing that a reader has to look up.
 WHERE = r"(, step \d+/36, .* left|, validation step \d+)?"
 PROGRESS = rf"Epoch \d+/10{WHERE}: .* - accuracy: .* - loss: .*"
 SAVE_COST = r"tfdml: checkpoints take .* % of training time.*"
@@ -43,7 +43,7 @@ def train_program() -> str:
 
 
 def run(command: str, directory: Path) -> str:
-    """Runs one of README's commands in a directory; returns what it said."""
+    """Runs one of README's commands in a directory; returns its output."""
     environment = child_environment(
         PATH=f"{Path(sys.executable).parent}:{setting('PATH')}",
         PYTHONPATH=str(ROOT),
@@ -56,17 +56,17 @@ def run(command: str, directory: Path) -> str:
 
 
 def accuracies(directory: Path) -> list[float]:
-    """Returns each epoch's validation accuracy, as the logger has written it."""
+    """Returns each epoch's validation accuracy, as the logger wrote it."""
     with (directory / "log.csv").open() as file:
         return [float(row["val_accuracy"]) for row in csv.DictReader(file)]
 
 
-def test_each_command_is_run_or_said_why_not():
-    told = [line for block in pages.blocks(README) for line in pages.command_lines(block)]
-    assert sorted(told) == sorted([*WORKERS, *HOROVOD, *ELSEWHERE])
+def test_each_command_is_run_or_has_a_reason():
+    commands = [line for block in pages.blocks(README) for line in pages.command_lines(block)]
+    assert sorted(commands) == sorted([*WORKERS, *HOROVOD, *ELSEWHERE])
 
 
-def test_what_runs_elsewhere_has_a_test_there():
+def test_commands_run_elsewhere_have_a_test_there():
     for reason in ELSEWHERE.values():
         for file in re.findall(r"tests/[\w/]+(?:\.py)?", reason):
             assert (ROOT / file).exists(), file
@@ -80,7 +80,7 @@ def test_workers(tmp_path):
         assert re.fullmatch(rf"\[0\] ({PROGRESS}|{SAVE_COST})", line), line
     assert f"Epoch {EPOCHS}/{EPOCHS}" in said
     on_two = accuracies(tmp_path)
-    # One logger wrote, once an epoch, and the model has learnt.
+    # One logger wrote, once per epoch, and the model has improved.
     assert len(on_two) == EPOCHS
     assert on_two[-1] > 0.75
     assert (tmp_path / "model.keras").stat().st_size > 10_000

@@ -1,13 +1,13 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
 It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
+It records in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
 STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `end` the
 training's end, while the last checkpoint is written) RANK does ACTION: it kills itself (`kill`),
-writes HOSTS (`hosts=a:1+@:1`, where `@` is its own host), or waits until it is told of other hosts
-(`told`).
+writes HOSTS (`hosts=a:1+@:1`, where `@` is its own host), or waits until it is notified of other
+hosts (`notified`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
-ranks, and keeps the order of the samples; `disk` saves checkpoints in OUT besides, each third step;
-`slow disk` does, and takes half a second for each file; `disk often` does after each step, and
+ranks, and keeps the order of the samples; `disk` also saves checkpoints in OUT, every third step;
 commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
 instead of arrays, and keeps a ledger in OUT.
 """
@@ -45,7 +45,7 @@ if slow:
 
 
 class MembershipPlan(keras.callbacks.Callback):
-    """Does what was planned, once; remembers losses."""
+    """Executes the plan, each action once; records losses."""
 
     def __init__(self):
         super().__init__()
@@ -76,17 +76,17 @@ class MembershipPlan(keras.callbacks.Callback):
 
 
 def do(action: str) -> None:
-    """Does what was planned."""
+    """Executes one action of the plan."""
     if action == "kill":
-        # Of several, the slowest shall come to it too.
+        # If there are several actions, wait until the slowest rank reaches them too.
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "told":
+    elif action == "notified":
         deadline = time.monotonic() + 60
         while not state._messages and time.monotonic() < deadline:
             time.sleep(0.1)
     else:
-        # At once: a discovery that finds an empty list takes all hosts for lost.
+        # Atomically: a discovery that finds an empty list considers all hosts lost.
         lines = action.partition("=")[2].replace("@", os.environ.get("HOROVOD_HOSTNAME", ""))
         Path(f"{hosts}.new").write_text(lines.replace("+", "\n") + "\n")
         os.replace(f"{hosts}.new", hosts)

@@ -1,4 +1,4 @@
-"""Ranks that are lost and gained under a real `horovodrun` with a host discovery script."""
+"""Checks lost and added ranks under a real `horovodrun` with a host discovery script."""
 
 import json
 import sys
@@ -18,10 +18,10 @@ from tfdml.topology import child_environment
 
 PROGRAM = Path(__file__).with_name("program.py")
 STEPS, EPOCHS, BATCH = 6, 4, 8
-# After which a lost host counts as one again, in seconds.
+# Seconds after which a lost host may be used again.
 COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
 
-# Names of this machine: with a rank Horovod takes its whole host for lost.
+# Names of this machine: when a rank is lost, Horovod considers its whole host lost.
 A, B, C, D = (f"{name}:1" for name in ("localhost", "127.0.0.1", "127.1", "127.0.1"))
 
 
@@ -54,19 +54,19 @@ ENVIRONMENT = {
 
 
 def start(tmp_path: Path, first: list[str], *plans: str, options: tuple = ()) -> child.Ended:
-    """Runs the program on hosts; on none of them it is one process."""
+    """Runs the program on hosts; with an empty list as one process."""
     command = horovodrun(tmp_path, first, plans, options) if first else alone(tmp_path, plans)
     return child.run(command, environment=child_environment(**ENVIRONMENT), timeout=150)
 
 
 def results_of(tmp_path: Path, ended: child.Ended) -> list[dict]:
-    """Returns what the ranks of a job have noted."""
+    """Returns the records of a job's ranks."""
     assert ended.ok, ended.output[-6000:]
     return [json.loads(p.read_text()) for p in sorted(tmp_path.glob("result*.json"))]
 
 
 def run(tmp_path: Path, first: list[str], *plans: str, **how) -> list[dict]:
-    """Runs the program on hosts; returns what its ranks have noted."""
+    """Runs the program on hosts; returns the records of its ranks."""
     return results_of(tmp_path, start(tmp_path, first, *plans, **how))
 
 
@@ -78,7 +78,7 @@ def whole(tmp_path_factory) -> dict:
 
 
 def same(result: dict, whole: dict) -> None:
-    """Each step was trained once, with the same global batches."""
+    """Checks that each step was trained once, with the same global batches."""
     assert result["iterations"] == STEPS * EPOCHS
     np.testing.assert_allclose(result["losses"], whole["losses"], rtol=1e-4)
     for one, other in zip(result["weights"], whole["weights"], strict=True):
@@ -90,7 +90,7 @@ def same(result: dict, whole: dict) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_rank_is_lost(tmp_path, whole, lost):
-    """The other one goes on alone, in the same process."""
+    """The other rank continues alone, in the same process."""
     (result,) = run(tmp_path, [A, B], f"{lost}:9:kill")
     same(result, whole)
     # From step 9 it rolls back to the commit after step 8.
@@ -99,8 +99,8 @@ def test_a_rank_is_lost(tmp_path, whole, lost):
 
 @pytest.mark.slow
 def test_a_lost_rank_comes_back(tmp_path, whole):
-    """2, 1, 2: the host counts as lost for a while, and gets a new process."""
-    results = run(tmp_path, [A, B], "1:9:kill", "0:13:told", options=COOLDOWN)
+    """2, 1, 2 ranks: the host counts as lost for a while, and then gets a new process."""
+    results = run(tmp_path, [A, B], "1:9:kill", "0:13:notified", options=COOLDOWN)
     assert len(results) == 2
     for result in results:
         same(result, whole)
@@ -109,17 +109,19 @@ def test_a_lost_rank_comes_back(tmp_path, whole):
 
 @pytest.mark.slow
 def test_hosts_come_and_go(tmp_path, whole):
-    """1, 2, 1, by what the discovery script says."""
+    """1, 2, 1 ranks, following the output of the discovery script."""
     both = f"hosts={A}+{B}"
-    (result,) = run(tmp_path, [A], f"0:5:{both}", "0:7:told", f"0:13:hosts={A}", "0:15:told")
+    (result,) = run(
+        tmp_path, [A], f"0:5:{both}", "0:7:notified", f"0:13:hosts={A}", "0:15:notified"
+    )
     same(result, whole)
     assert result["sizes"] == [1] * 8 + [2] * 8 + [1] * 8
 
 
 @pytest.mark.slow
 def test_two_ranks_come_at_once(tmp_path, whole):
-    """1, 3."""
-    results = run(tmp_path, [A], f"0:5:hosts={A}+{B}+{C}", "0:7:told")
+    """1, 3 ranks."""
+    results = run(tmp_path, [A], f"0:5:hosts={A}+{B}+{C}", "0:7:notified")
     assert len(results) == 3
     for result in results:
         same(result, whole)
@@ -128,7 +130,7 @@ def test_two_ranks_come_at_once(tmp_path, whole):
 
 @pytest.mark.slow
 def test_two_ranks_are_lost_at_once(tmp_path, whole):
-    """4, 2."""
+    """4, 2 ranks."""
     results = run(tmp_path, [A, B, C, D], "3:9:kill", "2:9:kill")
     assert len(results) == 2
     for result in results:
@@ -139,16 +141,16 @@ def test_two_ranks_are_lost_at_once(tmp_path, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["6", "begin1"])
 def test_a_rank_is_lost_between_two_epochs(tmp_path, whole, moment):
-    """After the last step and before its commit; and after it."""
+    """Loses a rank after the last step, before and after its commit."""
     (result,) = run(tmp_path, [A, B], f"1:{moment}:kill")
     same(result, whole)
-    # Rank 0 has committed step 6, and waits there for rank 1.
+    # Rank 0 has committed step 6, and waits for rank 1 there.
     assert result["sizes"] == [2] * 6 + [1] * 18
 
 
 @pytest.mark.slow
 def test_each_sample_once_an_epoch(tmp_path):
-    """Records: a rank is lost within an epoch, and comes back within another."""
+    """With records: a rank is lost within an epoch, and returns within another."""
     data = str(tmp_path / "data")
     numbers = np.random.default_rng(0)
     columns = [numbers.normal(size=(STEPS * BATCH, n)).astype("float32") for n in (6, 3)]
@@ -157,7 +159,7 @@ def test_each_sample_once_an_epoch(tmp_path):
     for directory in directories:
         directory.mkdir()
     (whole,) = run(directories[0], [], f"records={data}")
-    plans = (f"records={data}", "1:9:kill", "0:15:told")
+    plans = (f"records={data}", "1:9:kill", "0:15:notified")
     results = run(directories[1], [A, B], *plans, options=COOLDOWN)
     assert len(results) == 2
     for result in results:
@@ -169,7 +171,7 @@ def test_each_sample_once_an_epoch(tmp_path):
 
 @pytest.mark.slow
 def test_a_host_on_standby_takes_over(tmp_path, whole):
-    """Of three hosts two are used; the third one's rank comes in the place of the lost one."""
+    """Two of three hosts are used; the third one's rank replaces the lost one."""
     results = run(
         tmp_path, [A, B, C], "1:9:kill", options=("-np", "2", "--min-np", "2", "--max-np", "2")
     )
@@ -180,7 +182,7 @@ def test_a_host_on_standby_takes_over(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_ranks_are_lost_once_too_often(tmp_path):
+def test_too_many_losses_end_the_job(tmp_path):
     ended = start(tmp_path, [A, B, C], "2:5:kill", "1:9:kill", options=("--reset-limit", "1"))
     assert not ended.ok
     assert not ended.timed_out
@@ -188,7 +190,7 @@ def test_ranks_are_lost_once_too_often(tmp_path):
 
 
 def check_directory(tmp_path: Path) -> None:
-    """The training's last checkpoint is there, and nothing that was begun and not ended."""
+    """The training's last checkpoint exists, and no unfinished one."""
     names = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert f"fit-000-epoch-{EPOCHS:04d}-step-{STEPS * EPOCHS:010d}" in names
     assert not [name for name in names if name.startswith("partial-")]
@@ -196,7 +198,7 @@ def check_directory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_ranks_are_lost(tmp_path, whole):
-    """The same command goes on from the disk, and ranks may be lost again."""
+    """The same command resumes from the disk, and ranks may be lost again."""
     plans = ("disk", "0:9:kill", "1:9:kill", "1:15:kill")
     ended = start(tmp_path, [A, B], *plans)
     assert not ended.ok
@@ -210,7 +212,7 @@ def test_all_ranks_are_lost(tmp_path, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_rank_is_lost_during_a_save(tmp_path, whole, lost):
-    """What is not whole is given up, and the next ones are whole again."""
+    """An incomplete checkpoint is abandoned, and the next ones are complete."""
     (result,) = run(tmp_path, [A, B], "slow disk", f"{lost}:10:kill")
     assert list(tmp_path.glob("saving*")), "No save was under way."
     same(result, whole)
@@ -221,20 +223,20 @@ def test_a_rank_is_lost_during_a_save(tmp_path, whole, lost):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_rank_is_lost_during_the_last_save(tmp_path, whole, lost):
-    """All is trained, and rank 0 waits for rank 1's part: the one that is left saves it alone."""
+    """Rank 0 waits for rank 1's part after the last step: the remaining rank saves it alone."""
     (result,) = run(tmp_path, [A, B], "slow disk", f"{lost}:end:kill")
     assert list(tmp_path.glob("saving*")), "No save was under way."
     same(result, whole)
     check_directory(tmp_path)
-    # The same command trains nothing.
+    # The same command trains no further step.
     again = start(tmp_path, [A], "slow disk")
     assert f"epoch {EPOCHS} has finished" in again.output
     assert results_of(tmp_path, again)[0]["weights"] == result["weights"]
 
 
 @pytest.mark.slow
-def test_the_disk_is_ahead_of_the_memory(tmp_path, whole):
-    """Steps up to 9 are on the disk, step 6 is the last commit: three are not saved again."""
+def test_checkpoint_newer_than_the_last_commit(tmp_path, whole):
+    """Steps up to 9 are on the disk, the last commit is step 6: three steps are not saved again."""
     (result,) = run(tmp_path, [A, B], "disk often", "1:before10:kill")
     same(result, whole)
     assert result["sizes"] == [2] * 6 + [1] * 18
@@ -243,8 +245,8 @@ def test_the_disk_is_ahead_of_the_memory(tmp_path, whole):
 
 @pytest.mark.slow
 def test_a_rank_joins_during_a_save(tmp_path, whole):
-    """The save begins after step 9, the ranks meet after step 10."""
-    results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:told")
+    """The save begins after step 9; the ranks synchronise after step 10."""
+    results = run(tmp_path, [A], "slow disk", f"0:7:hosts={A}+{B}", "0:9:notified")
     assert len(results) == 2
     for result in results:
         same(result, whole)
@@ -255,9 +257,9 @@ def test_a_rank_joins_during_a_save(tmp_path, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_several_machines(tmp_path, whole, lost):
-    """One of two is lost and a third one comes, by ssh."""
-    # Horovod gives the hosts that it finds ranks in any order.
-    plans = (f"{lost}:9:kill", "0:13:hosts=@:1+host2:1", "0:15:told")
+    """One of two ranks is lost and a third one joins, by ssh."""
+    # Horovod assigns ranks to the hosts in any order.
+    plans = (f"{lost}:9:kill", "0:13:hosts=@:1+host2:1", "0:15:notified")
     command = horovodrun(tmp_path, ["host0:1", "host1:1"], plans, interface="eth0")
     ended = run_on_hosts(tmp_path, 3, command, child_environment(**ENVIRONMENT))
     results = results_of(tmp_path, ended)
@@ -269,7 +271,7 @@ def test_several_machines(tmp_path, whole, lost):
 
 @pytest.mark.slow
 def test_batch_and_rate_follow_the_ranks(tmp_path):
-    """Rank 1 is lost in the second epoch; it begins again, with half the batch and rate."""
+    """Rank 1 is lost in the second epoch, which restarts with half the batch and rate."""
     (result,) = run(tmp_path, [A, B], "scale", "1:5:kill")
     assert result["sizes"] == [2] * 3 + [1] * 18
     assert result["rate"] == pytest.approx(0.01)
@@ -312,7 +314,7 @@ def test_wrong_models():
         tfdml.elastic.KerasState(keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]))
 
 
-def test_errors_of_the_program_are_left_as_they_are():
+def test_errors_of_the_program_are_not_caught():
     lost = tf.errors.UnknownError(None, None, "Horovod has been shut down.")
     assert is_of_lost_rank(lost)
     assert not is_of_lost_rank(tf.errors.UnknownError(None, None, "ValueError: mine"))

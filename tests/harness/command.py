@@ -1,4 +1,4 @@
-"""Commands run in the checkout, and fixtures of environments that lack things."""
+"""Runs commands in the checkout; fixtures of environments that lack packages or commands."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""Ranks start at once: they are forked from a process that has imported TensorFlow, and no more.
+"""Forks ranks from a process that has only imported TensorFlow, so that they start quickly.
 
-TensorFlow's import takes most of the time in which a rank starts. A nursery imports it once, and
-waits; it never uses it, because a TensorFlow that has started its threads does not survive a fork.
-A rank is a process of its own all the same, with the environment that its launcher would give it.
+TensorFlow's import takes most of a rank's start. A nursery imports it once and waits; it never
+uses it, because a TensorFlow that has started its threads does not survive a fork. Each rank is
+nevertheless a separate process, with the environment that its launcher would give it.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# A rank's hash seed is its nursery's: with two of them, not all ranks iterate over sets alike.
+# A rank inherits its nursery's hash seed: with two, ranks iterate over sets in different orders.
 NURSERIES = 2
 
 _PR_SET_PDEATHSIG = 1
 
 
 class Nursery:
-    """This end of a nursery, which lives as long as this process does."""
+    """This process's end of a nursery, which lives as long as this process."""
 
     def __init__(self) -> None:
         self._orders, other = Pipe()
@@ -42,9 +42,9 @@ class Nursery:
         """Starts a rank.
 
         Args:
-            address: The socket of its pool.
-            environment: All its environment variables.
-            log: The file that its output is added to.
+            address: Address of its pool's socket.
+            environment: All environment variables of the rank.
+            log: File to which its output is appended.
 
         Returns:
             Its process id.
@@ -58,23 +58,23 @@ class Nursery:
 
 @functools.cache
 def nursery(number: int) -> Nursery:
-    """Returns one of this process's nurseries, started when it is first asked for."""
+    """Returns one of this process's nurseries, which is started on first use."""
     return Nursery()
 
 
 def serve(orders: Connection) -> None:
-    """Forks a rank for every order, until the other end is closed."""
+    """Forks a rank for every request, until the other end closes."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
     import tfdml.strategies  # noqa: F401
     from tests.harness import rank
 
-    with contextlib.suppress(ImportError):  # Only jobs of Horovod need it.
+    with contextlib.suppress(ImportError):  # Only needed by Horovod jobs.
         import horovod.tensorflow  # noqa: F401
 
     gc.freeze()  # The ranks share these pages as long as nobody writes to them.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Ranks that have ended are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Ended ranks are not waited for.
     with contextlib.suppress(EOFError):
         while True:
             address, environment, log = orders.recv()
@@ -87,7 +87,7 @@ def serve(orders: Connection) -> None:
 
 
 def _become_a_rank(environment: dict[str, str], log: str) -> None:
-    """Makes this fork what a process would be that a launcher has started."""
+    """Makes this fork look like a process started by a launcher."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -104,7 +104,7 @@ def _run(main, address: str) -> None:
     try:
         main(address)
         code = 0
-    except BaseException:  # noqa: BLE001 (the fork must not go on as a nursery)
+    except BaseException:  # noqa: BLE001 (the fork must not continue as a nursery)
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""A pool of real ranks, started once and fed many cases; always with a time limit."""
+"""Pool of real ranks, started once for many cases, each with a time limit."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from tfdml.runtime.launch.processes import alive, end_processes, tree_of
 from tfdml.runtime.launch.supervisor import free_ports
 
 START_SECONDS = 180.0  # TensorFlow's import, on a loaded machine.
-# A limit for what hangs. A case takes seconds; on a machine with much else to do, a minute.
+# Time limit for hangs. A case takes seconds; on a busy machine, a minute.
 CASE_SECONDS = 180.0
 # Between SIGTERM and SIGKILL.
 TERM_SECONDS = 3.0
-GRACE_SECONDS = 10.0  # How long ranks may lag behind one that failed: the guard ends them.
+GRACE_SECONDS = 10.0  # How long ranks may outlive one that failed: the guard ends them.
 
 
 class RankFailure(AssertionError):
-    """A case failed: what each rank said, and what was printed.
+    """Failure of a case, with the errors and the output of the ranks.
 
     Attributes:
-        errors: The traceback of each rank that raised, by rank.
+        errors: Traceback of each rank that raised, by rank.
     """
 
     def __init__(self, message: str, errors: dict[int, str]):
@@ -40,9 +40,9 @@ class RankPool:
     """Ranks of one job that wait for cases.
 
     Args:
-        size: The number of replicas.
-        kind: What they are: "horovod" (1 is a plain process, more meet as those of `horovodrun`
-            do), "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
+        size: Number of replicas.
+        kind: "horovod" (size 1 is a plain process; more meet as under `horovodrun`),
+            "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
             process, which is then the only rank).
     """
 
@@ -58,15 +58,15 @@ class RankPool:
         self._log = Path(self._directory.name, "output")
 
     def run(self, case: Callable, *args: Any, timeout: float = CASE_SECONDS) -> list:
-        """Runs `case(*args)` on every rank at once.
+        """Runs `case(*args)` on all ranks simultaneously.
 
         Args:
-            case: A function of a module, the same for all ranks.
-            *args: What it is given; picklable.
+            case: Function of a module, the same for all ranks.
+            *args: Its arguments; picklable.
             timeout: Seconds until the ranks are killed and the case has failed.
 
         Returns:
-            What the ranks returned, in their order.
+            The results of all ranks, by rank.
 
         Raises:
             RankFailure: If a rank raised, died, or did not answer in time. The ranks are ended
@@ -95,7 +95,7 @@ class RankPool:
 
     def close(self, keep_output: bool = False) -> None:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
-        # A case that has failed in another thread closes the pool too.
+        # A failed case in another thread closes the pool too.
         with self._closing:
             end_processes([pid for own in self.pids for pid in tree_of(own)], TERM_SECONDS)
             for connection in self._connections.values():
@@ -112,9 +112,9 @@ class RankPool:
         common = {**os.environ, **self._environment, "TFDML_TEST_KEY": key.hex()}
         with Listener(address, "AF_UNIX", authkey=key) as listener:
             for rank, own in enumerate(self._environments()):
-                place = nursery(rank % NURSERIES)
-                self.pids.append(place.fork(address, {**common, **own}, self._log))
-            # A rank that never comes must not be waited for by `accept`.
+                server = nursery(rank % NURSERIES)
+                self.pids.append(server.fork(address, {**common, **own}, self._log))
+            # `accept` must not wait for a rank that never connects.
             listener._listener._socket.settimeout(1.0)
             deadline = time.monotonic() + START_SECONDS
             while len(self._connections) < self.size:
@@ -129,7 +129,7 @@ class RankPool:
                 self._connections[connection.recv()] = connection
 
     def _environments(self) -> list[dict[str, str]]:
-        """Returns what a launcher would tell each rank."""
+        """Returns the environment that a launcher would give each rank."""
         if self._kind == "multi_worker":
             workers = [f"127.0.0.1:{port}" for port in free_ports(self.size)]
             return [
@@ -144,7 +144,7 @@ class RankPool:
         return self._horovod_environments()
 
     def _horovod_environments(self) -> list[dict[str, str]]:
-        """Does what `horovodrun` does on one host: that itself cannot be told to fork."""
+        """Replaces `horovodrun` on one host, which cannot fork ranks."""
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
         from horovod.runner.http.http_server import RendezvousServer
@@ -153,14 +153,14 @@ class RankPool:
         port = self._rendezvous.start()
         slots = get_host_assignments([HostInfo("localhost", self.size)], self.size)
         self._rendezvous.init(slots)
-        # A rank that waits for cases looks for exchanges all the time. Every millisecond, as by
-        # default, is a tenth of a processor.
+        # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
+        # tenth of a core.
         job = {**create_run_env_vars("127.0.0.1", ["lo"], port), "HOROVOD_CYCLE_TIME": 5}
         variables = [{**job, **create_slot_env_vars(slot)} for slot in slots]
         return [{name: str(value) for name, value in own.items()} for own in variables]
 
     def _answers(self, timeout: float) -> dict[int, tuple[bool, Any]]:
-        """Collects the ranks' answers until all came, or the time is over."""
+        """Collects the ranks' answers until all have arrived or the time is over."""
         answers: dict[int, tuple[bool, Any]] = {}
         gone: set[int] = set()
         deadline = time.monotonic() + timeout
@@ -183,15 +183,15 @@ class RankPool:
 def _new_pool(size: int, kind: str) -> Any:
     if kind != "parameter_server":
         return RankPool(size, kind)
-    from tests.harness.server_cluster import ChiefPool  # It is made of pools.
+    from tests.harness.server_cluster import ChiefPool  # Imports this module.
 
     return ChiefPool(size)
 
 
 class RankPools:
-    """The pools of a test session, by size and kind.
+    """Pools of a test session, by size and kind.
 
-    At most `limit` run at once, because waiting ranks keep memory and some of the processor.
+    At most `limit` run at once, because idle ranks use memory and some CPU time.
     """
 
     def __init__(self, limit: int = 4) -> None:
@@ -202,12 +202,12 @@ class RankPools:
     def __call__(self, size: int, kind: str = "horovod") -> RankPool:
         """Returns the pool of `size` replicas of a kind.
 
-        Of a `ParameterServerStrategy` it is the chief of a cluster with so many workers.
+        For `ParameterServerStrategy` it is the chief of a cluster with `size` workers.
         """
         if size == 1:
-            kind = "horovod"  # One replica is a plain process, whatever the strategy.
+            kind = "horovod"  # A single replica is a plain process for every strategy.
         pool = self._pools.pop((size, kind), None) or _new_pool(size, kind)
-        self._pools[size, kind] = pool  # The last one used is the last one in the order.
+        self._pools[size, kind] = pool  # Moves it to the end: the order is that of last use.
         for other in list(self._pools.values())[: -self._limit]:
             other.close(keep_output=True)
         return pool
@@ -217,11 +217,11 @@ class RankPools:
     ) -> dict:
         """Runs a case on jobs of several sizes; returns the lists of results by size.
 
-        What a job gave is remembered: tests that compare with the same run do not pay for it again.
+        Results are cached: tests that compare with the same run do not repeat it.
         """
         results = {}
         for size in sizes:
-            # One replica is the same for every kind of strategy.
+            # A single replica is the same for every strategy.
             kind_of_size = kind if size > 1 else None
             key = (size, kind_of_size, pickle.dumps((case, args, kwargs)))
             if key not in self._remembered:

@@ -6,11 +6,11 @@ import random
 import traceback
 from multiprocessing.connection import Client
 
-LOGICAL_CPUS = 2  # Of each process; a mirrored job has as many as replicas.
+LOGICAL_CPUS = 2  # Per process; a mirrored job has as many as replicas.
 
 
 def main(address: str) -> None:
-    """Serves the cases that come from a pool's socket, until the pool hangs up."""
+    """Serves the cases that arrive on a pool's socket until the pool closes it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -32,7 +32,7 @@ def main(address: str) -> None:
             try:
                 module, function, args = pool.recv()
             except EOFError:
-                # The pool is gone: leave at once, whatever other threads still do.
+                # The pool is gone: exit at once, whatever other threads are doing.
                 os._exit(0)
             pool.send(_answer(module, function, args))
 
@@ -46,5 +46,5 @@ def _answer(module: str, function: str, args: tuple) -> tuple[bool, object]:
     keras.utils.set_random_seed(random.randrange(2**31))
     try:
         return True, getattr(importlib.import_module(module), function)(*args)
-    except Exception:  # noqa: BLE001 (whatever a case raises is its answer)
+    except Exception:  # noqa: BLE001 (an error of the case is its answer)
         return False, traceback.format_exc()

@@ -1,4 +1,4 @@
-"""What a case asks about the job that it runs in: its strategy, and this rank."""
+"""Functions with which a case gets its job's strategy and this rank."""
 
 import os
 
@@ -19,9 +19,9 @@ def strategy(devices: int = 1, **options: object) -> tf.distribute.Strategy:
     """Returns a new strategy of the job's kind.
 
     Args:
-        devices: Replicas of each process. A mirrored job has as many as the job's size, whatever
-            is asked for.
-        **options: The constructor's.
+        devices: Replicas of each process. Ignored in a mirrored job, which has as many as its
+            size.
+        **options: Arguments of the constructor.
     """
     if KIND == "parameter_server":
         return ParameterServerStrategy(synchronous=True, **options)

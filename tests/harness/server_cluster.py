@@ -1,4 +1,4 @@
-"""A cluster of real processes: a chief that is fed cases, workers and servers that serve it."""
+"""Cluster of real processes: a chief that runs cases, with workers and parameter servers."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _STARTING = threading.Lock()
 
 
 def serve(silence_limit: float = 60.0) -> int:
-    """A worker's or server's case: what `tfdml serve` does."""
+    """Case of a worker or server: serves as `tfdml serve` does."""
     from tfdml.runtime.servers.server import serve
     from tfdml.runtime.servers.server_task import task_from_environment
 
@@ -27,8 +27,8 @@ class ServerCluster:
     """Processes of one job.
 
     Args:
-        workers: The number of workers.
-        servers: The number of parameter servers.
+        workers: Number of workers.
+        servers: Number of parameter servers.
         absent: Tasks that are not started.
     """
 
@@ -72,7 +72,7 @@ class ServerCluster:
         threading.Thread(target=run, daemon=True).start()
 
     def run(self, case: Any, *args: Any, timeout: float = 180.0) -> Any:
-        """Runs a case on the chief; returns what it returns."""
+        """Runs a case on the chief; returns its result."""
         try:
             (result,) = self._pools["chief", 0].run(case, *args, timeout=timeout)
         except RankFailure as error:
@@ -89,7 +89,7 @@ class ServerCluster:
         return self._pools[role, index].pids[0]
 
     def output(self, role: str, index: int) -> str:
-        """Returns what a process has written."""
+        """Returns the output of a process."""
         return self._pools[role, index]._log.read_text(errors="replace")
 
     def close(self) -> None:
@@ -99,10 +99,10 @@ class ServerCluster:
 
 
 class ChiefPool:
-    """A cluster as a pool of one rank, the chief: the contract's cases run on it.
+    """Cluster in the role of a pool with one rank, the chief: it runs the contract's cases.
 
     Args:
-        workers: The number of workers.
+        workers: Number of workers.
     """
 
     def __init__(self, workers: int):
@@ -110,7 +110,7 @@ class ChiefPool:
         self._cluster: ServerCluster | None = None
 
     def run(self, case: Any, *args: Any, timeout: float = 180.0) -> list:
-        """Runs a case on the chief; returns a list of what it returns."""
+        """Runs a case on the chief; returns its result in a list."""
         if self._cluster is None:
             self._cluster = ServerCluster(self._workers)
         return [self._cluster.run(case, *args, timeout=timeout)]

@@ -1,7 +1,7 @@
-"""Environments beside tfdml's own, for packages that do not sit well with it.
+"""Separate environments for packages that conflict with tfdml's own.
 
-What is installed beside the Python that runs the tests is seen there too, behind what is installed
-in the environment itself. Environments are made when they are first needed, and kept.
+They also see the packages of the Python that runs the tests, with lower priority than their own.
+Environments are created on first use, and kept.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def hub_python() -> Path:
     """Returns a Python with KerasHub.
 
-    KerasHub asks for `tensorflow-text`, which brings a second TensorFlow. Its models need neither:
-    text is tokens here. So it is installed without what it asks for, and with what its import
-    needs.
+    KerasHub requires `tensorflow-text`, which brings a second TensorFlow. The models tested here
+    need neither, as their text is tokens. So KerasHub is installed without its requirements, plus
+    the packages that its import needs.
     """
     return _python(".venv-hub", ["--no-deps", "keras-hub==0.32.*", "regex", "tokenizers"])
 
@@ -29,10 +29,10 @@ def loggers_python() -> Path:
 
 
 def _python(name: str, requirements: list[str]) -> Path:
-    """Returns an environment's Python; makes it if it is not there, or not of these requirements.
+    """Returns an environment's Python; creates it if missing or of other requirements.
 
     Args:
-        name: The environment's directory in the repository, ignored by git.
+        name: Directory of the environment in the repository, ignored by git.
         requirements: Arguments of `pip install`.
     """
     environment = ROOT / name

@@ -1,6 +1,6 @@
-"""Hosts of a network lab that reach each other by ssh, served by a real sshd on each.
+"""Hosts of a network lab that reach each other by ssh, with a real sshd on each.
 
-It needs root, for the lab, and Debian's openssh-server; `tools/test --all` installs it.
+Needs root, for the lab, and Debian's openssh-server; `tools/test --all` installs it.
 """
 
 import subprocess
@@ -20,14 +20,14 @@ def run_on_hosts(
     environment: Mapping[str, str],
     timeout: float = 240.0,
 ) -> child.Ended:
-    """Runs a command on the first of some hosts, `host0`, `host1`, ...; its end is the lab's.
+    """Runs a command on the first of several hosts, `host0`, `host1`, ...; the lab ends with it.
 
     Args:
-        scratch: A directory for keys and notes.
-        hosts: Their number.
-        command: What runs on the first one.
-        environment: Its environment.
-        timeout: Seconds until all is ended.
+        scratch: Directory for keys and notes.
+        hosts: Number of hosts.
+        command: Command to run on the first host.
+        environment: Environment of the command.
+        timeout: Seconds until everything is ended.
     """
     ssh = scratch / "ssh"
     ssh.mkdir()

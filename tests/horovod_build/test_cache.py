@@ -1,4 +1,4 @@
-"""The cache of wheels: what its key depends on, and that a wheel in it is always whole."""
+"""Checks the cache of wheels: what its key depends on, and that its wheels are complete."""
 
 import dataclasses
 import threading
@@ -36,7 +36,7 @@ CHANGES = {
 }
 
 
-def test_every_change_has_a_key_of_its_own(tmp_path):
+def test_every_change_has_its_own_key(tmp_path):
     cache = WheelCache(tmp_path)
     entries = {cache.entry(f) for f in [facts(), *CHANGES.values()]}
     assert len(entries) == len(CHANGES) + 1
@@ -76,10 +76,10 @@ def test_damaged_wheel_is_not_found_and_is_replaced(tmp_path, wheel):
     assert [p.name for p in cache.root.iterdir()] == [added.parent.name]
 
 
-def test_hit_builds_nothing_and_rebuild_builds(tfdml_command, tmp_path, wheel):
+def test_cache_hit_skips_the_build_and_rebuild_does_not(tfdml_command, tmp_path, wheel):
     planned = plan(BuildOptions(), tmp_path / "cache")
     added = planned.wheels.add(wheel, planned.facts)
-    # Without any command on PATH a build cannot even begin.
+    # Without commands on PATH a build cannot even begin.
     options = ["build-horovod", "--only-wheel", "--wheel-dir", str(tmp_path / "cache")]
     hit = tfdml_command(*options, PATH="/nonexistent")
     assert hit.returncode == 0, hit.stderr
@@ -90,7 +90,7 @@ def test_hit_builds_nothing_and_rebuild_builds(tfdml_command, tmp_path, wheel):
         assert "C++ compiler" in miss.stderr
 
 
-def test_second_build_waits_and_takes_the_first_ones(tmp_path, wheel, monkeypatch):
+def test_second_build_waits_and_uses_the_first_ones_wheel(tmp_path, wheel, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     planned = plan(BuildOptions(), tmp_path / "cache")
     planned.wheels.root.mkdir()

@@ -1,4 +1,4 @@
-"""Child processes end, and leave nobody behind."""
+"""Checks that child processes end, with all their descendants."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ def test_output_and_exit_code():
     assert python("").ok
 
 
-def test_log_keeps_what_was_there(tmp_path):
+def test_log_is_appended_to(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     ended = python("print('after')", log=log)

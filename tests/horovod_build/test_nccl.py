@@ -1,4 +1,4 @@
-"""`tfdml build-horovod --nccl`: finds and links CUDA and NCCL, reports them; and a real build."""
+"""Checks `tfdml build-horovod --nccl`: finding and linking CUDA and NCCL, and a real build."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.horovod_build.test_requirements import assert_one_message
 from tfdml.horovod_build import BuildError, BuildOptions, cuda
 from tfdml.horovod_build.changes import RPATH_VARIABLE
 
-# What the wheels have, as far as it is looked at.
+# Files of the wheels, as far as they are examined.
 WHEELS = (
     "cu13/include/crt/host_config.h",
     "cu13/include/cuda_runtime.h",
@@ -33,7 +33,7 @@ def nvcc(file: Path, version: str) -> None:
 
 
 def toolkit(home: Path, version: str, libraries: str = "lib64") -> Path:
-    """Makes what is looked at of a toolkit that an installer has made."""
+    """Creates the examined files of an installed CUDA toolkit."""
     nvcc(home / "bin/nvcc", version)
     for name in ("include/cuda_runtime.h", f"{libraries}/libcudart_static.a"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +43,8 @@ def toolkit(home: Path, version: str, libraries: str = "lib64") -> Path:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Path:
-    """Returns a folder of installed packages with NVIDIA's wheels, as pip lays them out."""
-    # This machine may have a toolkit there.
+    """Returns a folder of packages with NVIDIA's wheels, in pip's layout."""
+    # This machine may have a toolkit in the usual location.
     monkeypatch.setattr(cuda, "USUAL_HOME", tmp_path / "usual")
     folder = tmp_path / "site-packages"
     for name in WHEELS:
@@ -63,7 +63,7 @@ def test_wheels_are_found_and_change_the_key_of_the_cache(site):
     assert found.facts() == {"cuda": "13.5.37", "nccl": "2.32.3 (wheel)"}
 
 
-def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_path):
+def test_build_gets_links_with_the_names_linkers_expect(site, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     variables = cuda.find({"PATH": ""}, site).variables(scratch, "/bin")
@@ -80,16 +80,16 @@ def test_a_build_is_given_links_under_the_names_that_linkers_look_for(site, tmp_
         nccl / "lib/libnccl.so.2": "nccl/lib/libnccl.so.2",
     }.items():
         assert link.resolve() == (site / "nvidia" / file).resolve()
-    # The first `nvcc` on PATH is asked which GPUs there are to compile for.
+    # The first `nvcc` on PATH is asked for the GPUs to compile for.
     assert variables["PATH"] == f"{home}/bin:/bin"
-    # From Horovod's library to NCCL's, both in one folder of packages.
+    # From Horovod's library to NCCL's, in the same folder of packages.
     library = site / "horovod" / "tensorflow"
     library.mkdir(parents=True)
     rpath = variables[RPATH_VARIABLE].replace("$ORIGIN", str(library))
     assert (Path(rpath) / "libnccl.so.2").exists()
 
 
-def test_what_the_user_names_comes_first_and_is_used_as_it_is(site, tmp_path):
+def test_paths_named_by_the_user_come_first_unchanged(site, tmp_path):
     chosen = toolkit(tmp_path / "chosen", "12.5.82", "lib/x86_64-linux-gnu")
     (chosen / "include/nccl.h").write_text(HEADER.replace("32", "22"))
     (chosen / "lib").mkdir(exist_ok=True)
@@ -134,15 +134,15 @@ def test_a_missing_part_is_named_with_its_wheel(site, name, wheel):
     assert 'pip install "nvidia-cuda-nvcc==13.*" "nvidia-cuda-cccl==13.*"' in message
 
 
-def test_what_the_user_has_chosen_is_not_replaced(site, tmp_path):
-    """The wheels are there, and would do."""
+def test_choices_of_the_user_are_not_replaced(site, tmp_path):
+    """The wheels are installed and would suffice."""
     with pytest.raises(BuildError, match="HOROVOD_CUDA_HOME: .*chosen without bin/nvcc"):
         cuda.find({"PATH": "", "HOROVOD_CUDA_HOME": str(tmp_path / "chosen")}, site)
     with pytest.raises(BuildError, match="not both in .*chosen. Install it: pip install nvidia-nc"):
         cuda.find({"PATH": "", "HOROVOD_NCCL_HOME": str(tmp_path / "chosen")}, site)
 
 
-def test_no_library_of_nccl(site):
+def test_no_nccl_library(site):
     (site / "nvidia/nccl/lib/libnccl.so.2").unlink()
     with pytest.raises(BuildError, match="HOROVOD_NCCL_HOME to its folder"):
         cuda.find({"PATH": "", "HOROVOD_NCCL_HOME": str(site / "nvidia/nccl")}, site)
@@ -170,7 +170,7 @@ def test_other_builds_do_not_look_for_it():
     assert BuildOptions(nccl=True).variables()["HOROVOD_GPU_OPERATIONS"] == "NCCL"
 
 
-# A CUDA build of TensorFlow, and what a build with NCCL needs of wheels.
+# A CUDA build of TensorFlow, and the wheels needed by a build with NCCL.
 PACKAGES = (
     "tensorflow==2.21.*",
     "nvidia-nccl-cu12",

@@ -1,4 +1,4 @@
-"""Every missing thing ends a build early, with one message that names the fix."""
+"""Checks that each missing requirement ends a build early, with one message that names the fix."""
 
 import pytest
 

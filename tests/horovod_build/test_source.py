@@ -1,4 +1,4 @@
-"""Getting, changing and compiling Horovod's source, and what is said when that fails."""
+"""Checks fetching, patching and compiling Horovod's source, and the messages of failures."""
 
 import io
 import os
@@ -31,7 +31,7 @@ FILES = {
 }
 
 
-def test_what_is_changed(tmp_path):
+def test_patched_parts_of_the_source(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "xla_mpi_ops" not in (root / LISTING).read_text()
     assert (root / CONTEXTS).read_text() == "before\nvoid GlooContext::Finalize() {\nafter\n"
@@ -39,18 +39,18 @@ def test_what_is_changed(tmp_path):
 
 def test_a_library_for_gpus_can_be_loaded(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
-    # By a method of TensorFlow's that is defined in its header.
+    # Uses a method that TensorFlow defines in a header.
     operations = (root / OPERATIONS).read_text()
     assert "inline GpuStreamHandle AsGpuStreamValue" in operations
     assert operations.index("stream.h") < operations.index("platform_specific_handle()")
-    # Without the folder that it was linked in, which is gone by then.
+    # Without the folder in which it was linked, which no longer exists by then.
     assert 'INSTALL_RPATH "$ENV{TFDML_HOROVOD_RPATH}"' in (root / LISTING).read_text()
 
 
-def test_what_receives_says_so_before_it_sends(tmp_path):
+def test_receives_are_posted_before_sends(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     to_all = (root / ALL_TO_ALL).read_text()
-    # All of the loop that receives, then all of the other: two ranks have one connection.
+    # First all of the receiving loop, then all of the sending: two ranks have one connection.
     assert re.findall(r"for |->recv|->send", to_all) == ["for ", "->recv", "for ", "->send"]
     gathered = (root / ALL_GATHER).read_text()
     assert re.findall(r"if |->recv|->send", gathered) == [
@@ -58,11 +58,11 @@ def test_what_receives_says_so_before_it_sends(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_rank_waits_for_what_is_queued(tmp_path):
+def test_rank_waits_for_queued_tensors(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "tensor_queue.WaitForTensors(" in (root / LOOP).read_text()
     assert (root / QUEUE_HEADER).read_text().count("arrived_") == 2
-    # Whether one tensor is queued or several.
+    # With one queued tensor or several.
     announced = re.findall(r"push\(std::move\((.*)\)\);|(notify_one)", (root / QUEUE).read_text())
     assert [a or b for a, b in announced] == ["message", "notify_one", "messages[i]", "notify_one"]
 
@@ -75,7 +75,7 @@ def test_unexpected_source_is_refused(tmp_path, name):
 
 
 def test_no_network(tmp_path):
-    # A damaged archive in the cache must not be used; pip then finds nothing.
+    # A damaged archive in the cache must not be used; then pip finds nothing.
     (tmp_path / horovod_source.ARCHIVE).write_bytes(b"not the archive")
     log = tmp_path / "log"
     offline = {

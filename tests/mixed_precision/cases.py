@@ -1,4 +1,4 @@
-"""What the ranks run: steps of which some overflow on one replica."""
+"""Cases run by ranks: steps of which some overflow on one replica."""
 
 import keras
 import numpy as np
@@ -17,11 +17,11 @@ def overflowing(
     """Trains two steps, one that overflows on the replica of a row, and one more.
 
     Args:
-        row: The row of the batch whose gradients overflow.
-        compressor: How gradients are compressed.
+        row: Row of the batch whose gradients overflow.
+        compressor: Compressor of the gradients.
         ema: Whether the optimizer keeps moving averages.
         devices: Replicas of each process.
-        limit: If given, all further steps overflow, until there is an error.
+        limit: If given, all further steps overflow, until an error is raised.
     """
     keras.config.set_dtype_policy("mixed_float16")
     x, y = data(ROWS)
@@ -53,7 +53,7 @@ def overflowing(
         try:
             for _ in range(limit + 1):
                 model.train_on_batch(x, y, bad)
-        except Exception as raised:  # noqa: BLE001 (what it says is the case's result)
+        except Exception as raised:  # noqa: BLE001 (the error is the case's result)
             error = str(raised)
     else:
         model.train_on_batch(x, y, good)
@@ -69,7 +69,7 @@ def overflowing(
 
 
 def converged(policy: str, compressor: str | None) -> dict:
-    """Trains until little is left to learn; a scale that grows often overflows now and then."""
+    """Trains to convergence; a scale that grows often overflows occasionally."""
     keras.config.set_dtype_policy(policy)
     x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
     y = (x @ np.random.default_rng(1).normal(size=(16, 5))).argmax(1)

@@ -1,4 +1,4 @@
-"""The scale's bounds, its state, and wrong arguments."""
+"""Checks the loss scale's bounds and state, and wrong arguments."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ def test_the_scale_grows_to_its_maximum_and_shrinks_to_its_minimum():
     assert variable.numpy() == [1.0]
 
 
-def test_a_finite_step_ends_the_row_of_skipped_ones():
+def test_finite_step_resets_the_count_of_skipped_steps():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(), max_skipped_steps=2)
     _stepped(optimizer, [np.inf, np.inf, 0.0, np.inf, np.inf])
     assert int(optimizer.skipped_steps.numpy()) == 2
@@ -44,7 +44,7 @@ def test_gradients_are_unscaled():
     assert _stepped(optimizer, [4.0]).numpy() == [0.5]
 
 
-def test_it_is_saved_with_the_model_and_restored(tmp_path):
+def test_optimizer_is_saved_with_the_model_and_restored(tmp_path):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     made = LossScaleOptimizer(keras.optimizers.Adam(), 2.0**12, 7, 2.0, 2.0**14, 5)
@@ -77,7 +77,7 @@ def test_wrong_arguments_are_refused(arguments, message):
         LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
 
 
-def test_it_is_not_put_around_itself():
+def test_optimizer_is_not_wrapped_twice():
     inner = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="must not scale the loss itself"):
         LossScaleOptimizer(inner)

@@ -1,4 +1,4 @@
-"""Which policy fits which hardware."""
+"""Checks which policy is chosen for which hardware."""
 
 import keras
 import pytest
@@ -21,10 +21,10 @@ def test_the_weakest_gpu_decides(capabilities, policy):
     assert policy_for_gpus(capabilities) == policy
 
 
-def test_a_processor_needs_instructions_for_bfloat16():
+def test_cpu_needs_bfloat16_instructions():
     assert policy_for_processor("flags : fpu avx512f avx512_bf16 amx_bf16\n") == "mixed_bfloat16"
     assert policy_for_processor("flags : fpu avx512f avx2\n") == "float32"
 
 
-def test_this_machine_gets_a_policy_of_keras():
+def test_this_machine_gets_a_keras_policy():
     assert keras.dtype_policies.get(recommended_policy()).name == recommended_policy()

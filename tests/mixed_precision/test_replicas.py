@@ -1,4 +1,4 @@
-"""An overflow on any replica skips the step on all, whatever the strategy and the codec."""
+"""Checks that an overflow on any replica skips the step on all, for all strategies and codecs."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def _check(results: list[dict]) -> None:
             assert own.tobytes() == first.tobytes()
 
 
-# 12 rows: each row is on another replica.
+# 12 rows, each on a different replica.
 @pytest.mark.parametrize("row", [0, 11])
 @pytest.mark.parametrize(
     ("kind", "size", "devices"),
@@ -46,7 +46,7 @@ def test_too_many_skipped_steps_are_an_error_on_all(ranks):
 def test_with_rare_overflows_it_converges_as_float32_does(ranks, compressor):
     wide = ranks(2).run(cases.converged, "float32", compressor)[0]
     narrow = ranks(2).run(cases.converged, "mixed_float16", compressor)[0]
-    assert 5 <= narrow["skipped"] <= 40  # Of 200 steps.
+    assert 5 <= narrow["skipped"] <= 40  # Out of 200 steps.
     assert wide["skipped"] == 0
     assert wide["loss"] < 0.15 * wide["first"]
     assert narrow["loss"] < wide["loss"] + 0.03 * wide["first"]

@@ -1,4 +1,4 @@
-"""Compiling the operations: where they go, and what is said when that fails."""
+"""Checks compiling the operations: their location, and the messages of failures."""
 
 import os
 import shutil
@@ -15,14 +15,14 @@ from tfdml.native import build, library
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """Keeps what is compiled in a directory of the test's."""
+    """Redirects the compiled operations to the test's directory."""
     target = tmp_path / "kept" / "operations-2.21.0-0.so"
     target.parent.mkdir()
     monkeypatch.setattr(library, "path", lambda: target)
     return target
 
 
-def test_they_are_compiled_once_and_load(elsewhere):
+def test_operations_are_compiled_once_and_load(elsewhere):
     old = elsewhere.with_name("operations-2.21.0-1.so")
     old.write_bytes(b"of older sources")
     other = elsewhere.with_name("operations-2.20.0-0.so")
@@ -35,7 +35,7 @@ def test_they_are_compiled_once_and_load(elsewhere):
     assert "tfdml_encode" in done.stdout, done.stderr
 
 
-def test_the_compilers_errors_are_told(elsewhere, monkeypatch, tmp_path):
+def test_compiler_errors_are_reported(elsewhere, monkeypatch, tmp_path):
     broken = tmp_path / "broken.cc"
     broken.write_text("int main() { return missing; }")
     monkeypatch.setattr(library, "SOURCES", (broken,))
@@ -50,7 +50,7 @@ def test_without_a_compiler(elsewhere, monkeypatch, tmp_path):
         build.build()
 
 
-def test_an_old_processor_is_told(elsewhere, monkeypatch):
+def test_old_processor_is_reported(elsewhere, monkeypatch):
     monkeypatch.setattr(library, "supports_processor", lambda: False)
     with pytest.raises(BuildError, match="must have AVX2 and FMA"):
         build.build()
@@ -68,7 +68,7 @@ def test_the_name_follows_from_the_sources(monkeypatch, tmp_path):
     assert library.path() != before
 
 
-def test_doctor_says_what_is_there(tmp_path):
+def test_doctor_reports_compiled_operations(tmp_path):
     package = Path(tfdml.__file__).parent
     shutil.copytree(package, tmp_path / "tfdml", ignore=shutil.ignore_patterns("*.so"))
     code = f"""
@@ -96,7 +96,7 @@ print(check_codecs())
     assert "--rebuild" in broken
 
 
-def test_the_command_says_where_they_are():
+def test_command_prints_the_path_of_the_operations():
     done = subprocess.run(
         [sys.executable, "-m", "tfdml.cli.main", "build-codecs"],
         env={**os.environ, "COLUMNS": "300"},

@@ -1,4 +1,4 @@
-"""The compiled stages of PowerSGD against TensorFlow's own."""
+"""Checks the compiled stages of PowerSGD against TensorFlow's operations."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.native_rounds import NativeRounds, operations
 from tfdml.compression.exchange.rounds import compiled_stages, sum_in_rounds
 
-# More rows than are summed together; columns that are no multiple of what is multiplied at once.
+# More rows than one partial sum has; a number of columns that is not a multiple of the tile's.
 SHAPES = ((600, 53), (64, 40), (3, 3, 16, 29))
 
 
 def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
-    """Compares sums that are made in another order."""
+    """Compares sums computed in a different order."""
     for one, other in zip(ours, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
@@ -26,7 +26,7 @@ def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
     ("rank", "size"),
     [(1, 2), (4, 3), (6, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 3), (4, 1)))],
 )
-def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_bit(rank, size):
+def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
     codec, rng = PowerSGD(rank), np.random.default_rng(rank)
     library = NativeRounds(native.load(), codec, size)
     begin, (between,), end = compiled_stages(codec, size)
@@ -52,14 +52,14 @@ def test_what_is_sent_is_the_same_but_for_rounding_and_what_is_agreed_on_to_the_
             values, middles, states, used, rights, scale, dtypes
         )
         close([m["residual"] for m in left_too], [m["residual"] for m in left])
-        # What all processes must agree on.
+        # All processes must agree on these.
         agreed, agreed_too = [sums, finite, new], [sums_too, finite_too, new_too]
         for one, other in zip(tf.nest.flatten(agreed_too), tf.nest.flatten(agreed), strict=True):
             assert_same(one, other)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_told(bad):
+def test_nonfinite_values_are_reported(bad):
     gradient = np.ones((64, 64), "f4")
     for value in (1.0, bad):
         gradient[-1, -1] = value
@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_told(bad):
 
 
 def summed(gradients, codec=None):
-    """Returns what sums of two processes alike give."""
+    """Returns the sums of two identical processes."""
     codec = codec or PowerSGD(4)
     return sum_in_rounds(
         LoopbackCollective(2), codec, gradients,
@@ -77,9 +77,9 @@ def summed(gradients, codec=None):
     )  # fmt: skip
 
 
-def test_a_sum_uses_them_where_they_are(monkeypatch):
+def test_exchange_uses_compiled_operations_if_built(monkeypatch):
     class Own(PowerSGD):
-        """A user's, of whose steps the operations know nothing."""
+        """A user's subclass, whose steps the operations do not implement."""
 
     assert operations(PowerSGD()) is native.load()
     assert operations(Own()) is operations(PowerSGD(alternate=True)) is None
@@ -87,7 +87,7 @@ def test_a_sum_uses_them_where_they_are(monkeypatch):
     assert operations(PowerSGD()) is None
 
 
-def test_in_a_graph_shapes_are_known():
+def test_static_shapes_are_known_in_a_graph():
     known = []
 
     @tf.function
@@ -106,7 +106,7 @@ def test_in_a_graph_shapes_are_known():
 
 
 def encoded(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
-    """Returns what 8 bits leave out."""
+    """Returns the residual of 8-bit rounding."""
     _, left = native.load().tfdml_encode(
         gradients=[gradient], residuals=[residual], scale=1.0, kept=1.0, seed=SEED, rows=1,
         codec="qsgd", block=512, chunk=8192, row_bytes=QSGD().row_bytes(8192),
@@ -123,7 +123,7 @@ def left_values(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
 
 
 def product_residual(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
-    """Returns what a product leaves out."""
+    """Returns the residual of a product."""
     _, left_out = native.load().tfdml_product(
         [gradient], [residual[:, :2]], [residual[:2]], scale=1.0, size=2
     )
@@ -131,7 +131,7 @@ def product_residual(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("operation", [encoded, left_values, product_residual])
-def test_memory_is_taken_over_only_where_nobody_else_needs_it(operation):
+def test_buffers_are_forwarded_only_if_unused_elsewhere(operation):
     rng = np.random.default_rng(0)
     start, residual = (tf.constant(rng.normal(size=(128, 64)).astype("f4")) for _ in range(2))
     expected, doubled = operation(2 * start, residual), (2 * start).numpy()
@@ -157,12 +157,12 @@ def test_memory_is_taken_over_only_where_nobody_else_needs_it(operation):
     np.testing.assert_array_equal(variable, doubled)
 
 
-def test_what_would_read_beyond_the_end_is_refused():
+def test_out_of_bounds_reads_are_refused():
     library, matrix, start = native.load(), tf.zeros([8, 6]), tf.zeros([6, 2])
-    side, alike = "Thin matrices must have the gradients' sides", "`residuals` must be like"
+    side, fit = "Thin matrices must have the gradients' sides", "`residuals` must be like"
     with pytest.raises(tf.errors.InvalidArgumentError, match=side):
         library.tfdml_left([matrix], [matrix], [tf.zeros([5, 2])], 1.0, 1.0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=alike):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=fit):
         library.tfdml_left([matrix], [matrix[1:]], [start], 1.0, 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="not empty"):
         library.tfdml_left([matrix[:0]], [matrix[:0]], [start], 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The compiled operations against TensorFlow's own: the same bits, whatever is asked of them."""
+"""Checks that the compiled operations are bit-identical to TensorFlow's, for all options."""
 
 import math
 
@@ -28,19 +28,19 @@ CODECS = [
     OneBit(),
     OneBit().parts([(300, 100)])[0][0],
 ]
-# Together no multiple of a block; one tensor is shorter than a block, one is empty.
+# Together not a multiple of a block; one tensor is shorter than a block, one is empty.
 SHAPES = ((37, 50), (64, 64), (3, 1, 7), (0, 4), (5,))
 SEED = tf.constant([3, 5])
 
 
 def both(codec, size: int):
-    """Returns the stages by both."""
+    """Returns the stages of both implementations."""
     assert native.load() is not None, "Build them: tfdml build-codecs."
     return compiled_stages(codec, size), NativeStages(native.load(), codec, size, 8)
 
 
 def numbers(rng, shape) -> tf.Tensor:
-    """Normal numbers of sizes that differ by some orders of magnitude."""
+    """Returns normal values whose sizes differ by some orders of magnitude."""
     return tf.constant((rng.normal(size=shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype("f4"))
 
 
@@ -50,10 +50,10 @@ def assert_same(one: tf.Tensor, other: tf.Tensor) -> None:
     assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-# One rank sends nothing; XLA of TensorFlow 2.20 would round otherwise where there is no sum.
+# One rank sends nothing; without a sum, XLA of TensorFlow 2.20 would round differently.
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_all_stages_give_the_same_bits(codec, size):
+def test_all_stages_are_bit_identical(codec, size):
     (encode, add, decode), compiled = both(codec, size)
     rng = np.random.default_rng(size)
     for scale, kept in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
@@ -84,7 +84,7 @@ def test_all_stages_give_the_same_bits(codec, size):
             assert_same(one, other)
 
 
-def test_bytes_are_those_of_the_formula():
+def test_bytes_match_the_formula():
     rows = np.random.default_rng(0).normal(size=(2, 256)).astype("f4")
     for bits in (8, 4, 2):
         _, compiled = both(QSGD(bits, 64), 2)
@@ -95,13 +95,13 @@ def test_bytes_are_those_of_the_formula():
 
 
 def ones():
-    """Returns a scale, and what residuals are multiplied with."""
+    """Returns a scale, and the factor of residuals."""
     return tf.constant(1.0), tf.constant(1.0)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_what_is_not_finite_is_told(codec, bad):
+def test_nonfinite_values_are_reported(codec, bad):
     _, compiled = both(codec, 2)
     gradient = np.ones((64, 64), "f4")
     for value in (1.0, bad):
@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_told(codec, bad):
         assert bool(finite) == np.isfinite(value)
 
 
-def test_in_a_graph_shapes_are_known():
+def test_static_shapes_are_known_in_a_graph():
     _, compiled = both(QSGD(), 2)
 
     @tf.function
@@ -132,9 +132,9 @@ def test_in_a_graph_shapes_are_known():
     assert [s.as_list() for s in known] == [[2, 2 * 512 + 8], [30, 40], [30, 40], []]
 
 
-def test_a_sum_uses_them_where_they_are(monkeypatch):
+def test_exchange_uses_compiled_operations_if_built(monkeypatch):
     class Own(QSGD):
-        """A user's, of whose `encode` the operations know nothing."""
+        """A user's subclass, whose `encode` the operations do not implement."""
 
     assert operations(QSGD(), 2) is native.load()
     for codec in (Own(), TopK()):
@@ -173,14 +173,14 @@ RIGHT = {
         ({"shapes": [[33]]}, "Rows must hold all numbers"),
     ],
 )
-def test_what_would_read_beyond_the_end_is_refused(changed, message):
+def test_out_of_bounds_reads_are_refused(changed, message):
     arguments = {**RIGHT, "shapes": [[32]], "gathered": tf.zeros([2, 24], tf.uint8)}
     native.load().tfdml_decode(scale=1.0, n=1, **arguments)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         native.load().tfdml_decode(scale=1.0, n=1, **{**arguments, **changed})
 
 
-def test_residuals_must_fit():
+def test_residuals_must_have_matching_shapes():
     library, rows = native.load(), tf.zeros([2, 24], tf.uint8)
     for residuals in ([tf.zeros([31])], [tf.zeros([32])] * 2):
         with pytest.raises(tf.errors.InvalidArgumentError, match="`residuals` must be like"):

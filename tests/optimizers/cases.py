@@ -1,4 +1,4 @@
-"""What the ranks train with an optimizer of tfdml."""
+"""Cases run by ranks: training with tfdml's optimizers."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tfdml.schedules import LinearWarmup
 
 
 def train(name: str, options: dict, policy: str = "float32") -> dict:
-    """Trains on batches of which the last has 1 row, with a warm-up."""
+    """Trains with a warm-up on batches of which the last has 1 row."""
     keras.config.set_dtype_policy(policy)
     rate = LinearWarmup(0.5 if name == "LARS" else 0.02, 4)
     make = InScope(getattr(optimizers, name), rate, weight_decay=0.01, **options)
@@ -24,7 +24,7 @@ def train(name: str, options: dict, policy: str = "float32") -> dict:
 
 
 def train_embedding(name: str) -> dict:
-    """Trains a table, whose gradients are sparse, clipped by their global norm."""
+    """Trains an embedding with sparse gradients, clipped by their global norm."""
     tokens = np.random.default_rng(0).integers(0, 9, (40, 5))
     with rank_job.strategy().scope():
         seed_ranks_apart()

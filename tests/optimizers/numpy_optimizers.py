@@ -1,4 +1,4 @@
-"""The optimizers' formulas, as their papers and reference programs have them, in NumPy."""
+"""Reference optimizers in NumPy, from the papers' formulas and reference implementations."""
 
 from collections.abc import Callable, Sequence
 
@@ -55,7 +55,7 @@ def lars(
     epsilon: float = 0.0,
     nesterov: bool = False,
 ) -> list[np.ndarray]:
-    """Steps of a `rule`: one of the functions below."""
+    """Runs steps of a `rule`, one of the functions below."""
     weights = [w.copy() for w in weights]
     momenta = [np.zeros_like(w) for w in weights]
     for step, rate in zip(gradients, rates, strict=True):
@@ -76,21 +76,21 @@ def lars(
 
 
 def classic(w, d, b, rate, ratio, momentum, nesterov):
-    """The rate and the ratio inside: Model Garden's `classic_momentum=True`, MLPerf."""
+    """Rate and ratio inside the momentum: Model Garden's `classic_momentum=True`, MLPerf."""
     scaled = rate * ratio(d) * d
     b = momentum * b + scaled
     return w - (momentum * b + scaled if nesterov else b), b
 
 
 def popular(w, d, b, rate, ratio, momentum, nesterov):
-    """Both outside, the ratio of what is subtracted: Model Garden's `classic_momentum=False`."""
+    """Both outside of the momentum, with the ratio of the update: `classic_momentum=False`."""
     b = momentum * b + d
     update = momentum * b + d if nesterov else b
     return w - rate * ratio(update) * update, b
 
 
 def corrected(w, d, b, rate, ratio, momentum, nesterov):
-    """Goyal et al., equation 10: b times the new rate by the old one; here w is (w, old rate)."""
+    """Goyal et al., equation 10: b times new rate / old rate; here w is (w, old rate)."""
     scaled = ratio(d) * d
     b = momentum * b + scaled
     return w - rate * (momentum * b + scaled if nesterov else b), b

@@ -1,4 +1,4 @@
-"""Which variables are neither decayed nor adapted: by the paths that Keras's layers give."""
+"""Checks which variables are excluded from decay and adaptation, by the paths of Keras's layers."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ def model():
 def test_the_rule_on_the_paths_of_keras_layers(model):
     rule = Exclusion("exclude", BIASES_AND_SCALES)
     excluded = {v.path for v in model.trainable_variables if rule.excludes(v)}
-    # What has one dimension in these layers is a bias, a scale or an offset; a GRU's bias has two.
+    # One-dimensional weights of these layers are biases, scales or offsets; a GRU's bias has two.
     flat = {
         v.path for v in model.trainable_variables if len(v.shape) == 1 or v.path.endswith("/bias")
     }
@@ -56,7 +56,7 @@ def test_the_rule_on_other_paths(path, excluded):
 
 
 def decaying(optimizer, model) -> set[str]:
-    """The variables that shrink where gradients are 0."""
+    """Returns the variables that shrink when gradients are 0."""
     before = [v.numpy() for v in model.trainable_variables]
     optimizer.apply([v * 0 for v in model.trainable_variables], model.trainable_variables)
     return {
@@ -67,7 +67,7 @@ def decaying(optimizer, model) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["argument", "method", "variables", "nothing"])
-def test_patterns_of_ones_own_and_keras_method(how):
+def test_user_patterns_and_keras_method(how):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [layers.Input((3,)), layers.Dense(2, name="a"), layers.Dense(2, name="b")]

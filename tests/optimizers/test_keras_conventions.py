@@ -1,4 +1,4 @@
-"""LARS and LAMB are Keras 3 optimizers: saved, loaded, clipped, averaged, accumulated, scaled."""
+"""Checks that LARS and LAMB behave as Keras 3 optimizers: saved, clipped, averaged, scaled, etc."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ def assert_all_close(found, wanted, **tolerance):
     ],
     ids=["lamb", "lars", "corrected"],
 )  # fmt: skip
-def test_the_configuration_is_whole(optimizer):
+def test_configuration_round_trips(optimizer):
     saved = keras.saving.serialize_keras_object(optimizer)
     again = keras.saving.deserialize_keras_object(saved)
     assert again.get_config() == optimizer.get_config()
@@ -56,7 +56,7 @@ def test_the_configuration_is_whole(optimizer):
 
 
 @BOTH
-def test_a_saved_model_goes_on_where_it_was(make, tmp_path):
+def test_saved_model_resumes_training(make, tmp_path):
     model = compiled(make(learning_rate=LinearWarmup(0.05, 6), use_ema=True))
     fitted(model, 1)
     model.save(tmp_path / "model.keras")
@@ -89,7 +89,7 @@ def test_a_tensorflow_checkpoint_restores_the_slots(make, tmp_path):
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_clipping_is_before_the_update(make, option, clip):
-    """A row that comes twice in a sparse gradient counts once."""
+    """A row that occurs twice in a sparse gradient counts once."""
     rng = np.random.default_rng(0)
     table, matrix = rng.normal(size=(5, 3)), rng.normal(size=(3, 3))
     found, wanted = [
@@ -99,17 +99,17 @@ def test_clipping_is_before_the_update(make, option, clip):
     ours, plain = make(**option), make()
     for _ in range(3):
         rows = tf.constant(rng.normal(size=(4, 3)), tf.float32)
-        places = tf.constant([1, 3, 1, 1])
+        indices = tf.constant([1, 3, 1, 1])
         dense = tf.constant(rng.normal(size=(3, 3)), tf.float32)
-        ours.apply([tf.IndexedSlices(rows, places, tf.constant([5, 3])), dense], found)
-        whole = tf.math.unsorted_segment_sum(rows, places, 5)
+        ours.apply([tf.IndexedSlices(rows, indices, tf.constant([5, 3])), dense], found)
+        whole = tf.math.unsorted_segment_sum(rows, indices, 5)
         plain.apply(clip([whole, dense]), wanted)
     assert_all_close([v.numpy() for v in found], [v.numpy() for v in wanted], rtol=1e-5)
 
 
 @BOTH
-def test_an_embedding_learns_as_a_matrix_does(make):
-    """The same model with dense gradients: one-hot rows times the table."""
+def test_embedding_trains_like_a_dense_matrix(make):
+    """The same model with dense gradients: one-hot rows times the matrix."""
     x = np.random.default_rng(0).integers(0, 7, (32, 5))
     y = (x.sum(1) % 3).astype("int64")
     results = []
@@ -128,7 +128,7 @@ def test_an_embedding_learns_as_a_matrix_does(make):
 
 
 @BOTH
-def test_accumulated_gradients_are_one_batch(make):
+def test_accumulated_gradients_equal_one_batch(make):
     x, y = data(32)
     models = [compiled(make()), compiled(make(gradient_accumulation_steps=4))]
     for model, rows in zip(models, (32, 8), strict=True):
@@ -169,7 +169,7 @@ def test_mixed_precision_skips_an_overflow_and_learns(make):
 
 
 @BOTH
-def test_the_rate_can_be_set(make):
+def test_learning_rate_can_be_set(make):
     variable = keras.Variable([1.0, 2.0], name="kernel")
     optimizer = make(learning_rate=0.5)
     optimizer.learning_rate = 0.0
@@ -177,7 +177,7 @@ def test_the_rate_can_be_set(make):
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
-def test_trust_ratios_are_kept_for_those_who_ask():
+def test_trust_ratios_are_recorded_on_request():
     variables = [keras.Variable([3.0, 4.0], name=n) for n in ("a_kernel", "a_bias", "b_kernel")]
     optimizer = LARS(0.1, trust_coefficient=0.01)
     optimizer.build(variables)

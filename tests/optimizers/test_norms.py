@@ -1,4 +1,4 @@
-"""Norms: right, and the same bits whatever the number of threads."""
+"""Checks that norms are accurate, and bit-identical for any number of threads."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ SHAPES = [(), (0,), (3,), (20_000,), (5, 7), (3, 3, 128, 130), (70_001, 4)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_sum_of_squares(shape, dtype):
+def test_sum_of_squares_is_accurate(shape, dtype):
     values = np.random.default_rng(0).normal(size=shape).astype(dtype)
     found = squared_norm(tf.constant(values))
     assert found.dtype == (tf.float64 if dtype == "float64" else tf.float32)

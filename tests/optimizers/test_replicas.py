@@ -1,4 +1,4 @@
-"""Trained on several replicas, the weights and slots are those of one replica."""
+"""Checks that weights and slots trained on several replicas equal those of one replica."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def _compare(ranks, kind, name, options):
     ],
     **IDS,
 )
-def test_two_replicas_are_one(ranks, kind, name, options):
+def test_two_replicas_equal_one(ranks, kind, name, options):
     _compare(ranks, kind, name, options)
 
 
@@ -48,7 +48,7 @@ def test_sparse_gradients(ranks, feature_kind, name):
 
 
 def test_mixed_precision(ranks, feature_kind):
-    """The replicas' sums round differently in half precision, but alike on all ranks."""
+    """The replicas' sums round differently in half precision, but identically on all ranks."""
     results = ranks.run_sizes((1, 2), cases.train, "LAMB", {}, "mixed_float16", kind=feature_kind)
     assert_same_bits(results[2])
     assert_invariant(results, rtol=5e-2, atol=1e-2)

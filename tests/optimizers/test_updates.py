@@ -1,4 +1,4 @@
-"""The updates, number for number: golden values, the formulas in NumPy, and optax."""
+"""Checks each update against golden values, the formulas in NumPy, and optax."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def arrays(values) -> list[np.ndarray]:
 
 
 def steps(optimizer, weights=WEIGHTS, gradients=GRADIENTS, names=NAMES, dtype="float64", rates=()):
-    """Applies gradients, at other rates if given; returns the weights."""
+    """Applies gradients, with varying rates if given; returns the weights."""
     variables = [
         keras.Variable(w, dtype=dtype, name=n) for w, n in zip(arrays(weights), names, strict=True)
     ]
@@ -34,7 +34,7 @@ def steps(optimizer, weights=WEIGHTS, gradients=GRADIENTS, names=NAMES, dtype="f
 
 
 def random_case(seed: int):
-    """Variables of random shapes, a scale of 0 and a gradient of 0 among them; and their names."""
+    """Returns random variables, one of them 0 and one with a gradient of 0; and their names."""
     rng = np.random.default_rng(seed)
     shapes = [tuple(rng.integers(1, 6, rng.integers(0, 4))) for _ in range(5)]
     names = ["kernel", "embeddings", "gamma", "bias", "depthwise"]
@@ -45,7 +45,7 @@ def random_case(seed: int):
     return weights, gradients, names
 
 
-# 1.0009134 and so on have 7 digits after the point.
+# 1.0009134 etc. have 7 digits after the point.
 TOLERANCE = {"rtol": 0, "atol": 6e-8}
 
 
@@ -73,7 +73,7 @@ def test_golden_values_of_lars(denominator, golden):
     np.testing.assert_allclose(zero, [-0.027101, 0.0541956], **TOLERANCE)
 
 
-# Numbers of float32, which a rate is kept in.
+# Values of float32, in which a rate is stored.
 RATES = [0.125, 0.125, 0.75, 0.03125]
 
 
@@ -90,7 +90,7 @@ RATES = [0.125, 0.125, 0.75, 0.03125]
     ids=lambda options: "+".join(options),
 )
 @pytest.mark.parametrize("adapt_all", [False, True])
-def test_lamb_is_the_formula(options, adapt_all):
+def test_lamb_matches_its_formula(options, adapt_all):
     weights, gradients, names = random_case(1)
     excluded = [n in ("gamma", "bias") for n in names]
     more = {"exclude_from_layer_adaptation": []} if adapt_all else {}
@@ -103,8 +103,8 @@ def test_lamb_is_the_formula(options, adapt_all):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lamb_corrects_in_narrow_dtypes_what_it_has_rounded(dtype):
-    """0.9999 is 1 in bfloat16, and 1 - 0.9999 has lost three digits in float32."""
+def test_lamb_bias_correction_uses_the_rounded_beta(dtype):
+    """0.9999 is 1 in bfloat16, and 1 - 0.9999 loses three digits in float32."""
     rng = np.random.default_rng(0)
     w, g = [rng.normal(size=50)], [[rng.normal(size=50)] for _ in range(3)]
     (wide,) = steps(LAMB(0.5, beta_2=0.9999), w, g, ["bias"])
@@ -116,7 +116,7 @@ def test_lamb_corrects_in_narrow_dtypes_what_it_has_rounded(dtype):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("denominator", ["joint", "separate"])
 @pytest.mark.parametrize("rule", ["classic", "popular", "corrected"])
-def test_lars_is_the_formula_at_a_changing_rate(rule, denominator, nesterov):
+def test_lars_matches_its_formula_at_a_changing_rate(rule, denominator, nesterov):
     weights, gradients, names = random_case(2)
     options = {
         "weight_decay": 0.1,
@@ -141,13 +141,13 @@ def test_lars_is_the_formula_at_a_changing_rate(rule, denominator, nesterov):
     }
     for a, b in zip(found, by_rule[rule], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
-    # The rate jumps, so the rules are told apart.
+    # The rate jumps, so that the rules differ.
     others = [by_rule[k][0] for k in rules if k != rule]
     assert not any(np.allclose(found[0], other, rtol=1e-6, atol=0) for other in others)
 
 
 def test_momentum_correction_is_the_ratio_of_the_rates():
-    """Goyal et al., equation 10, in their form: v = m (new rate / old rate) v + new rate g."""
+    """Goyal et al., equation 10, in its form: v = m (new rate / old rate) v + new rate g."""
     w, v, old = np.array([1.0, -2.0]), np.zeros(2), RATES[0]
     gradients = np.random.default_rng(0).normal(size=(4, 2))
     for rate, g in zip(RATES, gradients, strict=True):
@@ -158,7 +158,7 @@ def test_momentum_correction_is_the_ratio_of_the_rates():
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
-def test_lars_without_adaptation_is_sgd():
+def test_lars_without_adaptation_equals_sgd():
     weights, gradients, names = random_case(3)
     found = steps(
         LARS(0.1, 0.75, exclude_from_layer_adaptation=[""]), weights, gradients, names, rates=RATES
@@ -170,7 +170,7 @@ def test_lars_without_adaptation_is_sgd():
 
 @pytest.fixture(scope="module")
 def optax():
-    """Optax in float64."""
+    """Runs optax in float64."""
     module = pytest.importorskip("optax")
     import jax
 
@@ -194,7 +194,7 @@ def with_optax(module, transformation, weights, gradients):
 
 
 def table(step):
-    """A schedule for both: a rate for each step."""
+    """A schedule for both: one rate per step."""
     if isinstance(step, tf.Tensor | keras.Variable):
         return tf.gather(tf.constant(RATES, tf.float64), tf.convert_to_tensor(step))
     import jax.numpy as jnp
@@ -209,7 +209,7 @@ class Table(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_lamb_is_optax(optax, seed, clip):
+def test_lamb_equals_optax(optax, seed, clip):
     weights, gradients, names = random_case(10 + seed)
     mask = [n not in ("gamma", "bias") for n in names]
     chain = [optax.clip_by_global_norm(clip)] if clip else []
@@ -224,7 +224,7 @@ def test_lamb_is_optax(optax, seed, clip):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_is_optax(optax, seed, nesterov):
+def test_lars_equals_optax(optax, seed, nesterov):
     weights, gradients, names = random_case(20 + seed)
     mask = [n not in ("gamma", "bias") for n in names]
     lars = optax.lars(
@@ -260,7 +260,7 @@ def test_norms_of_zero_give_a_ratio_of_one(make):
 
 @pytest.mark.parametrize("make", BOTH, ids=IDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_hidden(make, bad):
+def test_nonfinite_values_are_not_hidden(make, bad):
     for step in ([[bad, 1.0]], [[bad, bad]]):
         (found,) = steps(make(), [[1, 2]], [step], ["kernel"])
         assert not np.isfinite(found).all()
@@ -271,7 +271,7 @@ def test_what_is_not_finite_is_not_hidden(make, bad):
     ("dtype", "rtol"), [("float32", 1e-5), ("float16", 2e-2), ("bfloat16", 0.1)]
 )
 def test_narrow_dtypes_have_wide_norms(make, dtype, rtol):
-    """The sum of squares of 100 numbers of 60 is beyond float16."""
+    """The sum of squares of 100 values of 60 exceeds float16."""
     rng = np.random.default_rng(0)
     w, g = 60 * rng.normal(size=100), [rng.normal(size=100) for _ in range(2)]
     (wide,) = steps(make(), [w], [[v] for v in g], ["kernel"])
@@ -284,7 +284,7 @@ def test_narrow_dtypes_have_wide_norms(make, dtype, rtol):
 
 @pytest.mark.parametrize("make", BOTH[:2], ids=IDS[:2])
 @pytest.mark.parametrize("jit", [False, True])
-def test_compiled_it_is_the_same(make, jit):
+def test_compiled_update_equals_eager(make, jit):
     weights, gradients, names = random_case(5)
     eager = steps(make(), weights, gradients, names)
     optimizer = make()
@@ -304,7 +304,7 @@ def test_compiled_it_is_the_same(make, jit):
 
 
 @pytest.mark.parametrize("make", BOTH, ids=IDS)
-def test_parts_of_a_variable_are_one_variable(make):
+def test_parts_of_a_variable_share_one_norm(make):
     rng = np.random.default_rng(0)
     weights, gradients = [rng.normal(size=(6, 4))], [[rng.normal(size=(6, 4))] for _ in "123"]
     (whole,) = steps(make(), weights, gradients, ["kernel"])
@@ -319,7 +319,7 @@ def test_parts_of_a_variable_are_one_variable(make):
         optimizer.update_parts(split, parts, optimizer.learning_rate)
         optimizer.iterations.assign_add(1)
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-9)
-    # Each part on its own would have had a norm of its own.
+    # Separate parts would have norms of their own.
     optimizer = make()
     (alone,) = steps(optimizer, [weights[0][:1]], [[g[0][:1]] for g in gradients], ["kernel"])
     assert not np.allclose(alone, whole[:1], rtol=1e-6)

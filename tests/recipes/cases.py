@@ -1,4 +1,4 @@
-"""What the ranks run: recipes, as their command lines call them."""
+"""Cases run by ranks: recipes, called as by their command lines."""
 
 import contextlib
 import importlib
@@ -10,7 +10,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def run(recipe: str, options: dict[str, object], function: str = "main") -> str:
-    """Returns what a function of a recipe's command line prints."""
+    """Returns the output of a function of a recipe's command line."""
     if str(RECIPES) not in sys.path:
         sys.path.insert(0, str(RECIPES))
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -1,4 +1,4 @@
-"""The recipe of compressed training."""
+"""Checks the recipe of compressed training."""
 
 import subprocess
 import sys

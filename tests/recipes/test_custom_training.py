@@ -1,4 +1,4 @@
-"""A `train_step` and a loop of one's own."""
+"""Checks the recipes with a custom `train_step` and a custom loop."""
 
 import re
 

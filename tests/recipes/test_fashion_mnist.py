@@ -1,4 +1,4 @@
-"""The recipe, where its images come from, and the comparison of its runs."""
+"""Checks the recipe, the sources of its images, and the comparison of its runs."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ def test_idx_with_too_few_values(tmp_path):
         images.read_idx(path)
 
 
-def test_falls_through_to_the_first_that_works(prefix):
+def test_auto_uses_the_first_source_that_works(prefix):
     def absent():
         return images.from_debian(["/nonexistent"])
 
@@ -68,9 +68,9 @@ def test_falls_through_to_the_first_that_works(prefix):
         images.first_of([absent, absent])
 
 
-def test_failed_download_is_a_reason_and_no_crash():
-    with pytest.raises(images.DataUnavailable, match="place: RuntimeError: no network"):
-        images._download("place", "raise RuntimeError('no network')")
+def test_failed_download_is_reported():
+    with pytest.raises(images.DataUnavailable, match="source: RuntimeError: no network"):
+        images._download("source", "raise RuntimeError('no network')")
 
 
 def test_digits():
@@ -135,7 +135,7 @@ def test_two_processes_agree_with_one(one, two, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_comparison_goes_red(one, tmp_path):
+def test_comparison_detects_differences(one, tmp_path):
     facts = json.loads((one[0] / "history.json").read_text())
     facts["history"]["loss"][0] += 0.05
     (tmp_path / "history.json").write_text(json.dumps(facts))
@@ -146,7 +146,7 @@ def test_comparison_goes_red(one, tmp_path):
     assert "the losses differ by 5.0e-02" in done.stdout
 
 
-def test_a_killed_run_must_have_the_same_bits(one, tmp_path):
+def test_killed_run_must_be_bit_identical(one, tmp_path):
     (tmp_path / "history.json").write_bytes((one[0] / "history.json").read_bytes())
     with np.load(one[0] / "weights.npz") as stored:
         weights = {name: stored[name] for name in stored.files}
@@ -160,7 +160,7 @@ def test_a_killed_run_must_have_the_same_bits(one, tmp_path):
         weights[last] = np.nextafter(weights[last], np.float32(9))
 
 
-@pytest.mark.slow  # `tools/demo` does it.
+@pytest.mark.slow  # `tools/demo` does it too.
 def test_a_rank_is_killed_in_the_middle(two, tmp_path):
     checkpoints = str(tmp_path / "checkpoints")
     done = run_python(

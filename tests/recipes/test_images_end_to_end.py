@@ -1,4 +1,4 @@
-"""Real images end to end: converted, verified, and trained on by two ranks."""
+"""Checks real images end to end: converted, verified, and trained on by two ranks."""
 
 from pathlib import Path
 

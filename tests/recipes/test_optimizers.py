@@ -1,4 +1,4 @@
-"""The recipes for large batches and for mixed precision train, alike on two processes."""
+"""Checks the recipes for large batches and mixed precision: equal results on two processes."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_large_batch(ranks, tmp_path, optimizer, rate):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd-linear", "sgd-warmup", "nesterov", "lamb"])
-def test_large_batch_by_other_optimizers(ranks, optimizer):
+def test_large_batch_with_other_optimizers(ranks, optimizer):
     (said,) = ranks(1).run(cases.run, "large_batch", {**LARGE_BATCH, "optimizer": optimizer})
     assert f"{optimizer}, batch 500" in said
 

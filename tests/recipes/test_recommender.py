@@ -1,4 +1,4 @@
-"""The recommender trains under all four strategies, from one file."""
+"""Checks that the recommender trains under all four strategies, from one file."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def _trained(run, tmp_path, strategy: str) -> tuple[dict, str]:
 
 
 @pytest.mark.slow
-def test_with_embeddings_in_parts(cluster, tmp_path):
+def test_recommender_with_partitioned_embeddings(cluster, tmp_path):
     numbers, said = _trained(cluster.run, tmp_path, "parameter_server")
     assert numbers["accuracy"] > 0.62  # Guessing gives 0.5.
     assert numbers["loss"][-1] < numbers["loss"][0]

@@ -1,4 +1,4 @@
-"""Images written as TFRecords, verified, and trained from: on two processes what one gives."""
+"""Checks images written as TFRecords, verified, and trained on: two processes equal one."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def records(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow  # `tests/recipes/test_images_end_to_end.py` does it by default.
+@pytest.mark.slow  # `tests/recipes/test_images_end_to_end.py` covers it by default.
 def test_two_processes_agree_with_one(ranks, records, tmp_path):
     runs = {}
     for size in (1, 2):
@@ -39,7 +39,7 @@ def test_two_processes_agree_with_one(ranks, records, tmp_path):
 
 
 def convert(source: Path, output: Path, *options: str) -> None:
-    """Converts by the command, as the recipes say."""
+    """Converts with the command that the recipes give."""
     done = run_python(
         "-m", "tfdml.cli.main", "records", "convert", str(source), "-o", str(output), *options
     )
@@ -61,7 +61,7 @@ def test_table(ranks, tmp_path):
     assert two[1] == ""
 
 
-@pytest.mark.slow  # Lengths are in tests/data.
+@pytest.mark.slow  # tests/data covers lengths.
 def test_text(ranks, tmp_path):
     cases.run("text", {"path": tmp_path / "lines.jsonl", "limit": 120}, "make")
     convert(

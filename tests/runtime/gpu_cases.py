@@ -1,7 +1,7 @@
-"""Choice of GPUs in processes whose TensorFlow is configured to list GPUs that do not exist.
+"""Cases run in processes whose TensorFlow is configured to list GPUs that do not exist.
 
-A GPU is an entry in TensorFlow's list of physical devices here. What is asked is read from the
-settings with which TensorFlow would start.
+A GPU is an entry in TensorFlow's list of physical devices here. The cases read the settings with
+which TensorFlow would start.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tfdml.topology import Topology
 
 @contextlib.contextmanager
 def machine(gpus: int) -> Iterator[None]:
-    """A TensorFlow that has not begun, and has this many GPUs."""
+    """Simulates a TensorFlow that has not started and has this many GPUs."""
     context._reset_context()
     tf.config.list_physical_devices()
     fresh = context.context()
@@ -33,24 +33,24 @@ def machine(gpus: int) -> Iterator[None]:
 
 
 def settings() -> tuple[str, bool]:
-    """The GPUs that TensorFlow is to use, and whether their memory grows."""
+    """Returns the GPUs visible to TensorFlow, and whether their memory grows."""
     visible = tf.config.get_visible_devices("GPU")
     growing = {tf.config.experimental.get_memory_growth(gpu) for gpu in visible}
     return ",".join(gpu.name[-1] for gpu in visible), growing == {True}
 
 
-def taken(gpus: int, named: list[str] | None, place: tuple, most: int | None = None) -> Any:
-    """The devices that a process takes, and the settings; the error if it is refused."""
+def taken(gpus: int, named: list[str] | None, local: tuple, most: int | None = None) -> Any:
+    """Returns the devices of a process and the settings; the error if it is refused."""
     with machine(gpus):
         try:
-            devices = own_devices(named, Topology(*place, *place), most)
+            devices = own_devices(named, Topology(*local, *local), most)
         except ValueError as error:
             return str(error)
         return devices, *settings()
 
 
 def taken_twice(first: list[str] | None, second: list[str] | None) -> Any:
-    """Returns the GPUs, of four, that a second strategy of a process takes."""
+    """Returns the GPUs, out of four, that a second strategy of a process takes."""
     with machine(4):
         own_devices(first, Topology(1, 2, 1, 2))
         try:
@@ -72,7 +72,7 @@ def taken_after(choice: str) -> tuple:
 
 
 def taken_too_late() -> tuple:
-    """What a process takes whose TensorFlow has begun, on a real machine."""
+    """Returns the GPUs of a process whose TensorFlow has started, on the real machine."""
     with machine(0):
         tf.constant(1) + 1
         context.context()._physical_devices += [
@@ -85,9 +85,9 @@ def taken_too_late() -> tuple:
 
 
 def taken_by(make: str) -> tuple:
-    """The settings that a strategy leaves on a machine of two GPUs.
+    """Returns the settings that a strategy leaves on a machine with two GPUs.
 
-    Its constructor may fail where it comes to use them.
+    Its constructor may fail when it tries to use them.
     """
     makers: dict[str, Callable] = {
         "horovod": tfdml.HorovodStrategy,
@@ -102,7 +102,7 @@ def taken_by(make: str) -> tuple:
 
 
 def logical_cpus() -> tuple:
-    """Two logical processors are two replicas, without a GPU."""
+    """Two logical CPUs are two replicas, without a GPU."""
     with machine(0):
         (cpu,) = tf.config.list_physical_devices("CPU")
         halves = [tf.config.LogicalDeviceConfiguration()] * 2

@@ -1,6 +1,6 @@
-"""Each process sees its own GPUs, and takes their memory as it needs it.
+"""Checks that each process sees its own GPUs, and allocates their memory as needed.
 
-There need be no GPU here: TensorFlow's own settings are looked at, before it begins.
+No GPU is required: the tests examine TensorFlow's settings before it starts.
 """
 
 import json
@@ -17,13 +17,13 @@ from tfdml.topology import Topology, local_variables, on_this_host
 ALONE = (0, 1)
 
 
-def place(local_rank: int, local_size: int) -> Topology:
+def topology_of(local_rank: int, local_size: int) -> Topology:
     return Topology(local_rank, local_size, local_rank, local_size)
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[RankPool]:
-    """A process whose TensorFlow begins again and again: none that other tests use."""
+    """Starts processes whose TensorFlow has not started: other tests do not share them."""
     pool = RankPool(1)
     chief, worker, server = (f"127.0.0.1:{port}" for port in free_ports(3))
     cluster = {"chief": [chief], "worker": [worker], "ps": [server]}
@@ -39,22 +39,22 @@ def process() -> Iterator[RankPool]:
         (0, 1, [[]]),
         (0, 3, [[], [], []]),
         (1, 1, [[0]]),
-        # Each is shown one by a scheduler, or all share it.
+        # A scheduler shows each process one GPU, or all share it.
         (1, 2, [[0], [0]]),
         (4, 1, [[0, 1, 2, 3]]),
         (4, 2, [[0, 1], [2, 3]]),
         (4, 4, [[0], [1], [2], [3]]),
-        # As many for each: replicas are alike.
+        # The same number for each: all processes have equally many replicas.
         (5, 2, [[0, 1], [2, 3]]),
     ],
 )
-def test_the_share_of_a_process(gpus, local_size, shares):
-    assert [share_of(gpus, place(i, local_size)) for i in range(local_size)] == shares
+def test_share_of_gpus_of_a_process(gpus, local_size, shares):
+    assert [share_of(gpus, topology_of(i, local_size)) for i in range(local_size)] == shares
 
 
 def test_fewer_gpus_than_processes():
     with pytest.raises(ValueError, match="2 GPUs for 3 processes"):
-        share_of(2, place(1, 3))
+        share_of(2, topology_of(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_fewer_gpus_than_processes():
         ((0, ["CPU:0", "CPU:1"], ALONE), (["CPU:0", "CPU:1"], "", False)),
         ((2, None, ALONE), (["GPU:0", "GPU:1"], "0,1", True)),
         ((4, None, (1, 2)), (["GPU:0", "GPU:1"], "2,3", True)),
-        # `HorovodStrategy`.
+        # As for `HorovodStrategy`.
         ((4, None, (3, 4), 1), (["GPU:0"], "3", True)),
         ((4, None, (1, 2), 1), (["GPU:0"], "2", True)),
         # Names keep their numbers.
@@ -73,7 +73,7 @@ def test_fewer_gpus_than_processes():
         ((4, ["CPU:0"], ALONE), (["CPU:0"], "", False)),
     ],
 )
-def test_what_a_process_takes(process, arguments, result):
+def test_gpus_taken_by_a_process(process, arguments, result):
     (found,) = process.run(cases.taken, *arguments)
     assert found == result
 
@@ -83,7 +83,7 @@ def test_a_process_without_a_gpu_is_refused(process):
     assert "2 GPUs for 3 processes" in said
 
 
-def test_a_second_strategy_takes_what_the_first_left(process):
+def test_second_strategy_takes_the_remaining_gpus(process):
     (found,) = process.run(cases.taken_twice, None, None)
     assert found == (["GPU:0", "GPU:1"], "2,3", True)
     (found,) = process.run(cases.taken_twice, ["GPU:0", "GPU:1"], ["GPU:1"])
@@ -93,14 +93,14 @@ def test_a_second_strategy_takes_what_the_first_left(process):
     assert "Name all GPUs of the process in its first strategy" in said
 
 
-def test_what_the_program_has_chosen_stays(process):
+def test_choice_of_the_program_is_kept(process):
     (found,) = process.run(cases.taken_after, "visible")
     assert found == (["GPU:0", "GPU:1"], "2,3", True)
     (found,) = process.run(cases.taken_after, "split")
     assert found == ([f"GPU:{i}" for i in range(5)], "0,1,2,3", False)
 
 
-def test_once_tensorflow_has_begun_nothing_is_changed(process):
+def test_nothing_is_changed_after_tensorflow_has_started(process):
     (devices,) = process.run(cases.taken_too_late)
     assert devices == ["GPU:1"]
 
@@ -124,13 +124,13 @@ def test_logical_processors_stay_replicas(process):
 
 
 def test_servers_of_parameters_have_no_gpu_and_workers_one():
-    assert server_config("ps", place(0, 1), 4).device_count == {"GPU": 0}
-    assert server_config("worker", place(0, 1), 0).device_count == {"GPU": 0}
-    options = server_config("worker", place(1, 2), 4).gpu_options
+    assert server_config("ps", topology_of(0, 1), 4).device_count == {"GPU": 0}
+    assert server_config("worker", topology_of(0, 1), 0).device_count == {"GPU": 0}
+    options = server_config("worker", topology_of(1, 2), 4).gpu_options
     assert (options.visible_device_list, options.allow_growth) == ("2", True)
 
 
-def test_tfdml_launch_tells_workers_their_place_on_the_host():
+def test_tfdml_launch_passes_the_local_rank():
     assert on_this_host({}) == Topology()
     found = on_this_host(local_variables(1, 4))
     assert (found.local_rank, found.local_size) == (1, 4)

@@ -1,4 +1,4 @@
-"""Ranks that never come, and ports that are taken, are named; nobody waits for ever."""
+"""Checks that missing ranks and occupied ports are named, and that nobody waits forever."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ def test_a_rank_that_never_comes_is_named(rank):
     assert f"Received on rank {rank}: no answer from rank {1 - rank}" in ended.output
 
 
-def test_a_port_that_is_taken_is_named():
+def test_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = start(0, [port, *free_ports(1)])
@@ -42,8 +42,8 @@ def test_a_port_that_is_taken_is_named():
     assert f"Received on rank 0: 127.0.0.1:{port}, Address already in use" in ended.output
 
 
-def test_a_server_that_waits_for_ever_is_ended():
-    """Somebody listens for the other rank, but it is no worker of TensorFlow."""
+def test_server_that_waits_forever_is_ended():
+    """A server listens in place of the other rank, but is not a TensorFlow worker."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = start(0, [*free_ports(1), other.getsockname()[1]])
     assert (ended.returncode, ended.timed_out) == (1, False), ended.output
@@ -51,7 +51,7 @@ def test_a_server_that_waits_for_ever_is_ended():
 
 
 def test_all_ranks_find_each_other():
-    """They come at different times, and their ports are free again afterwards."""
+    """They start at different times, and their ports are free again afterwards."""
     ports = free_ports(3)
     addresses = [f"127.0.0.1:{port}" for port in ports]
 

@@ -1,4 +1,4 @@
-"""TensorFlow's start-up lines are left out; warnings and errors never are."""
+"""Checks that TensorFlow's start-up lines are hidden, but never warnings and errors."""
 
 import subprocess
 import sys
@@ -30,12 +30,12 @@ SAID = [
 
 
 @pytest.mark.parametrize("line", NOISE)
-def test_noise(line):
+def test_startup_noise_is_recognised(line):
     assert is_noise(line)
 
 
 @pytest.mark.parametrize("line", SAID)
-def test_everything_else_is_kept(line):
+def test_other_output_is_kept(line):
     assert not is_noise(line)
 
 
@@ -59,7 +59,7 @@ def test_standard_error_may_be_closed():
     assert (done.returncode, done.stdout) == (0, "works\n")
 
 
-def test_an_import_is_quiet_and_what_a_killed_process_has_said_arrives():
+def test_import_is_quiet_and_output_of_a_killed_process_arrives():
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120
     )

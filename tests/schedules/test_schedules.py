@@ -1,4 +1,4 @@
-"""Rates at every step: along the line, from the schedule's beginning, as MLPerf's program."""
+"""Checks learning rates at every step: warm-up, the schedule after it, and MLPerf's program."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ def rates(schedule, steps) -> np.ndarray:
     return np.array([float(schedule(tf.constant(s, tf.int64))) for s in steps])
 
 
-def test_a_line_to_a_number():
+def test_linear_warm_up_to_a_number():
     found = rates(LinearWarmup(0.8, 4, start=0.4), range(7))
     np.testing.assert_allclose(found, [0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8], rtol=1e-6)
 
@@ -29,21 +29,21 @@ def test_a_line_to_a_number():
     ],
     ids=lambda s: type(s).__name__,
 )
-def test_then_the_whole_of_the_schedule(schedule):
+def test_schedule_starts_from_its_beginning_after_warm_up(schedule):
     first = float(schedule(tf.constant(0, tf.int64)))
     found = rates(LinearWarmup(schedule, 5), range(20))
     np.testing.assert_allclose(found[:5], np.arange(5) / 5 * first, rtol=1e-6)
     np.testing.assert_allclose(found[5:], rates(schedule, range(15)), rtol=1e-6)
 
 
-def test_no_warm_up_is_the_target():
+def test_no_warm_up_equals_the_target():
     schedule = decays.CosineDecay(0.5, 10)
     assert rates(LinearWarmup(0.8, 0), [0, 1]) == pytest.approx([0.8, 0.8])
     found = rates(LinearWarmup(schedule, 0), range(12))
     np.testing.assert_array_equal(found, rates(schedule, range(12)))
 
 
-def test_polynomial_decay_is_mlperfs():
+def test_polynomial_decay_equals_mlperf():
     """`lars_util.py`: `plr step / w_steps`, then `tf.train.polynomial_decay` to 0.0001."""
     peak, warm, total = 7.4, 5, 30
     wanted = []
@@ -55,7 +55,7 @@ def test_polynomial_decay_is_mlperfs():
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
 
 
-def test_the_rules_of_scaling():
+def test_scaling_rules():
     assert scale_learning_rate(0.1, 16) == pytest.approx(1.6)
     assert scale_learning_rate(0.1, 16, "sqrt") == pytest.approx(0.4)
     assert scale_learning_rate(0.1, 16, "none") == 0.1
@@ -65,7 +65,7 @@ def test_the_rules_of_scaling():
     np.testing.assert_allclose(found, 2 * rates(schedule, range(5)), rtol=1e-6)
 
 
-def test_composed_and_serialised_they_are_the_same():
+def test_schedules_compose_and_serialise():
     schedule = LinearWarmup(Scaled(polynomial_decay(2.0, 20, 4), 1.5), 3, start=0.01)
     saved = keras.saving.serialize_keras_object(schedule)
     again = keras.saving.deserialize_keras_object(saved)
@@ -73,7 +73,7 @@ def test_composed_and_serialised_they_are_the_same():
     assert again.get_config() == schedule.get_config()
 
 
-def test_in_an_optimizer_the_rate_follows_the_steps_compiled_by_xla():
+def test_rate_follows_the_steps_in_an_xla_compiled_update():
     variable = keras.Variable([0.0], name="kernel")
     optimizer = keras.optimizers.SGD(LinearWarmup(decays.ExponentialDecay(1.0, 1, 0.5), 2))
     optimizer.build([variable])

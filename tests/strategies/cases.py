@@ -1,4 +1,4 @@
-"""What the ranks run: small models on small data, and everything that is to be compared."""
+"""Cases run by ranks: small models on small data, and their comparable results."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def data(rows: int, seed: int = 0, shape: tuple[int, ...] = (6,)) -> tuple[np.nd
 
 
 def dense_model() -> keras.Model:
-    """A classifier with a regulariser, so that the loss has terms of both kinds."""
+    """A classifier with a regulariser, so that the loss has both kinds of terms."""
     return keras.Sequential(
         [
             layers.Input((6,)),
@@ -32,14 +32,14 @@ def dense_model() -> keras.Model:
 
 
 def convolutional_model() -> keras.Model:
-    """A functional model whose convolution TensorFlow cannot train on 0 rows."""
+    """A functional model with a convolution, which TensorFlow cannot train on 0 rows."""
     inputs = layers.Input((8, 8, 1))
     hidden = layers.Conv2D(4, 3, activation="relu")(inputs)
     return keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(hidden)))
 
 
 def stateful_model() -> keras.Model:
-    """A model whose layers keep state of their own: not the same for any number of replicas."""
+    """A model with stateful layers, whose state depends on the number of replicas."""
     return keras.Sequential(
         [
             layers.Input((6,)),
@@ -65,7 +65,7 @@ class SubclassedModel(keras.Model):
 
 
 class InScope:
-    """A constructor call that is made later, in the scope of the strategy."""
+    """A constructor call to be made later, in the scope of the strategy."""
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any):
         self.call = (cls, args, kwargs)
@@ -84,7 +84,7 @@ MODELS = {
 
 
 def compiled(strategy: tf.distribute.Strategy, model: str = "dense", **compile_options: Any):
-    """Builds a model in the strategy's scope, each rank with a seed of its own."""
+    """Builds a model in the strategy's scope, with a different seed on each rank."""
     options = {
         "optimizer": InScope(keras.optimizers.Adam, 0.01),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -92,7 +92,7 @@ def compiled(strategy: tf.distribute.Strategy, model: str = "dense", **compile_o
         **compile_options,
     }
     with strategy.scope():
-        # Optimizers and metrics that a test passes are made in the scope too.
+        # Optimizers and metrics passed by a test are created in the scope too.
         options = {k: v() if isinstance(v, InScope) else v for k, v in options.items()}
         keras.utils.set_random_seed(11 + 100 * rank_job.rank())
         built = MODELS[model][0]()
@@ -115,7 +115,7 @@ def fitted(model: keras.Model, x, y, rows: int = 16, epochs: int = 3, **options)
 
 
 def seed_ranks_apart() -> None:
-    """Seeds each rank differently; rank 0, and one process, always alike."""
+    """Seeds each rank differently; rank 0 and a single process always have the same seed."""
     keras.utils.set_random_seed(11 + 100 * rank_job.rank())
 
 
@@ -146,7 +146,7 @@ def fit_arrays(
 
 
 def fit_without_strategy(rows: int = 101, batch: int = 16, epochs: int = 3) -> dict:
-    """Plain Keras 3, no strategy and no shuffling: what one process gives today."""
+    """Plain Keras 3, without strategy or shuffling: the reference for one process."""
     seed_ranks_apart()
     x, y = data(rows)
     built = dense_model()
@@ -231,7 +231,7 @@ def masked_loss(reduction: str) -> dict:
 
 
 def scalar_loss() -> dict:
-    """A loss function of the user's own that returns the mean itself."""
+    """A user's loss function that returns the mean itself."""
     x, y = data(53)
     built = compiled(
         rank_job.strategy(),
@@ -242,7 +242,7 @@ def scalar_loss() -> dict:
 
 
 def fit_float64(model: str) -> dict:
-    """The same in float64, where rounding leaves less room to hide in."""
+    """The same in float64, where less can be hidden by rounding."""
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     x, y = data(101, shape=MODELS[model][1])

@@ -1,4 +1,4 @@
-"""Comparing what jobs of different sizes gave."""
+"""Assertions that compare the results of jobs of different sizes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def assert_same_bits(results: list[dict]) -> None:
-    """Asserts that all ranks of one job have the same weights, bit for bit."""
+    """Asserts that all ranks of one job have bit-identical weights."""
     first, *others = results
     for rank, other in enumerate(others, start=1):
         for i, (a, b) in enumerate(zip(first["weights"], other["weights"], strict=True)):
@@ -14,7 +14,7 @@ def assert_same_bits(results: list[dict]) -> None:
 
 
 def assert_close(one: Any, many: Any, rtol: float = 1e-5, atol: float = 2e-6, where="") -> None:
-    """Asserts that two structures of arrays agree to rounding."""
+    """Asserts that two structures of arrays are equal up to rounding."""
     if isinstance(one, dict):
         assert one.keys() == many.keys(), where
         for key in one:
@@ -28,10 +28,10 @@ def assert_close(one: Any, many: Any, rtol: float = 1e-5, atol: float = 2e-6, wh
 
 
 def assert_invariant(results: dict[int, list[dict]], **tolerance: float) -> None:
-    """Asserts that every rank of every job gave what one process gave.
+    """Asserts that every rank of every job has the result of one process.
 
     Args:
-        results: What each rank returned, by the size of the job; 1 among them.
+        results: Results of each rank, by the size of the job; sizes include 1.
         **tolerance: `rtol` and `atol`.
     """
     (one,) = results[1]

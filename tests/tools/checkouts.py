@@ -1,4 +1,4 @@
-"""Copies of this checkout, as a fresh clone of it would be with what is not committed yet."""
+"""Copies of this checkout, like a fresh clone plus the uncommitted changes."""
 
 import functools
 import shutil
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @functools.cache
 def tracked_files() -> frozenset[str]:
-    """Returns all files that git knows or would add, relative to the checkout."""
+    """Returns all files that git tracks or would add, relative to the checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -23,7 +23,7 @@ def tracked_files() -> frozenset[str]:
 
 
 def copy_of_the_checkout(target: Path) -> Path:
-    """Copies all that git knows or would add; returns the copy."""
+    """Copies all files that git tracks or would add; returns the copy."""
     for name in tracked_files():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target / name)

@@ -1,4 +1,4 @@
-"""A rank that reports its environment; the last of a job's workers never ends by itself."""
+"""Rank that reports its environment; the last of a job's workers never ends by itself."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The benchmarks: every `--help`, every command that a text names, and the harness of all."""
+"""Checks the benchmarks: each `--help`, each command named in a text, and the common harness."""
 
 import ast
 import importlib
@@ -30,7 +30,7 @@ SOURCES = {
 }
 PROGRAMS = [name for name, file in SOURCES.items() if '__name__ == "__main__"' in file.read_text()]
 LIBRARIES = [name for name in SOURCES if name not in PROGRAMS]
-# What a job starts, by the benchmark that starts it.
+# Modules that a job runs, by the benchmark that starts it.
 PARTS = {
     "tools.bench.compression.rank": "tools.bench.compression",
     "tools.bench.compression.torch_rank": "tools.bench.compression",
@@ -38,14 +38,14 @@ PARTS = {
     "tools.bench.parameter_server.host": "tools.bench.parameter_server",
     "tools.bench.recovery.rank": "tools.bench.recovery",
 }
-# Modules that start processes which are no job, and why.
+# Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
     "tools.bench.compression.__main__": "installs PyTorch",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }
-# What only the harness knows of a job.
+# Names that only the harness may use.
 OF_THE_HARNESS = re.compile(r"^RESULT|TF_NUM_\w+_THREADS|OMP_NUM_THREADS|^horovodrun$|^netlab$")
-# A module that another one has imported runs as a program all the same.
+# A module that has been imported by another one can still run as a program.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 COMMAND = re.compile(r"python -m (tools\.bench\.[\w.]+)([^\n`]*)")
 
@@ -55,7 +55,7 @@ def of_source(module: str) -> ast.Module:
 
 
 def help_of(monkeypatch, program: str, *command: str) -> str:
-    """Runs `python -m PROGRAM ... --help` in this process; returns what it prints."""
+    """Runs `python -m PROGRAM ... --help` in this process; returns its output."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", [program, *command, "--help"])
     output = io.StringIO()
@@ -75,27 +75,27 @@ def test_all_modules_are_found():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_says_what_it_does_and_how_it_is_started(monkeypatch, program):
+def test_help_has_a_description_and_a_command(monkeypatch, program):
     page = " ".join(help_of(monkeypatch, program).replace("`", "").split())
     sentence = ast.get_docstring(of_source(program)).split("\n\n")[0]
     assert " ".join(sentence.replace("`", "").split()) in page
     if program in PARTS:
         assert PARTS[program] in sentence
     else:
-        # The first one is in the line of usage.
+        # The first one is in the usage line.
         assert page.count(f"python -m {program.removesuffix('.__main__')}") >= 2
 
 
 @pytest.mark.parametrize("module", LIBRARIES)
-def test_a_library_has_no_program(module):
-    """`--help` of it is no error, and has nothing to say."""
+def test_libraries_have_no_command_line(module):
+    """`--help` is accepted, and prints nothing."""
     importlib.import_module(module)
     ended = runpy.run_module(module, run_name="__main__")
     assert ended["__doc__"]
 
 
 def commands() -> dict[tuple[str, ...], str]:
-    """Returns the benchmarks' commands in all texts, with a place of each."""
+    """Returns the benchmarks' commands in all texts, with one location of each."""
     found = {}
     for name in sorted(tracked_files()):
         if name.endswith((".md", ".py")) and name != "tests/tools/test_bench.py":
@@ -105,7 +105,7 @@ def commands() -> dict[tuple[str, ...], str]:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_a_command_in_a_text_is_one(monkeypatch, words):
+def test_commands_in_texts_exist(monkeypatch, words):
     program, *rest = words
     if program == "tools.bench.NAME":
         return
@@ -116,7 +116,7 @@ def test_a_command_in_a_text_is_one(monkeypatch, words):
         assert re.search(rf"{option}\b", page), option
 
 
-def test_no_text_names_a_file_that_was_a_benchmark():
+def test_no_text_names_a_removed_benchmark():
     stale = re.compile(r"tools/(?:bench_\w+|overlap)\.py|from bench_")
     for name in tracked_files():
         if name.endswith((".md", ".py", ".toml", ".yml", ".in", ".json")):
@@ -142,27 +142,27 @@ def test_only_the_harness_starts_jobs(module):
 
 
 def test_one_process_has_all_cores(tmp_path):
-    (tmp_path / "1").touch()  # It waits for no other.
-    told = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
-    assert told["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
+    (tmp_path / "1").touch()  # So the rank does not wait for another one.
+    reported = harness.run_job(RANK, str(tmp_path), processes=1, timeout=60)
+    assert reported["TF_NUM_INTRAOP_THREADS"] == str(os.cpu_count())
 
 
 @pytest.mark.slow  # `horovodrun` imports TensorFlow, twice.
 def test_ranks_share_the_cores_and_one_reports(tmp_path):
-    told = harness.run_job(RANK, str(tmp_path), processes=2, timeout=300)
+    reported = harness.run_job(RANK, str(tmp_path), processes=2, timeout=300)
     each = str(max(1, os.cpu_count() // 2))
-    assert (told["TF_NUM_INTRAOP_THREADS"], told["OMP_NUM_THREADS"]) == (each, each)
-    assert {str(ROOT), str(ROOT / "recipes")} <= set(told["path"])
+    assert (reported["TF_NUM_INTRAOP_THREADS"], reported["OMP_NUM_THREADS"]) == (each, each)
+    assert {str(ROOT), str(ROOT / "recipes")} <= set(reported["path"])
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
 
-def test_workers_end_with_the_one_that_reports(tmp_path):
-    told = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="told")
-    assert told["MORE"] == "told"
+def test_workers_end_after_the_report(tmp_path):
+    reported = harness.run_workers(RANK, str(tmp_path), workers=2, timeout=60, MORE="value")
+    assert reported["MORE"] == "value"
     assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
 
 
-def test_what_a_job_has_started_ends_with_it(tmp_path):
+def test_descendants_of_a_job_end_with_it(tmp_path):
     """Ranks outlive a launcher that is killed."""
     file = tmp_path / "pid"
     program = (
@@ -172,16 +172,16 @@ def test_what_a_job_has_started_ends_with_it(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         harness.result_of([sys.executable, "-c", program], harness.environment(1), timeout=5)
     child = int(file.read_text())
-    # What nobody has waited for yet is a zombie.
+    # A process that nobody has waited for yet is a zombie.
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 @needs_root
 def test_hosts_of_a_lab_report(tmp_path):
-    told = harness.run_on_hosts(
-        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="told"
+    reported = harness.run_on_hosts(
+        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="value"
     )
-    assert (told["TF_NUM_INTRAOP_THREADS"], told["MORE"]) == ("3", "told")
+    assert (reported["TF_NUM_INTRAOP_THREADS"], reported["MORE"]) == ("3", "value")
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
 
@@ -197,7 +197,7 @@ def test_a_job_without_a_result_is_an_error_that_shows_its_output():
         harness.finish([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout=0.5)
 
 
-def test_the_conditions_name_what_is_installed():
+def test_conditions_name_installed_versions():
     found = harness.conditions(("typer", "no-such-package"))
     assert found.startswith(f"typer {version('typer')}, Python {platform.python_version()}; ")
     assert f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; " in found

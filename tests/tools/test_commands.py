@@ -1,4 +1,4 @@
-"""`tools/test` and `tools/bootstrap`: their options, and what is said of a wrong one."""
+"""Checks `tools/test` and `tools/bootstrap`: their options and error messages."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def run(tool: str, *arguments: str, root: Path = ROOT, timeout: float = 60, **va
     )
 
 
-def test_help_sets_nothing_up(tmp_path):
+def test_help_has_no_side_effects(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     done = run("test", "--help", root=checkout)
     assert done.returncode == 0
@@ -46,7 +46,7 @@ def test_help_of_docs_sets_nothing_up(tmp_path):
     ("arguments", "received"),
     [(["--everything"], "--everything"), (["--environment"], "none"), (["x"], "x")],
 )
-def test_an_argument_that_bootstrap_does_not_know(arguments, received):
+def test_bootstrap_rejects_unknown_arguments(arguments, received):
     done = run("bootstrap", *arguments)
     assert done.returncode == 1
     assert "must " in done.stderr
@@ -62,7 +62,7 @@ def test_an_argument_that_bootstrap_does_not_know(arguments, received):
         (["--tensorflow", "newest", "--all"], "newest"),
     ],
 )
-def test_a_version_that_is_none(arguments, received):
+def test_malformed_version_is_rejected(arguments, received):
     done = run("bootstrap", *arguments)
     assert done.returncode == 1
     said = f"{arguments[0]} must have a minor version, such as 3.14 or 2.20. Received: {received}"
@@ -75,7 +75,7 @@ def test_no_python_for_versions():
     assert "must have a supported Python. Received: /nowhere/python3 does not run." in done.stderr
 
 
-def test_the_suites_of_versions_are_there():
+def test_version_suites_exist():
     text = (ROOT / "tools" / "test").read_text(encoding="utf-8")
     suites = re.search(r"SUITES=\((.*?)\)", text, re.DOTALL).group(1).split()
     assert suites
@@ -84,7 +84,7 @@ def test_the_suites_of_versions_are_there():
 
 @pytest.mark.slow
 def test_lint_alone(tmp_path):
-    """It needs no more than a Python, and finds what is wrong."""
+    """It needs only Python, and finds an error."""
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     done = run("test", "--lint", root=checkout, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,7 +99,7 @@ def test_lint_alone(tmp_path):
 def test_an_environment_for_a_pair(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     python = str(Path(sys.base_prefix) / "bin" / "python3")
-    # Which tests there would be, by the new environment's pytest.
+    # Lists the tests with the new environment's pytest.
     done = run(
         *("test", "--versions", "3.14", "2.20", "--collect-only", "-q"),
         root=checkout,
@@ -113,7 +113,7 @@ def test_an_environment_for_a_pair(tmp_path):
     environment = checkout / f".venv-{version}-keras3.14-tensorflow2.20"
     assert list(checkout.glob(".venv*")) == [environment]
     assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]
-    # Again, without naming a version: it stays as it is, and nothing else is installed over it.
+    # Run again without a version, it changes no version and installs nothing else.
     again = run("bootstrap", "--environment", environment.name, root=checkout, timeout=600)
     assert again.returncode == 0, again.stderr
     assert installed(environment) == ["keras 3.14", "tensorflow-cpu 2.20"]

@@ -1,4 +1,4 @@
-"""`tools/gpu_report`: what it finds on processors, what makes a line fail, and the page."""
+"""Checks `tools/gpu_report`: its results on CPUs, causes of failed rows, and the page."""
 
 import math
 import os
@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def gpu_report(*arguments: str, timeout: float = 300, **variables: str):
-    """Runs the command as it is set up here: `tools/gpu_report` without `tools/bootstrap`."""
+    """Runs the command in this environment: `tools/gpu_report` without `tools/bootstrap`."""
     return subprocess.run(
         [sys.executable, "-m", "tools.gpu_checks", *arguments],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def gpu_report(*arguments: str, timeout: float = 300, **variables: str):
 
 
 def lines_of(text: str) -> dict[str, tuple[str, str, str]]:
-    """Returns each row of a page by its name: the rule, the result and the figures."""
+    """Returns the rows of a page by name: the rule, the result and the figures."""
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     cells = [re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in rows]
     return {name: (rule, result, figures) for name, rule, result, figures in cells}
@@ -63,8 +63,8 @@ def test_some_checks_on_processors(tmp_path):
     assert "prefetch: 1 passed, 0 failed" in done.stderr
 
 
-def test_a_line_that_fails_ends_it_with_1():
-    """GPUs are asked for, and none is seen."""
+def test_failed_row_sets_exit_code_1():
+    """GPUs are requested, and none is found."""
     asked = ("--devices", "gpu", "--only", "devices", "--only", "codecs")
     done = gpu_report(*asked, CUDA_VISIBLE_DEVICES="-1")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -118,13 +118,13 @@ def test_the_whole_report_on_processors(tmp_path):
 
 
 def trained(**changes) -> dict:
-    """Returns what a job reports of a training."""
+    """Returns a job's report on a training."""
     result = {"before": [0.0, 0.0], "weights": [1.0, 2.0], "losses": [0.5], "scales": []}
     return {**result, **changes}
 
 
 @pytest.mark.parametrize("variant", training.TOLERANCES)
-def test_other_weights_than_one_device(variant):
+def test_weights_that_differ_from_one_device_fail(variant):
     expected = {name: trained() for name in training.TOLERANCES}
     tolerance = training.TOLERANCES[variant]
 
@@ -139,19 +139,19 @@ def test_other_weights_than_one_device(variant):
     assert result(weights=[1.0]) == "FAIL"
 
 
-def test_weights_that_do_not_move_show_nothing():
+def test_unchanged_weights_fail():
     still = trained(weights=[0.0, 1e-5])
     row = training.row_of("n", "float32", still, {"float32": still})
     assert row.problems == ["weights must move, not by 1e-05 only"]
 
 
-def test_another_loss_scale():
+def test_different_loss_scale_fails():
     expected = {"mixed_float16": trained(scales=[512.0, 64.0])}
     row = training.row_of("n", "mixed_float16", trained(scales=[1024.0, 64.0]), expected)
     assert row.problems == ["loss scales must be [512.0, 64.0], not [1024.0, 64.0]"]
 
 
-def test_xla_is_held_against_a_step_that_it_does_not_compile():
+def test_xla_is_compared_with_an_uncompiled_step():
     references = {"float32": trained(), "XLA": trained(weights=[5.0, 5.0])}
     assert training.row_of("n", "XLA", trained(), references).result == "pass"
 
@@ -178,14 +178,14 @@ CODEC = {
         ({"copies": [4, 4096, 4097]}, "must be small, not [4097] bytes"),
     ],
 )
-def test_a_codec_that_is_wrong_or_goes_by_the_host(changes, problem):
+def test_wrong_codec_or_host_copy_fails(changes, problem):
     row = codecs.row_of({**CODEC, **changes}, 10**9, "gpu")
     assert row.name == "codec QSGD(bits=8, stochastic)"
     assert row.figures["GB/s"] == "10.00"
     assert [problem in said for said in row.problems] == ([True] if problem else [])
 
 
-def test_copies_that_the_profile_does_not_show():
+def test_missing_control_copy_fails():
     assert codecs.control([100], 100, "gpu").result == "pass"
     assert codecs.control([99], 100, "gpu").result == "FAIL"
     assert codecs.control([], 100, "gpu").result == "FAIL"
@@ -202,14 +202,14 @@ def test_copies_that_the_profile_does_not_show():
         ({"fit copies ahead": False}, "`fit` must copy ahead"),
     ],
 )
-def test_rows_that_are_late_or_elsewhere(changes, problem):
+def test_late_or_misplaced_rows_fail(changes, problem):
     parts = [["/device:GPU:0", "/device:GPU:1"]]
-    told = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
-    row = prefetch.row_of({**told, **changes}, "gpu")
+    reported = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
+    row = prefetch.row_of({**reported, **changes}, "gpu")
     assert [problem in said for said in row.problems] == ([True] if problem else [])
 
 
-def test_more_memory_than_stock():
+def test_more_memory_than_stock_fails():
     def result(peak: float, weights: tuple[float, ...] = (1.0,), before: float = 0.0) -> str:
         ours = {"peak": peak, "before": [before], "weights": list(weights)}
         return speed.memory_row("n", "p", ours, {"peak": 100, "weights": [1.0]}, "gpu").result
@@ -221,7 +221,7 @@ def test_more_memory_than_stock():
     assert result(100, before=1.0) == "FAIL"
 
 
-def test_speed_decides_nothing_and_weights_do():
+def test_weights_decide_and_speed_does_not():
     one = {"images": 100.0, "before": [0.0], "weights": [1.0]}
 
     def result(ours: dict, stock: dict) -> str:
@@ -234,7 +234,7 @@ def test_speed_decides_nothing_and_weights_do():
     assert result({"before": [1.0]}, {}) == "FAIL"
 
 
-def test_a_device_that_is_another_or_multiplies_wrongly():
+def test_wrong_device_or_product_fails():
     device = {"name": "GPU:0", "kind": "", "capability": "9.0", "on": "x/device:GPU:0"}
 
     def results(**changes) -> list[str]:
@@ -242,7 +242,7 @@ def test_a_device_that_is_another_or_multiplies_wrongly():
         return [row.result for row in basics.devices(Machine("gpu", look))]
 
     assert results() == ["pass"]
-    assert results(error=0.03) == ["FAIL"]  # As with TF32.
+    assert results(error=0.03) == ["FAIL"]  # Typical for TF32.
     assert results(error=math.nan) == ["FAIL"]
     assert results(on="x/device:CPU:0") == ["FAIL"]
 
@@ -266,7 +266,7 @@ def test_a_job_that_hangs_fails_its_line_alone():
     assert row.problems == ["a job must end within 0 s: sleep 60"]
 
 
-def test_the_page_escapes_what_would_be_a_column():
+def test_page_escapes_column_separators():
     text = page([Row("a|b", "r", {"f": "1"}, ["p|q"])], processors(), ["tools/gpu_report"])
     assert r"| a\|b | r | FAIL | f: 1 |" in text
     assert "- **a|b**: p|q" in text
@@ -290,7 +290,7 @@ def test_a_profile_of_a_processor(tmp_path):
 
 
 def gpu_plane(*copies: tuple[str, str]) -> xplane_pb2.XSpace:
-    """Returns a profile with copies, as TensorFlow's collector of CUPTI's events writes it."""
+    """Returns a profile with copies, in the format of TensorFlow's CUPTI collector."""
     space = xplane_pb2.XSpace()
     space.planes.add(name="/host:CPU")
     plane = space.planes.add(name="/device:GPU:0")
@@ -337,6 +337,6 @@ def test_pages_say_not_run_on_a_gpu_until_there_is_a_report():
     assert bool(said) != kept, said
 
 
-def test_the_command_is_there():
+def test_command_exists():
     command = Path(ROOT / "tools" / "gpu_report")
     assert os.access(command, os.X_OK)

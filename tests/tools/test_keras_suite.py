@@ -1,4 +1,4 @@
-"""Keras's own tests in the scope of a strategy: a selection, the exclusions, and the runner."""
+"""Checks the runner of Keras's own tests in a strategy's scope: selection and exclusions."""
 
 import subprocess
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_the_selection_fails_where_the_exclusions_say():
 
 
 @pytest.mark.slow
-def test_all_of_it_fails_where_the_exclusions_say():
+def test_full_suite_fails_where_the_exclusions_say():
     ended = suite("--all", timeout=7200)
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.slow  # A minute and a half, for the runner alone: the selection runs by default.
-def test_a_test_that_ends_ranks_apart_is_noted_and_the_others_run(tmp_path):
-    """Real ranks: one test fails on rank 1 alone, one kills rank 1, one waits for ever."""
+@pytest.mark.slow  # A minute and a half for the runner alone: the selection runs by default.
+def test_diverging_test_is_recorded_and_the_others_run(tmp_path):
+    """Real ranks: one test fails only on rank 1, one kills rank 1, one waits forever."""
     file = tmp_path / "apart_test.py"
     file.write_text(APART)
     found = Job(Path(_python()), "horovod", 2, silence=15.0).run([str(file)])
@@ -61,7 +61,7 @@ def test_alike():
     assert tf.distribute.get_strategy().size == 2
     assert isinstance(tf.Variable(1.0), tf.distribute.DistributedValues)
 
-def test_apart():
+def test_pairs_of_different_jobs_raise():
     assert RANK == 0
 
 def test_killed():
@@ -104,7 +104,7 @@ def listed(test: str, strategies: str = "mirrored") -> exclusions.Exclusion:
         ({"b": PASSED}, {}, listed("a"), None),
     ],
 )
-def test_a_run_is_held_against_the_list(outcomes, plain, exclusion, problem):
+def test_run_is_compared_with_the_list(outcomes, plain, exclusion, problem):
     listed_ones = [exclusion] if exclusion else []
     found = list(exclusions.problems(outcomes, plain, listed_ones, "mirrored", 2))
     assert len(found) == (problem is not None)
@@ -118,8 +118,8 @@ def test_a_line_that_cannot_be_read_is_an_error(tmp_path):
         exclusions.read(file)
 
 
-def test_users_are_told_each_reason():
-    """A reason stands, word for word, in the section that its link names."""
+def test_each_reason_is_documented():
+    """Each reason appears verbatim in the section that its link names."""
     for exclusion in exclusions.read():
         page, _, anchor = exclusion.link.partition("#")
         sections = (ROOT / page).read_text(encoding="utf-8").split("\n## ")
@@ -128,5 +128,5 @@ def test_users_are_told_each_reason():
         assert exclusion.reason in " ".join(section.split()), exclusion.reason
 
 
-def test_there_are_few():
+def test_exclusions_are_few():
     assert len(exclusions.read()) <= 40

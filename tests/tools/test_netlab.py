@@ -1,4 +1,4 @@
-"""The network lab: hosts with names, a rate that holds, and nothing that is left behind."""
+"""Checks the network lab: hosts with names, an enforced rate, and no leftovers."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 NETLAB = Path(__file__).resolve().parents[2] / "tools" / "netlab"
-# Sends 2 MB from host 1 to host 0, which prints the seconds and what its interface has received.
+# Sends 2 MB from host 1 to host 0, which prints the seconds and the bytes received.
 TRANSFER = """
 import os, socket, time
 own, size = int(os.environ["NETLAB_HOST"]), 2_000_000
@@ -57,11 +57,11 @@ def test_hosts_have_names_and_addresses():
 
 @pytest.mark.slow
 @needs_root
-def test_the_rate_holds():
+def test_network_rate_is_enforced():
     done = lab("--rate", "20mbit", "--", sys.executable, "-c", TRANSFER)
     assert done.returncode == 0, done.stderr
     seconds, received = map(float, done.stdout.split())
-    # 16 Mbit, of which the first 128 KB may come at once.
+    # 16 Mbit, of which the first 128 KB may arrive at once.
     assert 0.65 < seconds < 2.0
     assert 2_000_000 < received < 2_200_000
 

@@ -1,4 +1,4 @@
-"""The tool that shows the overlap: what it reads from Horovod's timeline."""
+"""Checks the benchmark that shows the overlap: how it reads Horovod's timeline."""
 
 import json
 
@@ -8,7 +8,7 @@ from tools.bench.overlap import Exchange, median_step, read_steps, record
 
 
 def _events(tensor: int, name: str, at: list[tuple[int, int, int]]) -> list[dict]:
-    """One tensor in a timeline: when it was ready, and its exchange began and ended, each step."""
+    """One tensor in a timeline: when it was ready, and its exchange began and ended, per step."""
     events = [{"name": "process_name", "ph": "M", "pid": tensor, "args": {"name": name}}]
     for ready, begin, end in at:
         events += [
@@ -28,7 +28,7 @@ def test_a_timeline_becomes_steps(tmp_path):
         *_events(4, "train_step.state.float32_1of1", [(8000, 8100, 8200), (27000, 27100, 27200)]),
     ]
     timeline = tmp_path / "timeline.json"
-    timeline.write_text(json.dumps(events)[:-1] + ",\n")  # Horovod ends it in a comma.
+    timeline.write_text(json.dumps(events)[:-1] + ",\n")  # Horovod ends the file with a comma.
     steps = read_steps(timeline)
     assert steps == [
         [Exchange(0, 0.0, 1.0, 3.0), Exchange(1, 4.0, 5.0, 6.0)],

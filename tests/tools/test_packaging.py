@@ -1,4 +1,4 @@
-"""The package: its metadata, what the sdist and the wheel hold, where its version is written."""
+"""Checks the package: metadata, contents of sdist and wheel, and the version's single location."""
 
 import ast
 import hashlib
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 import tfdml
 from tests.tools.checkouts import ROOT, copy_of_the_checkout, tracked_files
 
-# What is left lying about in a checkout that was worked in.
+# Files left over in a checkout that was used.
 STRAY = (
     "tfdml/native/operations-0123.so",
     "tfdml/data/notes.txt",
@@ -31,14 +31,14 @@ STRAY = (
     "notes.md",
     "tests/test_old.py",
 )
-# The text that Debian and the Apache Software Foundation ship, its appendix not filled in.
+# The text shipped by Debian and the Apache Software Foundation, with an empty appendix.
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
-# `tfdml build-horovod` makes it.
+# Created by `tfdml build-horovod`.
 NOT_FROM_AN_INDEX = {"horovod"}
 
 
 def setup_arguments() -> dict[str, ast.expr]:
-    """Returns what setup.py calls `setup` with, without running it."""
+    """Returns the arguments with which setup.py calls `setup`, without running it."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (call,) = (
         n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "setup"
@@ -61,14 +61,14 @@ def run_wheel(checkout: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """The directory with what `tools/wheel` makes of a checkout with stray files in it."""
+    """Returns the output directory of `tools/wheel` for a checkout with stray files."""
     checkout = copy_of_the_checkout(tmp_path_factory.mktemp("built") / "checkout")
     for name in STRAY:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_bytes(b"stray")
     done = run_wheel(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    # What twine says; --strict makes a warning an error.
+    # Twine's check; --strict makes a warning an error.
     assert done.stdout.count("PASSED") == 2, done.stdout
     return checkout / "dist"
 
@@ -84,7 +84,7 @@ def metadata(wheel) -> Message:
 
 
 def shipped() -> set[str]:
-    """Returns all files of the package that git knows."""
+    """Returns all files of the package that git tracks."""
     return {name for name in tracked_files() if name.startswith("tfdml/")}
 
 
@@ -121,7 +121,7 @@ def test_metadata(metadata):
     assert (
         metadata.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
     )
-    # Nobody is named whom nobody can ask.
+    # No person is named without a way to contact them.
     for invented in ("Author", "Author-email", "Maintainer", "Home-page", "Project-URL"):
         assert metadata[invented] is None
 
@@ -137,7 +137,7 @@ def test_the_classifiers_name_the_supported_pythons(metadata):
 
 
 def requirements(metadata: Message, extra: str) -> set[str]:
-    """Returns the names of what is installed with an extra; with none, of what always is."""
+    """Returns the names of an extra's packages; if empty, of those that are always installed."""
     return {
         requirement.name
         for requirement in map(Requirement, metadata.get_all("Requires-Dist"))
@@ -146,7 +146,7 @@ def requirements(metadata: Message, extra: str) -> set[str]:
     }
 
 
-def test_what_records_need_is_an_extra(metadata):
+def test_packages_for_records_are_an_extra(metadata):
     records = {"h5py", "pillow", "pyarrow"}
     assert requirements(metadata, "records") == records
     assert not requirements(metadata, "") & records
@@ -155,8 +155,8 @@ def test_what_records_need_is_an_extra(metadata):
     assert requirements(metadata, "cpu") == {"tensorflow-cpu"}
 
 
-def test_each_package_that_is_imported_is_asked_for(metadata):
-    """Every import of the package, wherever it stands, is of something that an extra brings."""
+def test_each_imported_package_is_a_requirement(metadata):
+    """Every import of the package, anywhere, is provided by a requirement or an extra."""
     imported = set()
     for file in (ROOT / "tfdml").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -175,7 +175,7 @@ def test_each_package_that_is_imported_is_asked_for(metadata):
 def test_the_version_is_written_in_one_place():
     assert tfdml.__version__ == VERSION
     written = re.compile(rf"(?<![\d.]){re.escape(VERSION)}(?![\d.])")
-    places = [
+    paths = [
         name
         for name in tracked_files()
         if not name.startswith("tests/")
@@ -183,7 +183,7 @@ def test_the_version_is_written_in_one_place():
         or (name.startswith("tools/") and "." not in name)
         if written.search((ROOT / name).read_text(encoding="utf-8"))
     ]
-    assert places == ["setup.py"]
+    assert paths == ["setup.py"]
 
 
 def test_the_licence_is_the_standard_text():
@@ -192,7 +192,7 @@ def test_the_licence_is_the_standard_text():
 
 
 def test_a_broken_description_is_refused(tmp_path):
-    """`tools/wheel` fails where twine would warn."""
+    """`tools/wheel` fails if twine warns."""
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     setup = (checkout / "setup.py").read_text(encoding="utf-8")
     (checkout / "setup.py").write_text(setup.replace("text/markdown", "text/x-rst"))

@@ -1,4 +1,4 @@
-"""The table of versions: made of what ran, on all that is supported; and one TensorFlow stays."""
+"""Checks the table of versions: recorded runs, complete coverage, and a single TensorFlow."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def test_has_an_error(broken): pass
 
 
 def results_of(text: str, directory: Path, name: str) -> Path:
-    """Runs pytest on a file and returns what it writes of the results."""
+    """Runs pytest on a file and returns its report of the results."""
     file = directory / "test_some.py"
     file.write_text(text)
     results = directory / name
@@ -37,12 +37,12 @@ def results_of(text: str, directory: Path, name: str) -> Path:
     return results
 
 
-def test_the_table_is_made_of_what_ran():
+def test_table_lists_recorded_runs():
     page = versions.PAGE.read_text(encoding="utf-8")
     assert versions.with_table(page, versions.read()) == page
 
 
-def test_all_that_is_supported_ran_and_passed():
+def test_all_supported_versions_ran_and_passed():
     ran = {versions.pair(run) for run in versions.read()}
     keras, tensorflow = (
         sorted({versions.minor(str(r)) for r in known_releases(library)})
@@ -67,7 +67,7 @@ def test_results_are_counted(tmp_path):
 
 
 def requirements_with(*given: str, scratch: Path) -> set[str]:
-    """Returns what pip would install, and installs nothing."""
+    """Returns the packages that pip would install, without installing."""
     report = scratch / "report.json"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     done = subprocess.run([*command, "--report", report, *given], capture_output=True, text=True)
@@ -87,7 +87,7 @@ def test_no_extra_brings_another_tensorflow(tensorflow, tmp_path):
 
 
 @pytest.mark.slow
-def test_bootstrap_leaves_the_tensorflow_that_is_there(tmp_path):
+def test_bootstrap_keeps_the_installed_tensorflow(tmp_path):
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     made = run("bootstrap", "--environment", ".venv-it", "--empty", root=checkout, timeout=300)
     assert made.returncode == 0, made.stderr
@@ -95,7 +95,7 @@ def test_bootstrap_leaves_the_tensorflow_that_is_there(tmp_path):
     pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "tensorflow==2.20.*"], check=True)
     for step in ("first", "second"):
-        # Without a compiler it ends where Horovod would be built, after all packages.
+        # Without a compiler it stops where Horovod would be built, after all packages.
         done = run(
             *("bootstrap", "--environment", environment.name),
             root=checkout,

@@ -1,4 +1,4 @@
-"""From a fresh clone to training by the wheel: an empty environment and no compiler on PATH."""
+"""Checks a fresh clone up to training from the wheel: an empty environment, no compiler on PATH."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.tools.checkouts import copy_of_the_checkout
 
 pytestmark = pytest.mark.slow
 
-# All that tools/wheel runs, besides Python.
+# All commands that tools/wheel runs, apart from Python.
 COMMANDS = (
     *("bash", "cat", "date", "dirname", "env", "flock", "id", "ls", "mkdir", "rm", "sed", "tail"),
 )
@@ -47,7 +47,7 @@ print(json.dumps(said), flush=True)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> str:
-    """A PATH with what the tools run, and no compiler."""
+    """Returns a PATH with the tools' commands and no compiler."""
     directory = tmp_path_factory.mktemp("bin")
     for name in COMMANDS:
         found = next(Path(p) / name for p in os.get_exec_path() if (Path(p) / name).exists())
@@ -57,11 +57,11 @@ def path(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(path, tmp_path_factory) -> Path:
-    """The wheel that `tools/wheel` makes in a fresh clone without `tools/bootstrap`."""
+    """Returns the wheel built by `tools/wheel` in a fresh clone without `tools/bootstrap`."""
     checkout = copy_of_the_checkout(tmp_path_factory.mktemp("wheel") / "a checkout")
     done = run([str(checkout / "tools" / "wheel")], path, PYTHON=base_python())
     assert done.returncode == 0, done.stdout + done.stderr
-    # What twine says of the sdist and of the wheel.
+    # Twine's output on the sdist and on the wheel.
     assert done.stdout.count("PASSED") == 2
     (built,) = (checkout / "dist").glob("tfdml-*.whl")
     return built
@@ -69,7 +69,7 @@ def wheel(path, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, path, tmp_path_factory) -> str:
-    """The PATH of a new environment into which the wheel was installed, and nothing else."""
+    """Returns the PATH of a new environment in which only the wheel is installed."""
     home = tmp_path_factory.mktemp("installed")
     subprocess.run([base_python(), "-m", "venv", str(home)], check=True, timeout=120)
     environment = f"{home / 'bin'}:{path}"
@@ -81,7 +81,7 @@ def installed(wheel, path, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def project(installed, tmp_path_factory) -> Path:
-    """A user's directory: a script, and records made by `tfdml records`."""
+    """Returns a user's directory: a script, and records made by `tfdml records`."""
     home = tmp_path_factory.mktemp("project")
     (home / "train.py").write_text(TRAIN)
     numbers = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def base_python() -> str:
 
 
 def run(command: list[str], path: str, timeout: float = 300, cwd: Path | None = None, **variables):
-    """Runs a command with nothing of this environment but its home and pip's settings."""
+    """Runs a command with only the home and pip's settings of this environment."""
     kept = {name: v for name, v in os.environ.items() if name == "HOME" or name.startswith("PIP_")}
     command = ["env", f"PATH={path}", *command]
     return subprocess.run(
@@ -113,7 +113,7 @@ def run(command: list[str], path: str, timeout: float = 300, cwd: Path | None = 
 
 
 def train(project: Path, installed: str, workers: int, *arguments: str) -> list[dict]:
-    """Trains by `tfdml launch`; returns what each worker says."""
+    """Trains with `tfdml launch`; returns each worker's output."""
     command = ["tfdml", "launch", "--workers", str(workers), "train.py", *arguments]
     done = run(command, installed, cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -121,7 +121,7 @@ def train(project: Path, installed: str, workers: int, *arguments: str) -> list[
     return [json.loads(text) for text in said]
 
 
-def test_two_workers_train_as_one_does(project, installed):
+def test_two_workers_from_the_wheel_equal_one(project, installed):
     (alone,) = train(project, installed, 1, "none", "one", "2")
     two = train(project, installed, 2, "none", "two", "2")
     assert [worker["size"] for worker in two] == [2, 2]
@@ -129,12 +129,12 @@ def test_two_workers_train_as_one_does(project, installed):
     for worker in two:
         np.testing.assert_allclose(worker["losses"], alone["losses"], rtol=1e-5)
         np.testing.assert_allclose(worker["norm"], alone["norm"], rtol=1e-5)
-        # What was trained with is what was installed.
+        # The trained package is the installed one.
         assert str(Path(worker["tfdml"]).parents[4]) in installed
 
 
 def test_compressed_with_a_checkpoint(project, installed):
-    """A codec runs without its compiled operations; a second run continues with the same bits."""
+    """A codec runs without its compiled operations; a second run resumes with the same bits."""
     whole = train(project, installed, 2, "PowerSGD", "whole", "3")
     train(project, installed, 2, "PowerSGD", "parts", "2")
     parts = train(project, installed, 2, "PowerSGD", "parts", "3")
@@ -155,7 +155,7 @@ def test_records_name_the_package_that_is_missing(project, installed):
     )
 
 
-def test_what_the_message_says_helps(project, installed):
+def test_advice_of_the_message_works(project, installed):
     """Runs last: it changes the environment."""
     done = run(["pip", "install", "--quiet", "tfdml[records]"], installed, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The workflows: valid, and each step is one command of tools/ that a developer runs as well."""
+"""Checks the workflows: valid, and each step is a command of tools/ that developers can run."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from tfdml.known_versions import known_releases
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 ACTIONS = {"actions/checkout", "actions/setup-python"}
-# Everything that is to be checked of a change.
+# All checks that a change must pass.
 COMMANDS = {
     "tools/docs",
     "tools/test",
@@ -33,7 +33,7 @@ def jobs(file: Path) -> list[dict]:
 
 
 def commands() -> list[str]:
-    """Returns the commands of all steps, those of a matrix for each of its combinations."""
+    """Returns the commands of all steps, for each combination of a matrix."""
     found = []
     for job in (job for file in WORKFLOWS for job in jobs(file)):
         for values in combinations(job):
@@ -45,7 +45,7 @@ def commands() -> list[str]:
 
 
 def combinations(job: dict) -> list[dict[str, str]]:
-    """Returns the values of a job's matrix; one without any where it has none."""
+    """Returns the values of a job's matrix; one empty combination if it has none."""
     matrix = job.get("strategy", {}).get("matrix", {})
     return [
         dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())
@@ -53,7 +53,7 @@ def combinations(job: dict) -> list[dict[str, str]]:
 
 
 def lint(*files: Path) -> subprocess.CompletedProcess:
-    """Holds workflows against GitHub's schema, which comes with the linter."""
+    """Validates workflows against GitHub's schema, which comes with the linter."""
     linter = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
     return subprocess.run(
         [linter, "--builtin-schema", "vendor.github-workflows", *files],
@@ -63,7 +63,7 @@ def lint(*files: Path) -> subprocess.CompletedProcess:
     )
 
 
-def test_they_fit_the_schema():
+def test_workflows_match_the_schema():
     done = lint(*WORKFLOWS)
     assert done.returncode == 0, done.stdout
 
@@ -71,7 +71,7 @@ def test_they_fit_the_schema():
 @pytest.mark.parametrize(
     ("right", "wrong"), [("runs-on:", "runs_on:"), ("jobs:", "job:"), ("- run:", "- runs:")]
 )
-def test_the_linter_finds_what_does_not_fit(right, wrong, tmp_path):
+def test_linter_detects_invalid_workflows(right, wrong, tmp_path):
     text = (ROOT / ".github" / "workflows" / "lint.yml").read_text(encoding="utf-8")
     (tmp_path / "lint.yml").write_text(text.replace(right, wrong))
     done = lint(tmp_path / "lint.yml")
@@ -102,7 +102,7 @@ def test_the_commands_exist_with_their_options(command):
             assert (ROOT / argument).exists()
 
 
-def test_nothing_is_left_out():
+def test_workflows_run_all_checks():
     assert set(commands()) >= COMMANDS
 
 

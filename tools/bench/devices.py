@@ -40,11 +40,11 @@ def strategy_of(who: str, devices: list[str]) -> Any:
         return tf.distribute.MirroredStrategy(devices)
     strategy = tfdml.MirroredStrategy(devices, bucket_bytes=2**40 if who == "one" else 4 << 20)
     if who == "ring":
-        told = tf.distribute.experimental.CommunicationOptions(
+        options = tf.distribute.experimental.CommunicationOptions(
             implementation=tf.distribute.experimental.CommunicationImplementation.RING
         )
         own = strategy.extended.local_devices
-        strategy.extended.aggregator_choice.device_group = DeviceGroup(Topology(), own, told)
+        strategy.extended.aggregator_choice.device_group = DeviceGroup(Topology(), own, options)
     return strategy
 
 

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 
-def noted(path: Path) -> list[list]:
+def stored_rows(path: Path) -> list[list]:
     """Returns the stored rows of a table."""
     return json.loads(path.read_text()) if path.exists() else []
 

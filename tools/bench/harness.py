@@ -196,8 +196,8 @@ def run_workers(
         for config in configs
     ]
     others = [
-        subprocess.Popen(command, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for told in own[1:]
+        subprocess.Popen(command, env=each, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for each in own[1:]
     ]
     try:
         return result_of(command, own[0], timeout)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from tools.bench.figures import note, noted, spread
+from tools.bench.figures import note, spread, stored_rows
 from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
 
 BASELINE = ("sgd", 128)
@@ -35,7 +35,7 @@ def run(epochs: int, search: str) -> None:
 
     strategy = tfdml.HorovodStrategy()
     dataset = images.load()
-    rows = [] if search else noted(NOTED)
+    rows = [] if search else stored_rows(NOTED)
     done = [tuple(row[:3]) for row in rows]
 
     def accuracy(name: str, batch: int, seed: int, rate: float | None = None) -> None:
@@ -92,12 +92,12 @@ def draw(found: dict[tuple[str, int], list[float]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
     base = statistics.mean(found[BASELINE])
     axes.axhline(100 * base, color="black", linewidth=1, label=f"SGD, batch {BASELINE[1]}")
-    for place, batch in enumerate(LARGE):
+    for position, batch in enumerate(LARGE):
         for i, name in enumerate(names):
             values = [100 * v for v in found[name, batch]]
-            x = [i + 0.3 * (place - 0.5)] * len(values)
+            x = [i + 0.3 * (position - 0.5)] * len(values)
             label = f"batch {batch:,}" if i == 0 else None
-            axes.plot(x, values, "o", color=f"C{place}", alpha=0.7, label=label)
+            axes.plot(x, values, "o", color=f"C{position}", alpha=0.7, label=label)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("validation accuracy, %")
     axes.legend()

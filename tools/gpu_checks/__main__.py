@@ -65,8 +65,8 @@ def main(
         began = time.monotonic()
         found = rows_of(check, machine)
         rows += found
-        told = f"{check.name}: {in_words(found)}, {time.monotonic() - began:.0f} s"
-        typer.echo(told, err=True)
+        line = f"{check.name}: {in_words(found)}, {time.monotonic() - began:.0f} s"
+        typer.echo(line, err=True)
     text = page(rows, machine, ["tools/gpu_report", *sys.argv[1:]])
     if output is None:
         typer.echo(text)

@@ -67,5 +67,5 @@ def _driver() -> str:
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi is not on PATH"
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return ", ".join(sorted(set(told.stdout.split()))) or told.stderr.strip()[-200:]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return ", ".join(sorted(set(done.stdout.split()))) or done.stderr.strip()[-200:]

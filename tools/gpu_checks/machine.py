@@ -37,18 +37,28 @@ class Machine:
 
     def alone(self, module: str, *arguments: str) -> Any:
         """Runs a job of one process; returns what it reports."""
-        command = harness.module_command(f"tools.gpu_checks.jobs.{module}", *self._told(arguments))
+        command = harness.module_command(
+            f"tools.gpu_checks.jobs.{module}", *self._with_kind(arguments)
+        )
         return harness.result_of(command, harness.environment(harness.threads_each(1)), LIMIT)
 
     def ranks(self, module: str, *arguments: str, processes: int = 2) -> Any:
         """Runs a job of Horovod; returns what rank 0 reports."""
         name = f"tools.gpu_checks.jobs.{module}"
-        return harness.run_job(name, *self._told(arguments), processes=processes, timeout=LIMIT)
+        return harness.run_job(
+            name, *self._with_kind(arguments), processes=processes, timeout=LIMIT
+        )
 
     def workers(self, module: str, *arguments: str, workers: int = 2) -> Any:
         """Runs a job of `tfdml launch` on this machine; returns what worker 0 reports."""
         launch = harness.module_command("tfdml.cli.main", "launch", "--workers", str(workers))
-        command = [*launch, "--", "-m", f"tools.gpu_checks.jobs.{module}", *self._told(arguments)]
+        command = [
+            *launch,
+            "--",
+            "-m",
+            f"tools.gpu_checks.jobs.{module}",
+            *self._with_kind(arguments),
+        ]
         own = harness.environment(harness.threads_each(workers))
         return harness.result_of(command, own, LIMIT)
 
@@ -62,7 +72,7 @@ class Machine:
         """True if Horovod is built with NCCL."""
         return isinstance(self.horovod, Loaded) and "nccl" in self.horovod.transports
 
-    def _told(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    def _with_kind(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
         return (*arguments, "--kind", self.kind)
 
 

@@ -46,8 +46,8 @@ def heading(machine: Machine) -> str:
     if machine.kind == "cpu":
         return ON_PROCESSORS
     kinds = Counter(device["kind"] or "GPU" for device in machine.look["devices"])
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"Run on GPUs: {told or 'there is none'}"
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"Run on GPUs: {counted or 'there is none'}"
 
 
 def in_words(rows: Sequence[Row]) -> str:

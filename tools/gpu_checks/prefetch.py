@@ -11,20 +11,22 @@ def prefetch(machine: Machine) -> Iterator[Row]:
     yield row_of(machine.alone("prefetch"), machine.kind)
 
 
-def row_of(told: dict, kind: str) -> Row:
+def row_of(report: dict, kind: str) -> Row:
     """Returns the row for a report of `tools.gpu_checks.jobs.prefetch`."""
     row = Row(
         "prefetch to the devices",
         "Each replica's rows are on its device, and the next batches come before they are asked "
         "for.",
     )
-    row.figures = {"batches": str(len(told["parts"])), "ahead": str(told["ahead"])}
-    for number, devices in enumerate(told["parts"]):
+    row.figures = {"batches": str(len(report["parts"])), "ahead": str(report["ahead"])}
+    for number, devices in enumerate(report["parts"]):
         on = [device.rpartition("device:")[2] for device in devices]
-        row.require(on == told["devices"], f"batch {number} must be on {told['devices']}, not {on}")
-    row.require(bool(told["parts"]), "there must be batches")
-    row.require(told["ahead"] >= 1, "a batch must come before it is asked for")
+        row.require(
+            on == report["devices"], f"batch {number} must be on {report['devices']}, not {on}"
+        )
+    row.require(bool(report["parts"]), "there must be batches")
+    row.require(report["ahead"] >= 1, "a batch must come before it is asked for")
     if kind == "gpu":
         row.rule += " `fit` copies ahead."
-        row.require(told["fit copies ahead"], "`fit` must copy ahead where there are GPUs")
+        row.require(report["fit copies ahead"], "`fit` must copy ahead where there are GPUs")
     return row

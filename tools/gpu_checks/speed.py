@@ -32,10 +32,10 @@ def run(machine: Machine, strategy: str, side: str, size: int) -> dict:
     if strategy == "mirrored":
         return machine.alone("speed", strategy, "--side", side, "--devices", str(size))
     cards = str(min(machine.cards, size) if machine.kind == "gpu" else 1)
-    told = ("speed", strategy, "--side", side, "--cards", cards)
+    arguments = ("speed", strategy, "--side", side, "--cards", cards)
     if strategy == "horovod":
-        return machine.ranks(*told, processes=size)
-    return machine.workers(*told, workers=size)
+        return machine.ranks(*arguments, processes=size)
+    return machine.workers(*arguments, workers=size)
 
 
 def memory(machine: Machine) -> Iterator[Row]:

@@ -51,16 +51,16 @@ def nccl(machine: Machine) -> Iterator[Row]:
         return
     cards = str(machine.cards)
     short = ("--variant", "float32", "--variant", "mixed_float16")
-    told = ("--devices", cards, "--exchange", "nccl", *short)
-    yield from compared(names[0], machine.alone("train", "mirrored", *told), machine)
-    told = ("--cards", cards, "--exchange", "nccl", *short)
-    found = machine.workers("train", "multi_worker", *told, workers=machine.cards)
+    arguments = ("--devices", cards, "--exchange", "nccl", *short)
+    yield from compared(names[0], machine.alone("train", "mirrored", *arguments), machine)
+    arguments = ("--cards", cards, "--exchange", "nccl", *short)
+    found = machine.workers("train", "multi_worker", *arguments, workers=machine.cards)
     yield from compared(names[1], found, machine)
     if not machine.has_nccl_in_horovod:
         yield Row(names[2], f"{RULE}.", left_out=f"Horovod is not built with NCCL: {BUILD}")
         return
-    told = ("--cards", cards, *short)
-    found = machine.ranks("train", "horovod", *told, processes=machine.cards)
+    arguments = ("--cards", cards, *short)
+    found = machine.ranks("train", "horovod", *arguments, processes=machine.cards)
     yield from compared(names[2], found, machine)
 
 

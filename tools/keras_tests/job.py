@@ -159,7 +159,7 @@ class _Attempt:
             silent = time.monotonic() - heard
             parted = self._parted(silent > min(LAG, self._job.silence))
             if parted is not None:
-                return parted, self._how_they_parted(parted)
+                return parted, self._outcomes_of_ranks(parted)
             limit = self._job.silence if self._ends or self._under_way else START_SECONDS
             if silent > limit:
                 return self._under_way, f"Nothing happened for {limit:.0f} s."
@@ -169,12 +169,12 @@ class _Attempt:
         """Returns the cause of a job's early end."""
         parted = self._parted(waits=True)
         if parted is not None:
-            return parted, self._how_they_parted(parted)
+            return parted, self._outcomes_of_ranks(parted)
         if self._under_way is not None or not self._begun:
             return self._under_way, f"The job ended, with exit code {exit_code}."
         return None
 
-    def _how_they_parted(self, test: str) -> str:
+    def _outcomes_of_ranks(self, test: str) -> str:
         """Returns each rank's outcome of a test as text."""
         lines = ["The ranks parted."]
         for rank in range(self._job.processes):

@@ -1,8 +1,8 @@
-"""A training script in which one rank does something wrong, at a place of choice.
+"""Training script in which one rank fails at a chosen point.
 
     fault_program.py DIRECTORY KIND FAULT WHERE RANK [WIDTH]
 
-It notes in DIRECTORY when the fault happens.
+It records in DIRECTORY when the fault happens.
 """
 
 import os
@@ -23,7 +23,7 @@ width = int(sys.argv[6]) if len(sys.argv) > 6 else 8
 
 
 def do_fault() -> None:
-    """Does what was asked for, on the rank that was asked for."""
+    """Triggers the requested fault on the requested rank."""
     if strategy.rank != int(faulty):
         return
     Path(directory, f"fault{strategy.rank}").write_text(str(time.time()))
@@ -39,7 +39,7 @@ def do_fault() -> None:
 
 
 class At(keras.callbacks.Callback):
-    """Does the fault when training comes to a place."""
+    """Triggers the fault when training reaches a point."""
 
     def on_train_begin(self, logs=None):
         if where == "train_begin":
@@ -65,15 +65,15 @@ class At(keras.callbacks.Callback):
 
 
 def in_exchange() -> None:
-    """Does the fault while the main thread is in a step, from some steps on."""
-    place = strategy.extended.guard.activity
-    while place.step < 3 or place.waits_for is None:
+    """Triggers the fault while the main thread is in a step, after some steps."""
+    activity = strategy.extended.guard.activity
+    while activity.step < 3 or activity.waits_for is None:
         time.sleep(0.0005)
     do_fault()
 
 
 class FaultyStep(keras.Sequential):
-    """A model whose train step does the fault, in the graph."""
+    """Model whose train step triggers the fault in the graph."""
 
     def train_step(self, data):
         if where == "train_step":
@@ -84,7 +84,7 @@ class FaultyStep(keras.Sequential):
 
 
 def batches():
-    """Rows, one by one; the data function that may fail."""
+    """Yields rows, one by one; data function that may fail."""
     for row in range(96):
         if where == "data" and row == 40:
             do_fault()

@@ -1,4 +1,4 @@
-"""Jobs of real processes for fault tests: a time limit, and a look at what is left."""
+"""Runs jobs of real processes for fault tests, with a time limit, and finds leftovers."""
 
 import dataclasses
 import re
@@ -16,12 +16,12 @@ PROGRAM = Path(__file__).with_name("fault_program.py")
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """How a job ended.
+    """Outcome of a job.
 
     Attributes:
-        code: The launcher's exit code.
-        output: What all ranks and the launcher wrote.
-        seconds: How long it took from the fault to the end; from the start without a fault.
+        code: Exit code of the launcher.
+        output: Output of all ranks and of the launcher.
+        seconds: Seconds from the fault to the end; from the start if there was no fault.
         left: Processes that outlived it.
     """
 
@@ -32,21 +32,21 @@ class Finished:
 
     @property
     def message(self) -> str:
-        """What the guard said first, its lines joined, "" if it said nothing."""
+        """The guard's first message, its lines joined; "" if there is none."""
         lines = [re.sub(r"^\[\d+\](<\w+>:)? ?", "", line) for line in self.output.splitlines()]
         begins = [i for i, line in enumerate(lines) if line.startswith("tfdml: the job ends")]
         return "\n".join(lines[begins[0] : begins[0] + 8]) if begins else ""
 
 
 def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: float = 120):
-    """Runs the fault program on real ranks, by `tfdml launch`.
+    """Runs the fault program on real ranks with `tfdml launch`.
 
     Args:
-        tmp_path: A directory of this job's own, by which its processes are known.
+        tmp_path: Directory of this job only, by which its processes are found.
         kind: "horovod" or "multi_worker".
-        size: The number of ranks.
-        *arguments: The program's, see there.
-        timeout: Seconds until all of it is ended.
+        size: Number of ranks.
+        *arguments: Arguments of the program.
+        timeout: Seconds until everything is ended.
     """
     command = [sys.executable, "-m", "tfdml.cli.main", "launch", "--workers", str(size)]
     if kind == "horovod":

@@ -1,4 +1,4 @@
-"""Whatever happens to a rank, the job ends everywhere, soon, and says why. Real processes."""
+"""Checks that any fault of a rank ends the job everywhere, soon, and with its cause."""
 
 import re
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.runtime.faults.jobs import run_job
 
-# Seconds from the fault to the end of the launcher: the limit of silence in the program is 3, the
-# ranks end within 10 beyond it, and the launcher ends a stopped one by SIGTERM and then SIGKILL.
+# Seconds from the fault to the launcher's end: the program's limit of silence is 3, the
+# ranks end within 10 after it, and the launcher ends a stopped one by SIGTERM and then SIGKILL.
 SOON = {"SIGSTOP": 45.0}
 
 CAUSES = {
@@ -28,18 +28,18 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
     assert re.search(rf"on all {size} ranks, because rank {rank} {why}", job.message), job.output
     assert cause in job.message
     if fault != "SIGSTOP":
-        # The guard has ended the others, and not the launcher some seconds later.
+        # The guard ended the others, not the launcher some seconds later.
         assert "did not end by itself" not in job.output
     assert re.search(rf"rank {rank}: host \S+, pid \d+", job.message)
     return job
 
 
-# One of each fault and place, over both transports; the slow tests below are all of them.
+# One of each fault and point, over both transports; the slow tests below run all of them.
 @pytest.mark.parametrize(
     ("kind", "fault", "where", "rank"),
     [
         ("horovod", "exit", "exchange", 1),
-        # `test_guard` has an exception, `test_place` its words, without a launcher.
+        # `test_guard` covers an exception, `test_activity` its wording, without a launcher.
         pytest.param("multi_worker", "raise", "batch_end", 1, marks=pytest.mark.slow),
         pytest.param("multi_worker", "raise", "data", 0, marks=pytest.mark.slow),
         ("multi_worker", "SIGTERM", "epoch_end", 0),
@@ -69,19 +69,19 @@ def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):
         *[("exit", w) for w in ("batch_end", "exchange", "before_the_model")],
     ],
 )
-def test_every_fault_at_every_place(tmp_path, kind, size, last, fault, where):
+def test_every_fault_at_every_point(tmp_path, kind, size, last, fault, where):
     check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
-def test_a_death_inside_a_large_exchange(tmp_path, kind):
+def test_death_during_a_large_exchange(tmp_path, kind):
     check(tmp_path, kind, 2, "exit", "exchange", 1, 500_000)
 
 
-@pytest.mark.slow  # What is said of it is in `test_guard` by default.
+@pytest.mark.slow  # By default `test_guard` checks its messages.
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
-def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
+def test_call_made_by_one_rank_only(tmp_path, kind):
     job = run_job(tmp_path, kind, 2, "none", "evaluate_alone", 0)
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < 60
@@ -94,7 +94,7 @@ def test_a_call_that_one_rank_makes_alone(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_a_rank_that_ends_its_program_early(tmp_path, kind):
-    """Its exit code is 0; the others wait in vain, or their exchange breaks."""
+    """Its exit code is 0; the others wait in vain, or their exchange fails."""
     job = run_job(tmp_path, kind, 2, "sys.exit", "batch_end", 1)
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < 45

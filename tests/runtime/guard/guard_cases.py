@@ -1,4 +1,4 @@
-"""What the ranks run to show what the guard and the fingerprint see."""
+"""Cases run by ranks: faults and differences that the guard and the fingerprint must detect."""
 
 import dataclasses
 import time
@@ -15,7 +15,7 @@ from tfdml.strategies import HorovodStrategy
 
 
 def different(what: str) -> None:
-    """Rank 1 does something else than rank 0; must raise on both."""
+    """Rank 1 does something different from rank 0; must raise on both."""
     x, y = data(48)
     strategy = rank_job.strategy()
     own = strategy.rank == 1
@@ -44,14 +44,14 @@ def different(what: str) -> None:
 
 
 def different_options(name: str, own, others) -> None:
-    """Rank 1 makes its strategy with another option; must raise on both."""
+    """Rank 1 creates its strategy with a different option; must raise on both."""
     x, y = data(24)
     strategy = rank_job.strategy(**{name: own if rank_job.rank() == 1 else others})
     compiled(strategy).fit(x, y, batch_size=12, verbose=0)
 
 
 class OtherBuckets(keras.callbacks.Callback):
-    """Rank 1's exchanges are others than rank 0's, once the fingerprints have been compared."""
+    """Rank 1's exchanges differ from rank 0's after the fingerprints have been compared."""
 
     def on_train_begin(self, logs=None):
         extended = self.model.distribute_strategy.extended
@@ -60,7 +60,7 @@ class OtherBuckets(keras.callbacks.Callback):
 
 
 def unequal_exchanges(again: bool) -> None:
-    """The ranks exchange different things in a step; `again`: of names that were used before."""
+    """The ranks exchange different tensors in a step; with `again`, under names used before."""
     x, y = data(24)
     if again:
         compiled(rank_job.strategy()).fit(x, y, batch_size=12, verbose=0)
@@ -113,7 +113,7 @@ class Holding(keras.callbacks.Callback):
 
 
 def in_a_callback() -> tuple[str, str]:
-    """Returns what rank 0 hears of rank 1 during a callback, and its own activity after."""
+    """Returns what rank 0 knows of rank 1 during a callback, and rank 0's activity afterwards."""
     x, y = data(24)
     strategy = rank_job.strategy()
     model = compiled(strategy)
@@ -123,7 +123,7 @@ def in_a_callback() -> tuple[str, str]:
 
 
 def guard_that_fails() -> None:
-    """The guard's thread of rank 1 raises while the rank is well."""
+    """Rank 1's guard thread raises while the rank itself is healthy."""
     strategy = rank_job.strategy()
     if strategy.rank == 1:
         strategy.extended.guard._own_beat = None
@@ -134,7 +134,7 @@ def guard_that_fails() -> None:
 
 @keras.saving.register_keras_serializable("tfdml-tests")
 class Slow(layers.Layer):
-    """A layer that takes long on one rank, and long to trace on the other."""
+    """Layer that is slow to run on one rank, and slow to trace on the other."""
 
     def __init__(self, seconds: float, tracing: float):
         super().__init__()
@@ -142,7 +142,7 @@ class Slow(layers.Layer):
         self.tracing = tracing
 
     def call(self, inputs):
-        """Returns `inputs`, later."""
+        """Returns `inputs` after a delay."""
         time.sleep(self.tracing)
 
         def wait(values):
@@ -154,7 +154,7 @@ class Slow(layers.Layer):
 
 
 def monitored(slow_rank: int) -> list:
-    """Returns what a `StepMonitor` has seen of two epochs, where one rank is slow."""
+    """Returns the report of a `StepMonitor` on two epochs in which one rank is slow."""
     strategy = rank_job.strategy()
     with strategy.scope():
         slow = Slow(0.15, 0.0) if strategy.rank == slow_rank else Slow(0.0, 2.0)
@@ -168,7 +168,7 @@ def monitored(slow_rank: int) -> list:
 
 
 def one_rank_raises_alone(rank: int) -> None:
-    """A callback's mistake on one rank, which the program catches; the others wait in vain."""
+    """A callback fails on one rank, and the program catches the error; the others wait in vain."""
     x, y = data(48)
     strategy = rank_job.strategy()
     model = compiled(strategy)

@@ -1,4 +1,4 @@
-"""Where a process is and what it has raised, in words."""
+"""Checks the wording of a process's activity and of its errors."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_an_error_says_where_it_was_raised():
 
 
 class Saver(keras.callbacks.Callback):
-    """One that fails."""
+    """Callback that fails."""
 
     def on_epoch_end(self, epoch, logs=None):
         broken()
@@ -51,8 +51,8 @@ def from_generator():
 
 
 @pytest.mark.parametrize("call", [step, from_generator], ids=["step", "generator"])
-def test_python_code_of_a_graph_is_told_as_if_it_had_none(call):
-    """TensorFlow's own text is pages long, and what has happened is in the middle of it."""
+def test_errors_in_python_code_of_a_graph_read_like_eager_ones(call):
+    """TensorFlow's own message is pages long, with the cause in the middle."""
     with pytest.raises(tf.errors.OpError) as failure:
         call()
     error, how, activity = describe_error(failure.value).splitlines()

@@ -1,4 +1,4 @@
-"""The channel opens for those who know the secret, and for nobody else."""
+"""Checks that the channel opens only for peers that know the secret."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SECRET = b"s" * 32
 
 @pytest.fixture
 def listener():
-    """A socket that listens on the loopback."""
+    """Returns a socket that listens on the loopback."""
     with channel.listen("127.0.0.1") as listening:
         yield listening
 
@@ -53,14 +53,14 @@ def test_messages_arrive_in_order(listener):
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(b"x" * 32, SECRET), (SECRET, b"x" * 32)])
-def test_another_secret_opens_nothing(listener, theirs, ours):
+def test_wrong_secret_is_rejected(listener, theirs, ours):
     accepted = accepting(listener, secret=ours)
     assert channel.connect("127.0.0.1", listener.getsockname()[1], theirs, 5.0) is None
     assert accepted() is None
 
 
-def test_what_was_sent_cannot_be_sent_back(listener):
-    """Who knows no secret answers with the very bytes that it is sent."""
+def test_messages_cannot_be_reflected(listener):
+    """A peer without the secret replies with the bytes it received."""
     accepted = accepting(listener)
     with socket.create_connection(listener.getsockname()) as mirror:
         mirror.settimeout(2)
@@ -72,11 +72,11 @@ def test_what_was_sent_cannot_be_sent_back(listener):
     assert accepted() is None
 
 
-def test_nobody_comes(listener):
+def test_accept_times_out(listener):
     assert channel.accept(listener, SECRET, 0.05) is None
 
 
-def test_a_closed_end_is_an_error(listener):
+def test_closed_connection_is_an_error(listener):
     first, second = pair(listener)
     first.close()
     with pytest.raises(ConnectionError, match="closed"):
@@ -84,7 +84,7 @@ def test_a_closed_end_is_an_error(listener):
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", json.dumps("text").encode() + b"\n"])
-def test_what_is_no_message_is_an_error(listener, line):
+def test_malformed_message_is_an_error(listener, line):
     first, second = pair(listener)
     first._socket.sendall(line)
     with pytest.raises(ConnectionError, match="Not a message"):

@@ -1,4 +1,4 @@
-"""What ranks do differently is named on all of them; what one rank changes alone is found."""
+"""Checks that differences between ranks are named on all, and one rank's changes are detected."""
 
 import inspect
 import time
@@ -30,7 +30,7 @@ def test_a_difference_is_an_error_on_every_rank(ranks, what, message):
         assert message in error
 
 
-# What a rank may choose for itself, and arguments that are not the replicas' options.
+# Options that a rank may choose for itself, and arguments that are not options of replicas.
 OWN = {"self", "devices", "cluster_resolver", "silence_limit", "start_limit"}
 OPTIONS = {
     "compression": (Float16(), None),
@@ -55,7 +55,7 @@ def _options(strategy: type) -> set[str]:
     ],
 )
 def test_a_different_option_is_an_error_on_every_rank(ranks, kind, name):
-    """A new option has to be told here how it differs, or that it may."""
+    """A new option must be listed here with a different value, or as allowed to differ."""
     with pytest.raises(RankFailure) as failure:
         ranks(2, kind).run(cases.different_options, name, *OPTIONS[name])
     assert sorted(failure.value.errors) == [0, 1]
@@ -68,7 +68,7 @@ def test_unequal_exchanges_end_the_job_in_seconds(ranks, again):
     began = time.monotonic()
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(cases.unequal_exchanges, again)
-    # The guard waits for 5 s of them; with its default limit it took two minutes.
+    # The guard waits for 5 s; with its default limit this took two minutes.
     assert time.monotonic() - began < 45
     assert "exchanges something else than rank 0 in one step" in str(failure.value)
 
@@ -84,7 +84,7 @@ def test_a_different_variable_is_an_error_on_every_rank(ranks, what):
         assert "Detected at node" not in error
 
 
-def test_a_changed_weight_is_found(ranks):
+def test_changed_weight_is_detected(ranks):
     with pytest.raises(RankFailure) as failure:
         ranks(3).run(cases.changed_weights, 2)
     assert sorted(failure.value.errors) == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_a_changed_weight_is_found(ranks):
         assert "bias on rank 1 (" in error
 
 
-def test_without_the_check_it_is_not_looked_for(ranks):
+def test_changed_weight_is_ignored_without_the_check(ranks):
     ranks(3).run(cases.changed_weights, 0)
 
 
@@ -107,14 +107,14 @@ def test_a_monitor_names_the_rank_that_the_others_wait_for(ranks):
             assert slow.causes > 0.5
 
 
-def test_the_others_know_in_which_callback_a_rank_is(ranks):
+def test_callback_of_a_rank_is_known_to_the_others(ranks):
     (heard, own), (_, other) = ranks(2).run(cases.in_a_callback)
     assert "fit, epoch 0, step 2, in callback Holding.on_epoch_end" in heard
     assert own == other == "outside of fit, evaluate and predict"
 
 
-def test_a_guard_that_fails_says_so(ranks):
-    """And not, a minute later, that a rank which is well was silent."""
+def test_failing_guard_is_reported(ranks):
+    """And not, a minute later, that a healthy rank was silent."""
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(cases.guard_that_fails)
     assert "the guard itself failed on rank 1" in str(failure.value)
@@ -122,7 +122,7 @@ def test_a_guard_that_fails_says_so(ranks):
 
 
 def test_ranks_left_behind_by_an_exception_are_ended(ranks):
-    """The rank's program goes on, as a pool's does; the other could wait for ever."""
+    """The rank's program continues, as a pool's does; the other could wait forever."""
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(cases.one_rank_raises_alone, 1)
     assert sorted(failure.value.errors) == [1]

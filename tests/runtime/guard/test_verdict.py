@@ -1,4 +1,4 @@
-"""What rank 0 concludes from what it hears."""
+"""Checks the conclusions that rank 0 draws from the ranks' messages."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LIMIT = 60.0
 
 
 def members(count: int = 3, **beat) -> list[RankStatus]:
-    """Ranks that are heard of at time 0, in step 5 of a `fit`."""
+    """Returns ranks last heard of at time 0, in step 5 of a `fit`."""
     found = []
     for rank in range(count):
         member = RankStatus(rank, f"node{rank}", 100 + rank, heard=0.0)
@@ -44,7 +44,7 @@ def beat_on(found: list[RankStatus], time: float) -> None:
         member.hear({**member.beat, "progress": member.beat["progress"] + 1}, time)
 
 
-def test_a_job_that_runs_goes_on():
+def test_healthy_job_continues():
     found = members()
     beat_on(found, 50.0)
     assert verdict(found, LIMIT, 51.0) is None
@@ -57,7 +57,7 @@ def test_a_broken_connection_is_a_death():
     assert (result.rank, result.why) == (2, "died")
 
 
-def test_a_connection_may_end_after_a_goodbye():
+def test_connection_may_close_after_a_goodbye():
     found = members(waits_for=None, call=None)
     found[2].hear({"kind": "bye"}, 0.5)
     found[2].lost = True
@@ -65,7 +65,7 @@ def test_a_connection_may_end_after_a_goodbye():
     assert verdict(found, LIMIT, 60.0) is None
 
 
-def test_silence_beyond_the_limit():
+def test_silence_beyond_the_limit_ends_the_job():
     found = members()
     beat_on(found[:2], LIMIT + 1)
     result = verdict(found, LIMIT, LIMIT + 1)
@@ -74,7 +74,7 @@ def test_silence_beyond_the_limit():
     assert verdict(found, LIMIT + 2, LIMIT + 1) is None
 
 
-def test_an_exception_that_nobody_caught():
+def test_uncaught_exception_ends_the_job():
     found = members()
     found[1].hear(failure(call=None), 1.0)
     assert verdict(found, LIMIT, 1.0 + RAISED_GRACE / 2) is None
@@ -82,7 +82,7 @@ def test_an_exception_that_nobody_caught():
     assert (result.rank, result.error) == (1, "ValueError: no")
 
 
-def test_an_exception_on_all_ranks_is_for_the_program_to_handle():
+def test_exception_on_all_ranks_is_left_to_the_program():
     found = members()
     for member in found:
         member.hear(failure(), 1.0)
@@ -91,7 +91,7 @@ def test_an_exception_on_all_ranks_is_for_the_program_to_handle():
     assert verdict(found, LIMIT, 10.0 + LEFT_GRACE) is None
 
 
-def test_a_rank_left_behind_in_a_call_ends():
+def test_rank_left_behind_in_a_call_ends():
     found = members()
     found[0].hear(failure(), 1.0)
     found[0].hear({**found[0].beat, "call": None}, 1.0)
@@ -100,7 +100,7 @@ def test_a_rank_left_behind_in_a_call_ends():
     assert verdict(found, LIMIT, 1.1 + LEFT_GRACE).rank == 0
 
 
-def test_a_later_call_is_not_the_one_that_was_left():
+def test_later_call_is_distinguished_from_the_left_one():
     found = members()
     found[0].hear(failure(call=1), 1.0)
     for member in found:
@@ -119,7 +119,7 @@ def test_an_exception_that_was_caught_is_forgotten():
     assert verdict(found, LIMIT, 9.5).error == "OSError: full"
 
 
-def test_the_cause_comes_before_its_consequences():
+def test_cause_is_reported_before_its_consequences():
     """Rank 1 is stopped; 30 s later gloo gives up on the others, before the limit."""
     found = members()
     beat_on([found[0], found[2]], 30.0)
@@ -131,7 +131,7 @@ def test_the_cause_comes_before_its_consequences():
     assert "silent" in result.why
 
 
-def test_a_rank_of_its_own_error_is_named_though_others_fail_first():
+def test_rank_with_its_own_error_is_named_though_others_fail_first():
     found = members()
     found[0].hear(failure(consequence=True, error="UnknownError: "), 1.0)
     found[1].hear(failure(call=None, error="OSError: full"), 1.1)
@@ -140,7 +140,7 @@ def test_a_rank_of_its_own_error_is_named_though_others_fail_first():
 
 
 def test_an_error_because_another_rank_has_ended():
-    """Its exchange breaks where the other one leaves: that one is named."""
+    """Its exchange fails because the other one leaves: the leaving one is named."""
     found = members()
     found[1].hear({"kind": "bye"}, 1.0)
     found[0].hear(failure(call=None, consequence=True, error="UnknownError: shut down"), 1.5)
@@ -192,7 +192,7 @@ def test_steps_that_exchange_different_things(own, said):
     for time, tracing in ((MISMATCH_GRACE - 1, False), (LIMIT, True), (LIMIT, False)):
         for member in found:
             member.hear({**member.beat, "collectives": None}, time)
-        # Of a graph that is being made, not all is known.
+        # A graph that is being traced is not fully known.
         found[2].beat["tracing"] = tracing
         result = verdict(found, LIMIT, time)
         assert (result is None) == (tracing or time < LIMIT)
@@ -200,8 +200,8 @@ def test_steps_that_exchange_different_things(own, said):
     assert said in result.why
 
 
-def test_a_graph_that_is_made_again_takes_the_place_of_the_last_one():
-    """Earlier exchanges of a rank, and shapes that it does not know, are not compared."""
+def test_retraced_graph_replaces_the_previous_one():
+    """Earlier exchanges of a rank, and unknown shapes, are not compared."""
     found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
     for member, shape in zip(found, ("(None, 4)", "(2, 4)", "(2, 4)"), strict=True):
         later = {"train_step": {"all_gather of b": f"float32 {shape}"}}
@@ -213,7 +213,7 @@ def test_a_graph_that_is_made_again_takes_the_place_of_the_last_one():
 
 @pytest.mark.parametrize("waits_for", [None, "the exchange"])
 def test_long_steps_are_no_mismatch(waits_for):
-    """All wait for one thing, or one does not wait at all."""
+    """All wait for the same thing, or one does not wait at all."""
     found = members()
     found[2].hear({**found[2].beat, "waits_for": waits_for}, 0.0)
     for member in found:
@@ -221,7 +221,7 @@ def test_long_steps_are_no_mismatch(waits_for):
     assert verdict(found, LIMIT, 10 * LIMIT) is None
 
 
-def test_what_becomes_of_rank_0_each_rank_sees_for_itself():
+def test_each_rank_notices_the_end_of_rank_0():
     rank_0, own, _ = members()
     assert verdict_of_rank_0(rank_0, own, LIMIT, 1.0) is None
     assert verdict_of_rank_0(rank_0, own, LIMIT, LIMIT + 1).rank == 0
@@ -229,7 +229,7 @@ def test_what_becomes_of_rank_0_each_rank_sees_for_itself():
     assert verdict_of_rank_0(rank_0, own, LIMIT, 1.0).why == "died"
 
 
-def test_an_uncaught_exception_keeps_the_place_where_it_left_the_call():
+def test_uncaught_exception_keeps_the_call_it_left():
     found = members()
     found[1].hear(failure(call=1), 1.0)
     found[1].hear({**failure(call=None), "activity": "outside"}, 1.1)

@@ -1,4 +1,4 @@
-"""Jobs on two machines by ssh: real sshd on two hosts of a network lab."""
+"""Checks jobs on two machines by ssh: a real sshd on two hosts of a network lab."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from tfdml.topology import child_environment
 
 pytestmark = pytest.mark.slow
 
-# Runs the job, then counts the processes that are left of it. What to run is not among its own
+# Runs the job, then counts its remaining processes. The job is not among this script's
 # arguments, by which processes are found.
 JOB = """
 import json, os, subprocess, time
@@ -33,7 +33,7 @@ print("CODE", code, "LEFT", len(left_of(directory)), flush=True)
 
 @pytest.fixture
 def lab(tmp_path):
-    """Returns what runs a job on two hosts that reach each other by ssh; its output."""
+    """Returns a function that runs a job on two hosts connected by ssh and returns its output."""
     job = tmp_path / "job"
     job.mkdir()
 
@@ -42,8 +42,8 @@ def lab(tmp_path):
         if kind == "horovod":
             launch.append("--horovod")
         launch += [str(PROGRAM), str(job), kind, *map(str, program)]
-        told = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
-        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], told).output
+        environment = child_environment(TFDML_TEST_JOB=json.dumps([str(job), kills, launch]))
+        return run_on_hosts(tmp_path, 2, [sys.executable, "-c", JOB], environment).output
 
     return run
 
@@ -69,6 +69,6 @@ def test_a_rank_on_the_other_machine_is_killed(lab, kind):
 
 @KINDS
 def test_the_launcher_is_killed(lab, kind):
-    """A rank that hangs notices nothing; its machine ends it all the same."""
+    """A hanging rank notices nothing; its machine ends it nevertheless."""
     output = lab(kind, "SIGSTOP", "batch_end", 1, kills=True)
     assert "CODE -9 LEFT 0" in output, output

@@ -1,4 +1,4 @@
-"""`tfdml launch` with small programs: who is started how, what is shown, and what is left."""
+"""Checks `tfdml launch` with small programs: processes, environment, output and leftovers."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ TFDML = [sys.executable, "-m", "tfdml.cli.main"]
 
 
 def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 60, **environment):
-    """Runs `tfdml launch` with a script of this text; returns how it ended."""
+    """Runs `tfdml launch` with a script of this text; returns the finished process."""
     program = tmp_path / "program.py"
     program.write_text(script)
     return subprocess.run(
@@ -33,7 +33,7 @@ def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 6
     )
 
 
-def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
+def test_every_worker_gets_a_task_of_one_cluster(tmp_path):
     script = "import os; print(os.environ['TF_CONFIG'])"
     done = launch("--workers", "3", script=script, tmp_path=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_every_worker_gets_a_place_in_one_cluster(tmp_path):
     assert all(w.startswith("127.0.0.1:") for w in workers)
 
 
-def test_workers_know_which_of_a_host_they_are(tmp_path):
+def test_workers_know_their_local_rank(tmp_path):
     script = "from tfdml.topology import on_this_host as p; print(p().local_rank, p().local_size)"
     done = launch("--hosts", "localhost:2,127.0.0.1:1", script=script, tmp_path=tmp_path)
     assert sorted(done.stdout.splitlines()) == ["[0] 0 2", "[1] 1 2", "[2] 0 1"]
@@ -92,7 +92,7 @@ def test_the_rank_that_failed_is_shown_first(tmp_path, end, code, words):
     assert not left_of(tmp_path)
 
 
-def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
+def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):
     script = FAILING.format(end="time.sleep(1); sys.exit(1)", others=0.1).replace(
         "time.sleep(0.1)", "sys.exit(70)"
     )
@@ -102,9 +102,9 @@ def test_a_rank_that_the_guard_has_ended_is_not_to_blame(tmp_path):
     assert "rank 0: ended because another rank could not go on" in done.stderr
 
 
-def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
+def test_only_rank_0_draws_on_a_terminal(tmp_path):
     program = tmp_path / "program.py"
-    # One write each: what the ranks write in parts may be mixed.
+    # One write each: partial writes of the ranks may be interleaved.
     program.write_text(
         "import os, sys\n"
         "sys.stdout.write(f\"{sys.stdout.isatty()} {'TF_CONFIG' in os.environ}\\n\")\n"
@@ -114,11 +114,11 @@ def test_on_a_terminal_rank_0_alone_may_draw(tmp_path):
     done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
     os.close(slave)
     said = b""
-    with contextlib.suppress(OSError):  # The other end has closed.
+    with contextlib.suppress(OSError):  # The other end is closed.
         while data := os.read(master, 4096):
             said += data
     os.close(master)
-    # Each of the two terminals, the rank's and the launcher's, adds its own \r.
+    # Both terminals, the rank's and the launcher's, add a \r.
     said = said.decode().replace("\r", "").split("\n")
     assert done.returncode == 0
     assert sorted(line for line in said if line) == ["True True", "[1] False True"]
@@ -143,9 +143,9 @@ sys.exit(1 if len(open(path).read()) < 3 else 0)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
+def test_no_process_is_left_whatever_ends_the_launcher(tmp_path, number):
     program = tmp_path / "program.py"
-    # A rank with a child of its own, both deaf to SIGTERM.
+    # A rank with a child, both of which ignore SIGTERM.
     program.write_text(
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -167,8 +167,8 @@ def test_nothing_is_left_whatever_ends_the_launcher(tmp_path, number):
     assert not left_of(tmp_path)
 
 
-def test_other_machines_are_reached_by_ssh(tmp_path):
-    """The `ssh` here runs the command on this machine, and notes which host it was for."""
+def test_other_hosts_are_reached_by_ssh(tmp_path):
+    """This `ssh` runs the command on this machine, and records the host that it was for."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(
@@ -189,11 +189,11 @@ def test_other_machines_are_reached_by_ssh(tmp_path):
     config = json.loads(lines[0][4:].rsplit(" ", 1)[0])
     assert [w.split(":")[0] for w in config["cluster"]["worker"]] == ["one", "two", "two"]
     assert lines[2].endswith(os.getcwd())
-    # Free ports are asked for once for each host, then come the ranks.
+    # Free ports are requested once per host, before the ranks are started.
     assert sorted((tmp_path / "hosts").read_text().split()) == ["one"] * 2 + ["two"] * 3
 
 
-def test_a_host_that_cannot_be_reached(tmp_path):
+def test_unreachable_host_is_reported(tmp_path):
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text("#!/bin/bash\necho 'no route to host' >&2; exit 255\n")
@@ -271,7 +271,7 @@ def test_an_mpi_job_runs_horovodrun(tmp_path):
 
 
 def slurm_bin(tmp_path: Path) -> Path:
-    """Makes a directory with a `scontrol`, a `srun` of four tasks, and a `python` that reports."""
+    """Creates a directory with `scontrol`, `srun` of four tasks, and a `python` that reports."""
     directory = tmp_path / "bin"
     directory.mkdir()
     programs = {
@@ -317,8 +317,8 @@ def test_an_sbatch_script_for_horovod(tmp_path):
     assert said.startswith("-np 4 -H node1:2,node2:2 python")
 
 
-def test_no_process_of_the_tests_is_left():
-    """Guards the helper: it finds a process by what it was started with."""
+def test_leftover_processes_are_found():
+    """Checks the helper: it finds a process by its command line."""
     marker = "tfdml-left-of-test"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", marker])
     try:

@@ -1,4 +1,4 @@
-"""The supervisor leaves nothing of its command behind, whoever ends whom."""
+"""Checks that the supervisor leaves no process of its command behind, whichever ends first."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from tfdml.runtime.launch.processes import alive, end_processes
 
 SUPERVISOR = [sys.executable, "-m", "tfdml.runtime.launch.supervisor"]
-# A command with a child and a grandchild whose parent has gone, all of which ignore SIGTERM.
+# A command with a child and an orphaned grandchild, all of which ignore SIGTERM.
 FAMILY = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -35,7 +35,7 @@ time.sleep(300)
 
 @pytest.fixture
 def family(request):
-    """A supervised family: the supervisor, and the pids of the command's processes."""
+    """Returns the supervisor, and the pids of the command's processes."""
     supervisor = subprocess.Popen(
         [*SUPERVISOR, *getattr(request, "param", []), sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
@@ -57,7 +57,7 @@ def gone(pids: list[int], seconds: float = 12.0) -> bool:
     return not alive(pids)
 
 
-def test_when_the_launcher_lets_go(family):
+def test_command_ends_when_the_launcher_closes_its_pipe(family):
     supervisor, pids = family
     supervisor.stdin.close()
     assert gone(pids)
@@ -65,7 +65,7 @@ def test_when_the_launcher_lets_go(family):
 
 
 @pytest.mark.parametrize("family", [["--watch-output"]], indirect=True)
-def test_when_nobody_reads_its_output_any_more(family):
+def test_command_ends_when_nobody_reads_its_output(family):
     supervisor, pids = family
     supervisor.stdin.close()
     time.sleep(0.5)
@@ -75,27 +75,27 @@ def test_when_nobody_reads_its_output_any_more(family):
     assert supervisor.wait(5) == 128 + signal.SIGTERM
 
 
-def test_when_it_is_told_to_end(family):
+def test_command_ends_on_sigterm(family):
     supervisor, pids = family
     supervisor.terminate()
     assert gone(pids)
 
 
-def test_when_the_command_is_killed(family):
+def test_descendants_end_when_the_command_is_killed(family):
     supervisor, pids = family
     os.kill(pids[0], signal.SIGKILL)
     assert gone(pids)
     assert supervisor.wait(5) == 128 + signal.SIGKILL
 
 
-def test_when_the_supervisor_itself_is_killed_the_command_ends(family):
+def test_command_ends_when_the_supervisor_is_killed(family):
     supervisor, pids = family
     supervisor.kill()
     assert gone(pids[:1])
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_code_is_the_commands(code):
+def test_exit_code_is_that_of_the_command(code):
     supervisor = subprocess.Popen(
         [*SUPERVISOR, sys.executable, "-c", f"raise SystemExit({code})"], stdin=subprocess.PIPE
     )
@@ -109,6 +109,6 @@ def test_free_ports():
     )
     ports = [int(port) for port in done.stdout.split()]
     assert len(set(ports)) == 3
-    # A connection could take one of those that the system gives.
+    # A connection could use a port that the system assigns.
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1024 < port < given for port in ports)

@@ -1,4 +1,4 @@
-"""SECURITY.md's tunnels, on two hosts of a network lab: right numbers, and nothing in clear."""
+"""Checks SECURITY.md's tunnels on two hosts of a network lab: equal results, no clear text."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from tfdml.topology import child_environment
 
 LAB = Path(__file__).with_name("tunnel_lab.py")
 KINDS = ["multi_worker", "horovod"]
-# What crosses the link of each tunnel. TCP's port 22 is the launcher's ssh too.
+# Protocols and ports on the link of each tunnel. The launcher's ssh uses TCP port 22 too.
 CARRIES = {"wireguard": "udp/51820", "ssh": "tcp/22"}
 
 pytestmark = [
@@ -33,13 +33,13 @@ pytestmark = [
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """A job's output, and the traffic on the raw link.
+    """Output of a job, and the traffic on the raw link.
 
     Attributes:
-        digests: The ranks' digests of their weights.
-        arrived: Whether each rank ended with the bytes that rank 0 alone had.
-        listening: The addresses that TensorFlow's servers listened on.
-        clear: Which known bytes crossed the link in clear: "model", "guard".
+        digests: Digests of the ranks' weights.
+        arrived: Whether each rank ended with the bytes that only rank 0 had at first.
+        listening: Addresses on which TensorFlow's servers listened.
+        clear: Known bytes that crossed the link in clear text: "model", "guard".
         carried: Bytes by protocol and port.
     """
 
@@ -52,7 +52,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Returns what runs a job through a tunnel, once for each of its arguments."""
+    """Returns a function that runs a job through a tunnel, once for each of its arguments."""
     done = {}
 
     def run(kind: str, tunnel: str, firewall: bool = True) -> Heard:
@@ -75,14 +75,14 @@ def job(tmp_path_factory):
 
 
 def needs(tunnel: str) -> None:
-    """Skips where a tunnel's programs are missing."""
+    """Skips if a tunnel's programs are missing."""
     if tunnel == "wireguard" and not shutil.which("wg-quick"):
         pytest.skip("needs wg-quick: apt-get install wireguard-tools wireguard-go")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_tunnel_the_model_crosses_the_link_in_clear(job, kind):
-    """What makes the other tests able to fail."""
+def test_without_a_tunnel_the_model_is_sent_in_clear_text(job, kind):
+    """Makes sure that the other tests can fail."""
     plain = job(kind, "none")
     assert len(plain.digests) == 1
     assert plain.arrived == ["True", "True"]
@@ -91,23 +91,23 @@ def test_without_a_tunnel_the_model_crosses_the_link_in_clear(job, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tunnel", list(CARRIES))
-def test_a_tunnel_hides_all_and_changes_no_bit(job, kind, tunnel):
+def test_tunnel_encrypts_all_traffic_and_keeps_results_bit_identical(job, kind, tunnel):
     needs(tunnel)
     plain, through = job(kind, "none"), job(kind, tunnel)
     assert through.digests == plain.digests
     assert through.arrived == ["True", "True"]
     assert through.clear == []
-    # The model went this way, and nothing went another.
+    # The model was sent this way and no other.
     assert through.carried[CARRIES[tunnel]] > 100_000
     assert set(through.carried) <= {CARRIES[tunnel], "tcp/22"}
 
 
 def test_without_the_firewall_ranks_stay_in_the_tunnel(job):
-    """The guard goes where TF_CONFIG's names lead, though `eth0` comes first."""
+    """The guard uses the addresses of TF_CONFIG's names, although `eth0` comes first."""
     needs("wireguard")
     assert job("multi_worker", "wireguard", firewall=False).clear == []
 
 
 def test_servers_of_tensorflow_listen_on_every_address(job):
-    """The other reason."""
+    """The other reason for the firewall."""
     assert job("multi_worker", "none").listening & {"0.0.0.0", "::"}

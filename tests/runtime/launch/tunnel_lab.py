@@ -1,10 +1,10 @@
-"""Host 0 of a lab of two: does what SECURITY.md says, runs a job, and listens to the raw link.
+"""Host 0 of a lab of two: follows SECURITY.md, runs a job, and captures the raw link.
 
     tunnel_lab.py DIRECTORY TUNNEL FIREWALL KIND
 
 TUNNEL is "none", "wireguard" or "ssh"; FIREWALL is 1 or 0. The hosts get the names and addresses
-that SECURITY.md gives them, and its blocks of commands and files are run and written as they stand.
-What was heard is printed as JSON, after "HEARD ".
+of SECURITY.md, and its blocks of commands and files are run and written verbatim. The captured
+traffic is printed as JSON after "HEARD ".
 """
 
 import collections
@@ -25,7 +25,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("tunnel_program.py")
-# What rank 0 alone has in its model, and what the guard's ranks say to each other.
+# Bytes that only rank 0's model has, and messages between the guard's ranks.
 MODEL = b"tfdml-clear-text"
 GUARD = b'"kind": "beat"'
 NODES = {"node1": "192.0.2.1", "node2": "192.0.2.2"}
@@ -46,11 +46,11 @@ def blocks(section: str) -> Iterator[tuple[list[str], str | None, str]]:
 
 
 class Listener:
-    """Hears all that crosses this host's link, in both directions.
+    """Captures all traffic on this host's link, in both directions.
 
     Attributes:
         carried: Bytes of payload by protocol and lower port, such as "tcp/22".
-        clear: Which of the known bytes were seen, by name.
+        clear: Names of the known bytes that were seen.
     """
 
     def __init__(self) -> None:
@@ -81,18 +81,18 @@ class Listener:
 
 
 class Machines:
-    """The two hosts, by the names that SECURITY.md gives them; this process is on node1."""
+    """The two hosts under the names of SECURITY.md; this process is on node1."""
 
     def __init__(self) -> None:
-        # The lab's own addresses serve until the hosts have those of the text.
+        # The lab's own addresses are used until the hosts have those of the text.
         self._address = "10.77.0.2"
 
     def run(self, node: str, script: str) -> str:
-        """Runs a shell script on a machine, and returns what it prints."""
+        """Runs a shell script on a machine, and returns its output."""
         command = ["bash", "-ec", script]
         if node == "node2":
             command = ["ssh", "-n", self._address, shlex.join(command)]
-        # Not a pipe: what stays in the background would keep it open.
+        # Not a pipe: background processes would keep it open.
         with tempfile.TemporaryFile("w+") as said:
             code = subprocess.run(command, stdout=said, stderr=said, timeout=60).returncode
             said.seek(0)
@@ -102,11 +102,11 @@ class Machines:
         return output
 
     def prepare(self, directory: Path, names: str) -> None:
-        """Gives the hosts the text's addresses and names, and directories of their own.
+        """Gives the hosts the text's addresses and names, and their own directories.
 
         Args:
-            directory: For the hosts' own files.
-            names: What their /etc/hosts have, beside `localhost`.
+            directory: Directory of the hosts' files.
+            names: Names in their /etc/hosts, apart from `localhost`.
         """
         for node, address in NODES.items():
             hosts = directory / f"hosts-{node}"
@@ -123,7 +123,7 @@ class Machines:
             self.run(node, f"ip address del 10.77.0.{index}/24 dev eth0")
 
     def follow(self, section: str) -> None:
-        """Does what a section says."""
+        """Executes the blocks of a section."""
         keys = {}
         for nodes, file, text in blocks(section):
             for node in nodes:
@@ -132,7 +132,7 @@ class Machines:
                 if file:
                     self.run(node, f"cat >>{file} <<'END'\n{text}END\n")
                     continue
-                # The lab has one user, and no systemd.
+                # The lab has only one user, and no systemd.
                 text = text.replace("user alice", "user root").replace("alice@", "root@")
                 if "systemctl reload ssh\n" in text:
                     text = text.replace("systemctl reload ssh\n", "")
@@ -143,7 +143,7 @@ class Machines:
 
 
 def reload_sshd() -> None:
-    """Does what `systemctl reload ssh` does, on all hosts of the lab."""
+    """Replaces `systemctl reload ssh` on all hosts of the lab."""
     for process in psutil.process_iter(["cmdline"]):
         shown = " ".join(process.info["cmdline"] or [])
         if "sshd" in shown and "[listener]" in shown:
@@ -161,7 +161,7 @@ def job(tunnel: str, kind: str) -> str:
 
 
 def main(directory: str, tunnel: str, firewall: str, kind: str) -> int:
-    """Makes the tunnel, runs the job, and prints what crossed the link."""
+    """Creates the tunnel, runs the job, and prints the traffic on the link."""
     machines = Machines()
     raw = "".join(f"{address} {node}\n" for node, address in NODES.items())
     machines.prepare(Path(directory), raw if tunnel == "none" else "")

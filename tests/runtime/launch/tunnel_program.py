@@ -1,8 +1,8 @@
-"""Trains a small model in which rank 0 alone holds known bytes, and prints what became of it.
+"""Trains a small model in which only rank 0 holds known bytes, and prints the outcome.
 
     tunnel_program.py KIND
 
-What rank 0 alone holds is sent to the other rank before the first step.
+Rank 0's bytes are sent to the other rank before the first step.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ import psutil
 
 import tfdml
 
-# The same as the lab listens for.
+# The bytes that the lab searches for.
 MODEL = b"tfdml-clear-text"
 
-# 64 KB: each of the packets that carry them holds them whole many times.
+# 64 KB: each packet that carries them holds them completely many times.
 REPEATS = 4096
 
 
 class Marked(keras.layers.Layer):
-    """A layer that passes its input on, and has a weight that is not trained."""
+    """Layer that passes its input on and has a non-trainable weight."""
 
     def build(self, shape):
         self.mark = self.add_weight(shape=(REPEATS * len(MODEL) // 4,), trainable=False)

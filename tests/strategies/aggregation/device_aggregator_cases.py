@@ -1,4 +1,4 @@
-"""What is run to see what devices of one process send each other."""
+"""Cases: collective operations and compression between the devices of one process."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tfdml.strategies.aggregation.device_aggregator import DeviceCollective
 
 
 def operations() -> dict[str, list]:
-    """What each device gets from each operation, in a graph; and where it is."""
+    """Returns each device's result of each operation in a graph, and whether it is there."""
     strategy = rank_job.strategy()
     devices = strategy.extended.local_devices
     collectives = [DeviceCollective(devices, rank) for rank in range(len(devices))]
@@ -28,7 +28,7 @@ def operations() -> dict[str, list]:
             "all_to_all": own.all_to_all(row, "c"),
             "broadcast": own.broadcast(row, "d", root=1),
         }
-        # Where the graph puts it; what a function returns may be anywhere.
+        # The device chosen by the graph; a function's results may be on any device.
         elsewhere.extend(n for n, t in found.items() if not _is_on(t.device, devices[rank]))
         return found
 
@@ -44,12 +44,12 @@ def operations() -> dict[str, list]:
     return numbers | {"elsewhere": elsewhere, "on": on}
 
 
-def _is_on(place: str, device: str) -> bool:
-    return tf.DeviceSpec.from_string(place).device_index == int(device.rpartition(":")[2])
+def _is_on(name: str, device: str) -> bool:
+    return tf.DeviceSpec.from_string(name).device_index == int(device.rpartition(":")[2])
 
 
-def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | None) -> list[dict]:
-    """What a strategy keeps after a step on gradients of zeros, having gone on with `before`."""
+def state_after(compressor: tfdml.compression.Compressor, before: list[dict] | None) -> list[dict]:
+    """Returns a strategy's state after a step on zero gradients, resumed from `before`."""
     strategy = rank_job.strategy(compression=compressor)
     optimizer = keras.optimizers.SGD()
     aggregator = strategy.extended.get_aggregator(optimizer)
@@ -70,5 +70,5 @@ def kept_after(compressor: tfdml.compression.Compressor, before: list[dict] | No
     return {
         "sums": [s.numpy() for s in sums],
         "state": {name: v.numpy() for name, v in aggregator.state.items()},
-        "places": {name: v.device[-5:] for name, v in aggregator.state.items()},
+        "placement": {name: v.device[-5:] for name, v in aggregator.state.items()},
     }

@@ -1,4 +1,4 @@
-"""What one train step's graph sends from one device of a process to another."""
+"""Cases: transfers between the devices of a process in the graph of one train step."""
 
 from collections import Counter
 from typing import Any
@@ -26,9 +26,9 @@ def strategy_with(devices: int, as_group: bool, **options: Any) -> tf.distribute
     """Returns a strategy of the job's kind.
 
     Args:
-        devices: The devices of a process.
+        devices: Number of devices of a process.
         as_group: Whether all devices are one group of TensorFlow's ring, as GPUs are.
-        **options: The constructor's.
+        **options: Arguments of the constructor.
     """
     if as_group and rank_job.KIND == "multi_worker":
         options["communication_options"] = Options(implementation=Implementation.RING)
@@ -45,14 +45,14 @@ def of_a_step(devices: int, as_group: bool, compression: Any = None) -> dict[str
     """Traces a train step.
 
     Args:
-        devices: The devices of a process.
+        devices: Number of devices of a process.
         as_group: Whether all devices are one group.
-        compression: The strategy's.
+        compression: Compression of the strategy.
 
     Returns:
-        The bytes that each device receives from others of its process, and sends; those that it
-        gives to collective operations; and the operations that are on no device, though they take
-        something as large as a gradient.
+        Bytes that each device receives from others of its process, and sends; bytes passed to
+        collective operations; and the operations without a device that take an input as large as
+        a gradient.
     """
     strategy = strategy_with(devices, as_group, compression=compression, bucket_bytes=BUCKET_BYTES)
     graphs: list[tf.Graph] = []
@@ -75,11 +75,11 @@ def of_a_step(devices: int, as_group: bool, compression: Any = None) -> dict[str
     return _traffic(graphs[-1])
 
 
-def kept(devices: int) -> dict[str, list[int]]:
-    """Returns what a compressing strategy keeps after a step: shapes by name.
+def state_shapes(devices: int) -> dict[str, list[int]]:
+    """Returns the state of a compressing strategy after a step: shapes by name.
 
     Args:
-        devices: The devices of a process.
+        devices: Number of devices of a process.
     """
     strategy = rank_job.strategy(devices=devices, compression="onebit", bucket_bytes=BUCKET_BYTES)
     with strategy.scope():
@@ -101,7 +101,7 @@ def _traffic(graph: tf.Graph) -> dict[str, Any]:
             there, size = _device(tensor.op), _nbytes(tensor)
             if operation.type == "CollectiveReduceV2" and tensor.dtype != tf.resource:
                 exchanged[here] += size
-            # Reads and updates of a variable are where the variable is.
+            # Reads and updates of a variable are on the variable's device.
             if size < BUCKET_BYTES // 8 or _of_variable(operation) or _of_variable(tensor.op):
                 continue
             if not here or not there:
@@ -135,13 +135,13 @@ def _nbytes(tensor: tf.Tensor) -> int:
 
 
 def trained(devices: int, as_group: bool, eagerly: bool = False, **options: Any) -> dict[str, Any]:
-    """Trains on dense and sparse gradients; returns what `fit` has found.
+    """Trains on dense and sparse gradients; returns the outcome of `fit`.
 
     Args:
-        devices: The devices of a process.
+        devices: Number of devices of a process.
         as_group: Whether all devices are one group.
         eagerly: Whether steps are run eagerly.
-        **options: The strategy's.
+        **options: Arguments of the strategy.
     """
     with strategy_with(devices, as_group, **options).scope():
         keras.utils.set_random_seed(3)
@@ -164,11 +164,11 @@ def trained(devices: int, as_group: bool, eagerly: bool = False, **options: Any)
     rng = np.random.default_rng(5)
     x, y = rng.integers(0, 50, (44, 5)), rng.integers(0, 3, 44)
     history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
-    # A variable is what the first device has; all devices must have the same bits.
-    alike = all(
+    # A variable reads as the first device's copy; all copies must be bit-identical.
+    identical = all(
         own.numpy().tobytes() == first.numpy().tobytes()
         for variable in [*model.variables, *model.optimizer.variables]
         for first, *others in [getattr(variable.value, "values", [variable.value])]
         for own in others
     )
-    return outcome(model, history) | {"alike": alike}
+    return outcome(model, history) | {"identical": identical}

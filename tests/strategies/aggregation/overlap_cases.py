@@ -1,4 +1,4 @@
-"""What the ranks run to show that gradients are exchanged while others are still computed."""
+"""Cases run by ranks: gradients are exchanged while others are still computed."""
 
 import contextlib
 import threading
@@ -15,9 +15,10 @@ from tfdml.collectives.buckets import FIRST_BUCKET_BYTES
 
 
 class Held(layers.Layer):
-    """A layer whose backward pass stops until an event is set, or for some seconds.
+    """Layer whose backward pass blocks until an event is set, or for some seconds.
 
-    Of a process's replicas the first one's: each that waits keeps one of TensorFlow's few threads.
+    Only the first replica of a process blocks: each that waits occupies one of TensorFlow's few
+    threads.
     """
 
     def __init__(self, event: threading.Event, seconds: float):
@@ -59,14 +60,14 @@ def _tells(collective, event: threading.Event) -> contextlib.AbstractContextMana
             event.set()
             return total
 
-        told = tf.numpy_function(tell, [sums[0]], sums[0].dtype, stateful=False)
-        return [tf.ensure_shape(told, sums[0].shape), *sums[1:]]
+        signalled = tf.numpy_function(tell, [sums[0]], sums[0].dtype, stateful=False)
+        return [tf.ensure_shape(signalled, sums[0].shape), *sums[1:]]
 
     return mock.patch.object(collective, "all_reduce", all_reduce)
 
 
 def _awaiting_all() -> contextlib.AbstractContextManager:
-    """Takes the overlap away: no gradient is exchanged before all have been computed."""
+    """Removes the overlap: no gradient is exchanged before all have been computed."""
     start_at_once = aggregator.sum_in_buckets
 
     def sum_in_buckets(collective, gradients, *rest, **options):
@@ -79,15 +80,15 @@ def _awaiting_all() -> contextlib.AbstractContextManager:
 def exchanged_while_the_first_layer_waits(
     seconds: float, awaiting_all: bool = False, devices: int = 1
 ) -> list[bool]:
-    """Holds the backward pass before the first layer until the last layer's sums have arrived.
+    """Blocks the backward pass before the first layer until the last layer's sums have arrived.
 
     Args:
-        seconds: How long it is held at most.
+        seconds: Longest time that it is blocked.
         awaiting_all: Whether the exchange is made to wait for all gradients.
-        devices: The replicas of a process.
+        devices: Number of replicas of a process.
 
     Returns:
-        For each step, whether the sums came while the backward pass was held.
+        For each step, whether the sums arrived while the backward pass was blocked.
     """
     event = threading.Event()
     held = Held(event, seconds)
@@ -106,14 +107,14 @@ def exchanged_while_the_first_layer_waits(
         for _ in range(2):
             event.clear()
             model.train_on_batch(x, np.ones((4, width), "float32"))
-    return list(held.came)  # Keras has made a list of its own of it.
+    return list(held.came)  # Keras has wrapped the list.
 
 
 def exchanges_of_a_step(options: dict) -> list[str]:
-    """Returns the names of the exchanges of gradients in a step of four layers of 1,024 numbers.
+    """Returns the names of the gradient exchanges in a step of four layers of 1,024 values.
 
     Args:
-        options: The strategy's.
+        options: Arguments of the strategy.
     """
     strategy = rank_job.strategy(**options)
     names = []
@@ -140,7 +141,7 @@ def exchanges_of_a_step(options: dict) -> list[str]:
 
 
 class TellingSGD(keras.optimizers.SGD):
-    """An optimizer a part of whose update needs no gradient, and sets an event."""
+    """Optimizer with a part of its update that needs no gradient, and sets an event."""
 
     def __init__(self, event: threading.Event):
         super().__init__(0.1)
@@ -154,13 +155,13 @@ class TellingSGD(keras.optimizers.SGD):
             return value
 
         value = tf.convert_to_tensor(variable)
-        told = tf.numpy_function(tell, [value], value.dtype, stateful=False)
+        signalled = tf.numpy_function(tell, [value], value.dtype, stateful=False)
         super().update_step(gradient, variable, learning_rate)
-        self.assign_add(variable, 0.0 * tf.ensure_shape(told, value.shape))
+        self.assign_add(variable, 0.0 * tf.ensure_shape(signalled, value.shape))
 
 
 def updating_while_the_backward_pass_waits(seconds: float) -> list[bool]:
-    """Holds the backward pass; returns for each step whether any of the update was done then."""
+    """Blocks the backward pass; returns for each step whether part of the update was done then."""
     event = threading.Event()
     held = Held(event, seconds)
     with rank_job.strategy().scope():
@@ -168,5 +169,5 @@ def updating_while_the_backward_pass_waits(seconds: float) -> list[bool]:
         model.compile(TellingSGD(event), "mse")
     model.fit(np.ones((4, 4)), np.ones((4, 3)), batch_size=4, verbose=0)
     if not event.is_set():
-        raise ValueError("the update has told nothing")
+        raise ValueError("the update has not signalled")
     return list(held.came)

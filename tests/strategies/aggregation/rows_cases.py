@@ -1,4 +1,4 @@
-"""Tables whose rows a batch looks up more than once, and a matrix in the place of a table."""
+"""Cases run by ranks: embeddings with rows used repeatedly in a batch, and dense equivalents."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 def model(one_hot: bool) -> keras.Model:
-    """A table and a layer above; or a matrix that is multiplied by one-hot vectors."""
+    """Returns an embedding and a layer above it, or a matrix multiplied by one-hot vectors."""
     ids = layers.Input((LOOKUPS,), dtype="int32")
     if one_hot:
         hidden = layers.Dense(WIDTH, use_bias=False)(keras.ops.one_hot(ids, ROWS, dtype="float64"))
@@ -35,7 +35,7 @@ def model(one_hot: bool) -> keras.Model:
 
 
 def train(optimizer: str, one_hot: bool = False, compile_options=(), **options) -> dict:
-    """Trains in float64 on rows of a table that come up several times in each batch."""
+    """Trains in float64 on embedding rows that occur several times in each batch."""
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     strategy = rank_job.strategy(**options)
@@ -44,19 +44,19 @@ def train(optimizer: str, one_hot: bool = False, compile_options=(), **options) 
         trained.compile(OPTIMIZERS[optimizer](), "mse", **dict(compile_options))
     rng = np.random.default_rng(0)
     trained.set_weights([rng.normal(size=v.shape) for v in trained.weights])
-    # The last two rows never, so that moments alone move them.
+    # The last two rows never occur, so only moments move them.
     x, y = rng.integers(0, ROWS - 2, (22, LOOKUPS)), rng.normal(size=(22, 1))
     if getattr(strategy, "synchronous", True):
         trained.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     else:
-        # One batch after the other, as one process takes them.
+        # One batch after the other, in the order of one process.
         for begin in [*range(0, 22, 8)] * 2:
             trained.train_on_batch(x[begin : begin + 8], y[begin : begin + 8])
     return {**outcome(trained), "predictions": trained.predict(x, verbose=0)}
 
 
 def train_asynchronously(optimizer: str) -> dict:
-    """The same on parameter servers, step after step."""
+    """The same on parameter servers, one step at a time."""
     strategy = tfdml.ParameterServerStrategy()
     job_strategy, rank_job.strategy = rank_job.strategy, lambda: strategy
     try:

@@ -1,4 +1,4 @@
-"""A process's devices share the work of summing: none of them receives everything."""
+"""Checks that a process's devices share the work of summing: none receives everything."""
 
 import pytest
 
@@ -10,8 +10,8 @@ EQUAL = {"rtol": 1e-5, "atol": 2e-6}
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_a_device_receives_and_sends_its_part(ranks, devices):
-    """2(L-1)/L of the gradients, where one device for all would receive L-1 times as much."""
+def test_each_device_receives_and_sends_its_part(ranks, devices):
+    """2(L-1)/L of the gradients, where a single summing device would receive L-1 times as much."""
     (found,) = ranks(devices, "mirrored").run(cases.of_a_step, devices, False)
     assert found["nowhere"] == []
     part = 2 * (devices - 1) * cases.GRADIENT_BYTES // devices
@@ -35,13 +35,13 @@ def test_each_device_exchanges_with_its_peers(ranks, kind, compression):
         one = cases.GRADIENT_BYTES
         assert found["received"] == found["sent"] == {"CPU:0": one, "CPU:1": one}
         if kind == "multi_worker" and compression is None:
-            # And a few numbers of the metrics.
+            # Plus a few values of the metrics.
             assert one // 2 <= found["exchanged"]["CPU:1"] < 1.01 * one // 2
 
 
 @pytest.mark.parametrize(("size", "kind"), [(4, "mirrored"), (2, "multi_worker")])
 def test_a_group_of_all_devices_exchanges_without_copies(ranks, size, kind):
-    """What GPUs do: every device is a member, and the ring or NCCL moves all there is."""
+    """As on GPUs: every device is a member, and the ring or NCCL moves all data."""
     devices = 2 if kind == "multi_worker" else size
     for found in ranks(size, kind).run(cases.of_a_step, devices, True):
         assert found["received"] == {}
@@ -52,19 +52,19 @@ def test_a_group_of_all_devices_exchanges_without_copies(ranks, size, kind):
 
 @pytest.mark.parametrize("as_group", [False, True], ids=["shared", "group"])
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_numbers_are_those_of_one_device(ranks, as_group, eagerly):
+def test_results_equal_one_device(ranks, as_group, eagerly):
     (one,) = ranks(1, "mirrored").run(cases.trained, 1, False)
     (four,) = ranks(4, "mirrored").run(cases.trained, 4, as_group, eagerly)
-    assert four["alike"]
+    assert four["identical"]
     assert_close(one, four, **EQUAL)
     workers = ranks(2, "multi_worker").run(cases.trained, 2, as_group, eagerly)
     assert_same_bits(workers)
-    assert all(w["alike"] for w in workers)
+    assert all(w["identical"] for w in workers)
     assert_close(one, workers[0], **EQUAL)
 
 
-def test_what_is_kept_does_not_depend_on_the_devices(ranks):
-    """So a checkpoint of processes with one device continues with two."""
-    one, two = (ranks(2).run(cases.kept, devices) for devices in (1, 2))
+def test_state_does_not_depend_on_the_devices(ranks):
+    """So a checkpoint of processes with one device can be resumed with two."""
+    one, two = (ranks(2).run(cases.state_shapes, devices) for devices in (1, 2))
     assert any(name.startswith("server_residual/") for name in one[0])
     assert one == two

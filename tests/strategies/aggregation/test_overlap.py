@@ -1,4 +1,4 @@
-"""The exchange starts while the backward pass runs: shown by holding the backward pass."""
+"""Checks, by blocking the backward pass, that the exchange starts while it still runs."""
 
 import pytest
 
@@ -13,15 +13,15 @@ def test_the_first_bucket_is_exchanged_before_the_last_is_computed(ranks, kind, 
         assert came == [True, True]
 
 
-def test_an_exchange_that_waits_for_all_gradients_goes_red(ranks):
-    """However long the backward pass is held, the sums cannot come meanwhile."""
+def test_exchange_after_all_gradients_is_detected(ranks):
+    """However long the backward pass is blocked, the sums cannot arrive meanwhile."""
     for came in ranks(2).run(cases.exchanged_while_the_first_layer_waits, 0.5, True):
         assert came == [False, False]
 
 
 @pytest.mark.parametrize(("size", "kind"), [(1, "horovod"), (2, "horovod"), (2, "mirrored")])
-def test_nothing_of_the_update_is_before_the_backward_pass(ranks, size, kind):
-    """It would keep the processor from what the exchange waits for."""
+def test_update_does_not_start_before_the_backward_pass(ranks, size, kind):
+    """An early update would occupy the CPU that the exchange waits for."""
     for came in ranks(size, kind).run(cases.updating_while_the_backward_pass_waits, 0.5):
         assert came
         assert not any(came)
@@ -31,8 +31,8 @@ def test_nothing_of_the_update_is_before_the_backward_pass(ranks, size, kind):
 @pytest.mark.parametrize(
     ("compression", "name"), [(None, "bucket_{}"), ("int8", "compressed_{}/to_owner")]
 )
-def test_buckets_are_as_large_as_is_asked_for(ranks, kind, compression, name):
-    # A kernel has 4,096 bytes: one, two and all four in a bucket.
+def test_buckets_have_the_requested_size(ranks, kind, compression, name):
+    # A kernel has 4,096 bytes: one, two or all four per bucket.
     for options, count in (({"bucket_bytes": 4096}, 4), ({"bucket_bytes": 8192}, 2), ({}, 1)):
         wanted = [name.format(i) for i in range(count)]
         options["compression"] = compression

@@ -1,4 +1,4 @@
-"""Rows of a table that are used more than once in a batch: the dense gradient's numbers."""
+"""Checks that repeated embedding rows in a batch give the results of the dense gradient."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.strategies.compare import assert_close, assert_invariant
 from tfdml.compression import Float16, PowerSGD
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-# By default a few, the others are slow tests.
+# A few run by default, the others are slow tests.
 QUICK = {"adamw", "scaled"}
 
 
@@ -18,7 +18,7 @@ def _each(names, quick=QUICK):
 
 @pytest.mark.parametrize("optimizer", _each(cases.OPTIMIZERS))
 @pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
-def test_a_table_trains_as_a_matrix_does(ranks, kind, optimizer):
+def test_table_trains_like_a_matrix(ranks, kind, optimizer):
     (matrix,) = ranks(1).run(cases.train, optimizer, True)
     sizes = (1, 3) if kind == "mirrored" else (1, 2)
     tables = ranks.run_sizes(sizes, cases.train, optimizer, kind=kind)
@@ -27,7 +27,7 @@ def test_a_table_trains_as_a_matrix_does(ranks, kind, optimizer):
     assert_close(_flat(matrix), _flat(tables[1][0]), **EXACT)
 
 
-def test_one_replica_that_xla_compiles(ranks):
+def test_one_replica_compiled_by_xla(ranks):
     (matrix,) = ranks(1).run(cases.train, "adam", True)
     (table,) = ranks(1).run(cases.train, "adam", False, (("jit_compile", True),))
     assert_close(_flat(matrix), _flat(table), **EXACT)
@@ -38,7 +38,7 @@ def test_one_replica_that_xla_compiles(ranks):
     "compression", [PowerSGD(rank=1), pytest.param(Float16(), marks=pytest.mark.slow)], ids=repr
 )
 def test_with_compression_rows_stay_exact(ranks, kind, compression):
-    """Tables and small gradients go as they are; what goes is the dense gradient."""
+    """Embeddings and small gradients are not compressed; the dense gradient is."""
 
     def run(one_hot):
         return ranks(2, kind).run(_compressed, compression, one_hot)

@@ -1,4 +1,4 @@
-"""Cases of architectures, run by ranks: training, saving, adapting, quantising, distilling."""
+"""Cases run by ranks: training, saving, adapting, quantising and distilling architectures."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ BATCH = 8  # Of 22 rows the last batch has 6: 3 and 3, or 2, 2 and 2; the others
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Computes in float64, without the graph optimizations that take longer than all steps."""
+    """Computes in float64, without the graph optimizations, which take longer than all steps."""
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     before = tf.config.optimizer.get_experimental_options()
@@ -40,8 +40,8 @@ def in_float64() -> Iterator[None]:
 ADAMW = {
     "learning_rate": 0.01,
     "weight_decay": 0.01,
-    "global_clipnorm": 0.1,  # All architectures' gradients are longer.
-    "epsilon": 1e-6,  # MobileNet's are a thousand times as long: what is left of them is small.
+    "global_clipnorm": 0.1,  # The gradients of all architectures have larger norms.
+    "epsilon": 1e-6,  # MobileNet's norms are 1,000 times as large: clipped gradients are small.
 }
 
 
@@ -76,7 +76,7 @@ def _task(architecture: str) -> Task:
 
 
 def _optimizer(name: str, options: dict | None) -> keras.Optimizer:
-    """Makes an optimizer; by default AdamW, which clips all gradients by their global norm."""
+    """Creates an optimizer; by default AdamW with all gradients clipped by their global norm."""
     if name != "MultiOptimizer":
         return getattr(keras.optimizers, name)(**(options or ADAMW))
     tables = {".*/embeddings": keras.optimizers.Adagrad(0.1, global_clipnorm=0.1)}
@@ -98,8 +98,8 @@ def train(architecture: str, optimizer: str = "AdamW", options: dict | None = No
 
     Args:
         architecture: One of `ARCHITECTURES`.
-        optimizer: Keras's name of it.
-        options: Its constructor's arguments.
+        optimizer: Keras's name of the optimizer.
+        options: Arguments of its constructor.
     """
     with rank_job.strategy().scope():
         task = _compiled(architecture, optimizer, options)
@@ -108,7 +108,7 @@ def train(architecture: str, optimizer: str = "AdamW", options: dict | None = No
 
 @in_float64()
 def save_and_go_on(architecture: str, optimizer: str, options: dict | None, path: str) -> dict:
-    """Trains for an epoch, saves the model on rank 0, and goes on for another."""
+    """Trains for an epoch, saves the model on rank 0, and trains for another."""
     with rank_job.strategy().scope():
         task = _compiled(architecture, optimizer, options)
     _fitted(task, epochs=1)
@@ -119,7 +119,7 @@ def save_and_go_on(architecture: str, optimizer: str, options: dict | None, path
 
 @in_float64()
 def load_and_go_on(architecture: str, path: str, in_scope: bool) -> dict:
-    """Loads a model, in the scope of a strategy or as plain Keras, and goes on for an epoch."""
+    """Loads a model, in the scope of a strategy or in plain Keras, and trains for an epoch."""
     with rank_job.strategy().scope() if in_scope else contextlib.nullcontext():
         task = _task(architecture)
         task.model = keras.models.load_model(path)
@@ -127,7 +127,7 @@ def load_and_go_on(architecture: str, path: str, in_scope: bool) -> dict:
 
 
 class _Batches(keras.utils.PyDataset):
-    """Batches of 8 and 7 rows, which rank 0 sends to the others."""
+    """Yields batches of 8 and 7 rows, which rank 0 sends to the others."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray):
         super().__init__()
@@ -142,13 +142,13 @@ class _Batches(keras.utils.PyDataset):
 
 @in_float64()
 def train_on_unequal_shares(data: str) -> dict:
-    """Trains on 8 rows and on 7: on two replicas, the first one's share has 4 rows both times.
+    """Trains on 8 rows and on 7: with two replicas, the first one's share has 4 rows both times.
 
-    Synchronised `BatchNormalization` counts rows by an exchange, whose gradient Keras exchanges
-    too, but for where TensorFlow knows the number of rows ahead.
+    Synchronised `BatchNormalization` counts rows by an exchange. Keras exchanges the gradient of
+    the count too, unless TensorFlow knows the number of rows statically.
 
     Args:
-        data: How the rows come.
+        data: How the rows are passed.
     """
     x, y = np.random.default_rng(0).normal(size=(15, 6)), np.arange(15) % CLASSES
     with rank_job.strategy().scope():
@@ -180,12 +180,12 @@ def train_on_unequal_shares(data: str) -> dict:
 
 @in_float64()
 def run_recipe() -> str:
-    """Returns what the recipe prints that synchronises a model of `keras.applications`."""
+    """Returns the output of the recipe that synchronises a model of `keras.applications`."""
     return recipes.run("synchronized_batch_norm", {})
 
 
 def _adapted(layer: layers.Layer) -> None:
-    """Gives a layer LoRA's weights where KerasHub does, and to tables and dense layers."""
+    """Enables LoRA where KerasHub does, and for embeddings and dense layers."""
     if isinstance(layer, TokensAndPositions):
         layer.tokens.enable_lora(2)
     elif isinstance(layer, layers.MultiHeadAttention):
@@ -197,9 +197,9 @@ def _adapted(layer: layers.Layer) -> None:
 
 @in_float64()
 def adapt(architecture: str, quantized: bool) -> dict:
-    """Trains LoRA's weights, of a model in float64 or of its int8.
+    """Trains LoRA weights of a model in float64 or quantised to int8.
 
-    LoRA's weights are float32 in any policy. Keras cannot take the norm of both kinds together, so
+    LoRA weights are float32 in any policy. Keras cannot compute a norm over both dtypes, so
     gradients are not clipped here.
     """
     with rank_job.strategy().scope():
@@ -217,7 +217,7 @@ def adapt(architecture: str, quantized: bool) -> dict:
 def quantize(architecture: str) -> dict:
     """Trains, quantises to int8, evaluates and predicts.
 
-    Where numbers are cut to 8 bits, rounding to float32 would decide which number some become.
+    In float32, rounding errors would decide the 8-bit value of some numbers.
     """
     with rank_job.strategy().scope():
         task = _compiled(architecture)
@@ -228,7 +228,7 @@ def quantize(architecture: str) -> dict:
 
 @in_float64()
 def distill(losses: str) -> dict:
-    """Trains a student by its labels, the logits of a teacher, and what a layer of it says.
+    """Trains a student with its labels, a teacher's logits, and a layer's output of the teacher.
 
     Args:
         losses: "objects" of `keras.losses`, or Keras's "default" ones, which are functions.

@@ -1,8 +1,8 @@
-"""Trains one of KerasHub's models, made small, on 1, 2 and 3 devices of one process.
+"""Trains one of KerasHub's models, in a small size, on 1, 2 and 3 devices of one process.
 
     .venv-hub/bin/python -m tests.strategies.architectures.hub_program MODEL RESULT
 
-The result is a pickled dictionary: what each number of devices gave.
+The result is a pickled dictionary: the outcome by number of devices.
 """
 
 import pickle
@@ -40,14 +40,14 @@ TRANSFORMER = {
 
 
 def _next_tokens(model: keras.Model, rng: np.random.Generator) -> Task:
-    """A decoder predicts the next token; padding weighs nothing."""
+    """A decoder predicts the next token; padding has weight 0."""
     tokens = sentences(rng, LENGTH + 1)
     x = {"token_ids": tokens[:, :-1], "padding_mask": tokens[:, :-1] != 0}
     return Task(model, x, tokens[:, 1:], classification(), tokens[:, 1:] != 0)
 
 
 def _translation(model: keras.Model, rng: np.random.Generator) -> Task:
-    """An encoder-decoder predicts the next token of the other sentence."""
+    """An encoder-decoder predicts the next token of the second sentence."""
     source, target = sentences(rng), sentences(rng, LENGTH + 1)
     x = {
         "encoder_token_ids": source,
@@ -59,13 +59,13 @@ def _translation(model: keras.Model, rng: np.random.Generator) -> Task:
 
 
 def gpt2(rng: np.random.Generator) -> Task:
-    """GPT-2: positions in a table, logits by the table of tokens."""
+    """GPT-2: position embeddings, logits by the token embedding."""
     backbone = keras_hub.models.GPT2Backbone(num_heads=2, max_sequence_length=LENGTH, **TRANSFORMER)
     return _next_tokens(keras_hub.models.GPT2CausalLM(backbone), rng)
 
 
 def llama(rng: np.random.Generator) -> Task:
-    """Llama: rotary positions, queries in groups, gated dense layers."""
+    """Llama: rotary positions, grouped queries, gated dense layers."""
     backbone = keras_hub.models.LlamaBackbone(
         num_query_heads=4, num_key_value_heads=2, **TRANSFORMER
     )
@@ -73,7 +73,7 @@ def llama(rng: np.random.Generator) -> Task:
 
 
 def gemma(rng: np.random.Generator) -> Task:
-    """Gemma: the same, with one head of keys, and logits by the table of tokens."""
+    """Gemma: like Llama, with one key head, and logits by the token embedding."""
     backbone = keras_hub.models.GemmaBackbone(
         num_query_heads=2, num_key_value_heads=1, head_dim=8, **TRANSFORMER
     )
@@ -90,15 +90,15 @@ def bert(rng: np.random.Generator) -> Task:
 
 
 def bart(rng: np.random.Generator) -> Task:
-    """BART: one table for both sides."""
+    """BART: one embedding for both sides."""
     backbone = keras_hub.models.BartBackbone(num_heads=2, max_sequence_length=LENGTH, **TRANSFORMER)
     return _translation(keras_hub.models.BartSeq2SeqLM(backbone), rng)
 
 
 def t5(rng: np.random.Generator) -> Task:
-    """T5: a table of distances, for all layers of a side.
+    """T5: one embedding of distances for all layers of a side.
 
-    KerasHub's distances are int32 only where Keras's float is float32: so are losses here.
+    KerasHub's distances are int32 only if Keras's default float is float32: so are losses here.
     """
     keras.backend.set_floatx("float32")
     backbone = keras_hub.models.T5Backbone(num_heads=2, **TRANSFORMER)
@@ -108,7 +108,7 @@ def t5(rng: np.random.Generator) -> Task:
 
 
 def vit(rng: np.random.Generator) -> Task:
-    """A vision transformer, with a classifier on its own token."""
+    """A vision transformer with a classifier on its class token."""
     backbone = keras_hub.models.ViTBackbone(
         image_shape=(16, 16, 3),
         patch_size=(4, 4),
@@ -122,10 +122,10 @@ def vit(rng: np.random.Generator) -> Task:
 
 
 def retinanet(rng: np.random.Generator) -> Task:
-    """RetinaNet's network: a ResNet, a pyramid of its features, boxes and classes at each level.
+    """RetinaNet's network: a ResNet, a feature pyramid, boxes and classes at each level.
 
-    The targets are anchors' already. `RetinaNetObjectDetector` would make them of boxes, and divide
-    by the anchors that a replica's own rows hit: its loss is no mean over rows.
+    The targets are given for anchors. `RetinaNetObjectDetector` would compute them from boxes, and
+    divide by the number of anchors hit by a replica's own rows: its loss is not a mean over rows.
     """
     image = keras_hub.models.ResNetBackbone(
         input_conv_filters=[64],
@@ -145,7 +145,7 @@ def retinanet(rng: np.random.Generator) -> Task:
     detector = keras_hub.models.RetinaNetObjectDetector(
         backbone, CLASSES, "xywh", pre_logits_num_conv_layers=1
     )
-    # Not the detector itself, whose loss this is not.
+    # Not the detector itself, which has another loss.
     model = keras.Model(detector.input, detector.output)
     anchors = detector.output["cls_logits"].shape[1]
     y = {
@@ -178,7 +178,7 @@ def train(model: str, devices: int) -> dict:
 
 
 def main(model: str, result: Path) -> None:
-    """Writes what each number of devices gave."""
+    """Writes the outcome for each number of devices."""
     (cpu,) = tf.config.list_physical_devices("CPU")
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(max(DEVICES))]
     tf.config.set_logical_device_configuration(cpu, logical)

@@ -1,4 +1,4 @@
-"""Architectures as they are trained in practice, made small.
+"""Architectures that are common in practice, in a small size.
 
 Two blocks, a width of 16, no dropout; in the style of keras.io, or from `keras.applications`.
 """
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-# The only way to a small ConvNeXt or ResNet: `keras.applications` has those of the papers alone.
+# `keras.applications` only has ConvNeXt and ResNet in the papers' sizes.
 from keras.src.applications.convnext import ConvNeXt
 from keras.src.applications.resnet import ResNet, stack_residual_blocks_v1
 
@@ -29,14 +29,14 @@ CLASSES = 3
 
 @dataclasses.dataclass
 class Task:
-    """A model, what it learns from, and how.
+    """A model with its data and training arguments.
 
     Attributes:
-        model: The model, made in the scope.
-        x: Its inputs.
-        y: Its targets.
-        compiled: Arguments of `compile` besides the optimizer.
-        weights: What each target weighs, None for 1.
+        model: Model, created in the scope.
+        x: Inputs.
+        y: Targets.
+        compiled: Arguments of `compile`, without the optimizer.
+        weights: Weight of each target, None for 1.
     """
 
     model: keras.Model
@@ -62,10 +62,10 @@ def classification() -> dict[str, Any]:
 
 @keras.saving.register_keras_serializable("tests")
 class TokensAndPositions(layers.Layer):
-    """Adds up the vectors of tokens and of their positions; in reverse, the tokens' logits.
+    """Sum of token and position embeddings; in reverse, the tokens' logits.
 
-    A position's row is looked up once a step, for all sentences; a token's as often as it occurs.
-    In reverse the table is a matrix: its gradient then is a sparse and a dense one.
+    A position's row is looked up once per step, for all sentences; a token's as often as it occurs.
+    In reverse the embedding is a matrix, so its gradient has a sparse and a dense part.
     """
 
     def __init__(self, tokens: int = TOKENS, length: int = LENGTH, **options):
@@ -75,7 +75,7 @@ class TokensAndPositions(layers.Layer):
         self.positions = layers.Embedding(length, WIDTH)
 
     def build(self, shape):
-        """Makes both tables."""
+        """Builds both embeddings."""
         self.tokens.build(shape)
         self.positions.build((None,))
 
@@ -86,17 +86,17 @@ class TokensAndPositions(layers.Layer):
         return self.tokens(inputs) + self.positions(ops.arange(ops.shape(inputs)[-1]))
 
     def compute_output_spec(self, inputs, reverse=False):
-        """Tells the shape of either."""
+        """Returns the shape of the embedding or of the logits."""
         last = self.sizes["tokens"] if reverse else WIDTH
         rows, length = inputs.shape[:2]
         return keras.KerasTensor((rows, length, last), self.compute_dtype)
 
     def compute_mask(self, inputs, previous=None):
-        """Hides padding."""
+        """Masks the padding."""
         return previous if previous is not None else self.tokens.compute_mask(inputs)
 
     def get_config(self):
-        """Returns the sizes."""
+        """Returns the constructor's arguments."""
         return {**super().get_config(), **self.sizes}
 
 
@@ -105,7 +105,7 @@ def _normal(x, biases: bool = True):
 
 
 def _block(x, memory=None, causal: bool = False, biases: bool = True):
-    """Attention, to `memory` too where there is one, and two dense layers; each is added."""
+    """Attention, with cross-attention to `memory` if given, and two dense layers; all residual."""
 
     def attention():
         return layers.MultiHeadAttention(2, WIDTH // 2, use_bias=biases)
@@ -119,7 +119,7 @@ def _block(x, memory=None, causal: bool = False, biases: bool = True):
 
 
 def decoder(rng: np.random.Generator) -> Task:
-    """A language model as Gemma: causal, padded, its logits by the table of its tokens."""
+    """A language model like Gemma: causal, padded, with logits by the token embedding."""
     tokens = sentences(rng, LENGTH + 1)
     inputs = layers.Input((LENGTH,), dtype="int32")
     table = TokensAndPositions()
@@ -132,7 +132,7 @@ def decoder(rng: np.random.Generator) -> Task:
 
 
 def encoder(rng: np.random.Generator) -> Task:
-    """A classifier of padded sentences as BERT, with dense layers above the mean of a sentence."""
+    """A classifier of padded sentences like BERT, with dense layers above a sentence's mean."""
     inputs = layers.Input((LENGTH,), dtype="int32")
     x = TokensAndPositions()(inputs)
     for _ in range(BLOCKS):
@@ -144,7 +144,7 @@ def encoder(rng: np.random.Generator) -> Task:
 
 
 def encoder_decoder(rng: np.random.Generator) -> Task:
-    """A translator as T5, a block on each side: both look up rows of one table, and have masks."""
+    """A translator like T5, one block per side: both share an embedding, and have masks."""
     source, target = sentences(rng), sentences(rng, LENGTH + 1)
     inputs = {
         "source": layers.Input((LENGTH,), dtype="int32", name="source"),
@@ -165,20 +165,20 @@ def images(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 class Patches(layers.Layer):
-    """Cuts an image into patches, and adds a table of their places to them."""
+    """Cuts an image into patches, and adds position embeddings."""
 
     def build(self, shape):
-        """Makes the projection and the table."""
+        """Builds the projection and the position embedding."""
         self.projection = layers.Conv2D(WIDTH, 4, strides=4)
         self.projection.build(shape)
-        self.places = layers.Embedding((shape[1] // 4) * (shape[2] // 4), WIDTH)
-        self.places.build((None,))
+        self.positions = layers.Embedding((shape[1] // 4) * (shape[2] // 4), WIDTH)
+        self.positions.build((None,))
 
     def call(self, images):
         """Returns vectors, of shape (rows, patches, width)."""
         patches = self.projection(images)
-        patches = ops.reshape(patches, (-1, self.places.input_dim, WIDTH))
-        return patches + self.places(ops.arange(self.places.input_dim))
+        patches = ops.reshape(patches, (-1, self.positions.input_dim, WIDTH))
+        return patches + self.positions(ops.arange(self.positions.input_dim))
 
 
 def vit(rng: np.random.Generator) -> Task:
@@ -193,7 +193,7 @@ def vit(rng: np.random.Generator) -> Task:
 
 
 def convnext(rng: np.random.Generator) -> Task:
-    """ConvNeXt with a block in its first and its last stage."""
+    """ConvNeXt with one block in its first and last stage."""
     model = ConvNeXt(
         depths=[1, 0, 0, 1],
         projection_dims=[WIDTH] * 4,
@@ -207,7 +207,7 @@ def convnext(rng: np.random.Generator) -> Task:
 
 
 def _synchronized(model: keras.Model) -> keras.Model:
-    """Returns a model whose `BatchNormalization` is synchronised, as the recipe shows."""
+    """Returns a model with synchronised `BatchNormalization`, created as in the recipe."""
     if str(recipes.RECIPES) not in sys.path:
         sys.path.insert(0, str(recipes.RECIPES))
     recipe = importlib.import_module("synchronized_batch_norm")
@@ -251,7 +251,7 @@ def _convolutions(x, filters: int):
 
 
 def unet(rng: np.random.Generator) -> Task:
-    """A U-Net with three outputs by name: classes of pixels, their depth, and what is seen."""
+    """A U-Net with three named outputs: classes of pixels, their depth, and the visible classes."""
     inputs = layers.Input((8, 8, 3))
     wide = _convolutions(inputs, WIDTH // 2)
     low = _convolutions(layers.MaxPooling2D()(wide), WIDTH)
@@ -281,7 +281,7 @@ def unet(rng: np.random.Generator) -> Task:
 
 
 def time_series(rng: np.random.Generator) -> Task:
-    """A forecast of two steps from ten: a causal convolution, an LSTM and a GRU."""
+    """A forecast of two steps from ten, with a causal convolution, an LSTM and a GRU."""
     walks = rng.normal(size=(ROWS, 12, 3)).cumsum(1)
     inputs = layers.Input((10, 3))
     x = layers.Conv1D(WIDTH, 3, padding="causal", activation="relu")(inputs)
@@ -292,7 +292,7 @@ def time_series(rng: np.random.Generator) -> Task:
 
 
 def recommender(rng: np.random.Generator, users: int = 5, items: int = 7) -> Task:
-    """Tables of users and items; an item's rows are looked up for it and for what was seen."""
+    """Embeddings of users and items; item rows are looked up for the item and for the history."""
     inputs = {
         "user": layers.Input((), dtype="int32", name="user"),
         "item": layers.Input((), dtype="int32", name="item"),

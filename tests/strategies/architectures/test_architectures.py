@@ -1,4 +1,4 @@
-"""Architectures that are trained in practice give one replica's numbers, and go on elsewhere."""
+"""Checks that common architectures equal one replica, and resume under other strategies."""
 
 import pickle
 import re
@@ -12,9 +12,9 @@ from tests.harness import side_environment
 from tests.strategies.architectures import cases as cases
 from tests.strategies.compare import assert_close, assert_invariant
 
-# None of the layers computes in float32; what is left is float64's rounding.
+# No layer computes in float32; the tolerance is for float64's rounding.
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-# The named ones keep weights in float32.
+# These keep weights in float32.
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -22,7 +22,7 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# Three devices share 8 rows as 3, 3 and 2. Two processes trace at the same time, and cost less.
+# Three devices share 8 rows as 3, 3 and 2. Two processes trace in parallel, and cost less.
 DEFAULT = {
     "decoder": ("mirrored", 3),
     "encoder": ("horovod", 2),
@@ -45,7 +45,7 @@ JOBS = [("mirrored", 2), ("mirrored", 3), ("horovod", 2), ("multi_worker", 2)]
         for job in JOBS
     ],
 )
-def test_replicas_are_one(ranks, architecture, kind, size):
+def test_replicas_equal_one_process(ranks, architecture, kind, size):
     assert_invariant(ranks.run_sizes((1, size), cases.train, architecture, kind=kind), **EXACT)
 
 
@@ -68,7 +68,7 @@ def test_unequal_shares(ranks, data, kind):
 
 @pytest.mark.slow
 def test_recipe_of_synchronized_batch_norm(ranks):
-    """It prints on rank 0 what one process prints."""
+    """Rank 0 prints the output of one process."""
     (alone,), (first, second) = (ranks(size).run(cases.run_recipe) for size in (1, 2))
     losses = [re.findall(r"loss: ([0-9.]+)\n", said) for said in (alone, first)]
     assert len(losses[0]) == 3, alone
@@ -97,12 +97,12 @@ def test_recipe_of_synchronized_batch_norm(ranks):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_optimizers_with_tables(ranks, optimizer, options):
-    """A batch looks up rows of the tables more than once, on one replica and on several."""
+    """A batch looks up embedding rows repeatedly, on one replica and on several."""
     case = (cases.train, "recommender", optimizer, options)
     assert_invariant(ranks.run_sizes((1, 2), *case, kind="mirrored"), **EXACT)
 
 
-# Plain Keras squares each part of a repeated row's gradient alone, for norms too: SGD has none.
+# Plain Keras squares each part of a repeated row's gradient, also for norms: SGD uses none.
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
 
@@ -117,8 +117,8 @@ SGD = {"learning_rate": 0.1, "momentum": 0.9}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("kind", ["mirrored", _slow("horovod")])
-def test_saved_models_go_on(ranks, tmp_path, kind, architecture, optimizer, options):
-    """In plain Keras, and in the scope of a strategy again, with the optimizer's state."""
+def test_saved_models_resume(ranks, tmp_path, kind, architecture, optimizer, options):
+    """Resumes in plain Keras and in a strategy's scope, with the optimizer's state."""
     path = str(tmp_path / "model.keras")
     here = ranks(2, kind).run(cases.save_and_go_on, architecture, optimizer, options, path)
     (plain,) = ranks(1).run(cases.load_and_go_on, architecture, path, False)
@@ -145,12 +145,12 @@ def test_quantized(ranks, architecture):
 
 @pytest.mark.parametrize("losses", ["objects", "default"])
 def test_distillation(ranks, losses):
-    """With losses of `keras.losses`, and with functions, whose means `Distiller` takes itself."""
+    """With `keras.losses` objects, and with functions, whose means `Distiller` computes."""
     results = ranks.run_sizes((1, 2), cases.distill, losses, kind="mirrored")
     assert_invariant(results, **EXACT)
 
 
-# KerasHub's models, by the name of what computes in float32 whatever the policy.
+# KerasHub's models, by the part that computes in float32 under any policy.
 HUB = {
     "gpt2": None,
     "llama": "LlamaLayerNorm",
@@ -165,7 +165,7 @@ HUB = {
 
 @pytest.fixture(scope="module")
 def hub_python() -> Path:
-    """Python with KerasHub; made when it is first needed."""
+    """Returns a Python with KerasHub; its environment is created on first use."""
     return side_environment.hub_python()
 
 
@@ -182,7 +182,7 @@ def hub_python() -> Path:
     ],
 )
 def test_kerashub(hub_python, tmp_path, model, tolerance):
-    """On 2 and 3 devices of one process as on 1, each in an environment of its own."""
+    """Compares 2 and 3 devices of one process with 1, each in a separate process."""
     result = tmp_path / "result"
     subprocess.run(
         [hub_python, "-m", "tests.strategies.architectures.hub_program", model, result],

@@ -1,9 +1,9 @@
-"""One training with any of the features that `combinations` names, on whatever job runs it.
+"""Cases run by ranks: one training with any of the features that `table` names.
 
-Each feature leaves the numbers as they are: gradients of two half batches are those of the batch,
-an overflow skips a batch that the plain training does not have, own shares hold the rows that the
-rank would have been given. So any two of them give what neither of them gives, and a codec with
-one of them gives what the codec gives alone.
+Each feature keeps the results equal: gradients of two half batches are those of the batch, an
+overflow skips a batch that the plain training does not have, own shares hold the rows that the
+rank would get anyway. So any two of them must give the result of neither, and a codec with one of
+them the result of the codec alone.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from tfdml.compression.auto import aggregator
 from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
 ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
-# The step after which a training that resumes is ended: in the middle of two half batches.
+# Step after which a training that resumes is interrupted: in the middle of two half batches.
 ENDS_AT = 5
-# The batch before which one comes that overflows.
+# The overflowing batch comes before this one.
 OVERFLOWS_AT = 2
 
-# A compressor of each family: what the families keep between steps, and send, differs.
+# One compressor of each family: families differ in their state and in what they send.
 CODECS = {
     "cast": compression.Float16(),
     "quantising": compression.QSGD(4),
@@ -41,24 +41,24 @@ CODECS = {
     "momentum": compression.DeepGradientCompression(0.1, momentum=MOMENTUM),
     "auto": compression.Auto([compression.TopK(0.1)]),
 }
-# Parameter servers need one that is right on average, or a rounding.
+# Parameter servers need an unbiased codec or mere rounding.
 FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
 
 
 class Decided(aggregator.CandidateChoice):
-    """A choice that holds the candidate for the fastest, however long steps take."""
+    """A choice that always considers the candidate the fastest, whatever the step times."""
 
     def __init__(self, *measured):
         super().__init__(*measured)
         self.current = 1
 
     def after(self, seconds: float) -> bool:
-        """Chooses nothing else."""
+        """Never changes the choice."""
         return False
 
 
 def compressor(features: Iterable[str], servers: bool = False) -> compression.Compressor | None:
-    """Returns what the strategy is given as `compression`."""
+    """Returns the strategy's argument `compression`."""
     families = [name for name in CODECS if name in features]
     if len(families) == 2 and "auto" in families:
         (other,) = set(families) - {"auto"}
@@ -69,7 +69,7 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
 
 
 def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
-    """Returns a new strategy with those features that are the strategy's."""
+    """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
     if servers:
@@ -77,7 +77,7 @@ def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
             given["devices"] = ["CPU:0", "CPU:1"]
         given["synchronous"] = "ps_sync" in features
         if servers == {"ps_sync", "ps_async"}:
-            given["max_staleness"] = 1  # An asynchronous strategy's.
+            given["max_staleness"] = 1  # For an asynchronous strategy.
         return ParameterServerStrategy(compression=compressor(features, True), **given)
     return rank_job.strategy(compression=compressor(features), **given)
 
@@ -137,22 +137,22 @@ def _rows(features: Iterable[str], records: str | None) -> tuple[np.ndarray, np.
     if "loss_scaling" in features:
         at = slice(OVERFLOWS_AT * BATCH, (OVERFLOWS_AT + 1) * BATCH)
         added = x[at].copy()
-        added[-1] = np.inf  # The last replica's.
+        added[-1] = np.inf  # The last replica's row.
         x, y = np.insert(x, [at.start], added, 0), np.insert(y, [at.start], y[at], 0)
     if "accumulation" in features:
-        # Each of two ranks has in two half batches the rows that it has in one batch.
+        # In two half batches, each of two ranks has the same rows as in one batch.
         order = np.arange(len(x)).reshape(-1, 2, 2, BATCH // 4).swapaxes(1, 2).ravel()
         x, y = x[order], y[order]
     return x, y
 
 
 def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: str | None) -> dict:
-    """Returns what `fit` is given as data.
+    """Returns the data for `fit`.
 
     Args:
-        features: With "mixed_rows", the rows of the mixture come from memory.
-        strategy: Whose ranks read shares of their own, if they do.
-        records: The directory that `write_mixture` has filled.
+        features: Features; with "mixed_rows", the rows of the mixture come from memory.
+        strategy: Strategy whose ranks read their own shares, if they do.
+        records: Directory filled by `write_mixture`.
     """
     batch = BATCH // 2 if "accumulation" in features else BATCH
     if "mixed_data" in features:
@@ -178,7 +178,7 @@ def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: 
 
 @contextlib.contextmanager
 def deciding(features: Iterable[str]) -> Iterator[None]:
-    """While this is entered, `Auto` uses what it was given: no timing decides a test."""
+    """Context manager: `Auto` uses its given candidate, so that no timing decides a test."""
     if "auto" not in features:
         yield
         return
@@ -187,14 +187,14 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
 
 
 def outcome_of(features: Iterable[str], model: keras.Model, history: keras.callbacks.History):
-    """Returns what any two features leave as it is."""
+    """Returns the results that must be equal with any two features."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     slots = [v for v in optimizer.variables if "momentum" in v.path]
     result = {
         "weights": [v.numpy() for v in model.weights],
         "slots": [np.asarray(v) for v in slots],
     }
-    if "loss_scaling" not in features:  # The batch that overflows has no loss.
+    if "loss_scaling" not in features:  # The overflowing batch has no loss.
         result["history"] = {k: np.array(v) for k, v in history.history.items()}
     return result
 
@@ -205,9 +205,9 @@ def trained(
     """Trains for an epoch of eight updates.
 
     Args:
-        features: Of `combinations.FEATURES`; or "mixed_rows".
-        records: The directory that `write_mixture` has filled.
-        directory: For checkpoints.
+        features: Names from `table.FEATURES`, or "mixed_rows".
+        records: Directory filled by `write_mixture`.
+        directory: Directory for checkpoints.
     """
     with deciding(features):
         if "checkpoint_resume" in features:
@@ -222,7 +222,7 @@ def _life(
     directory: str | None,
     ends_at: int | None = None,
 ) -> dict | None:
-    """Trains to the end; or asks this process to end, and returns None."""
+    """Trains to the end, or sends this process a termination signal and returns None."""
     strategy = strategy_of(features)
     model = model_of(features, strategy)
     callbacks = []
@@ -254,20 +254,20 @@ def _life(
 
 
 def joined(features: tuple[str, ...], at: int) -> dict:
-    """Trains with a codec that comes after some steps, and begins with nothing kept.
+    """Trains with a codec that is enabled after some steps, without state.
 
-    An elastic job to which a second rank comes does the same: one process compresses nothing.
+    It is the reference for an elastic job that a second rank joins: one process does not compress.
 
     Args:
         features: A codec.
-        at: The steps until then.
+        at: Number of steps before the codec is enabled.
     """
     x, y = data(ROWS)
     with deciding(features):
         plain = model_of((), strategy_of(()))
         rows = slice(None, at * BATCH)
         plain.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
-        # What PowerSGD begins with follows from the variables' names.
+        # PowerSGD's initial matrices depend on the variables' names.
         keras.backend.clear_session()
         strategy = strategy_of(features)
         model = model_of(features, strategy)
@@ -282,7 +282,7 @@ def joined(features: tuple[str, ...], at: int) -> dict:
 
 
 def elastic_on_servers(synchronous: bool) -> str:
-    """Returns what `tfdml.elastic` says of a model on parameter servers."""
+    """Returns the error of `tfdml.elastic` for a model on parameter servers."""
     features = ("ps_sync" if synchronous else "ps_async",)
     strategy = strategy_of(features)
     model = model_of(features, strategy)
@@ -300,7 +300,7 @@ def elastic_on_servers(synchronous: bool) -> str:
 
 
 def said(features: tuple[str, ...], records: str | None = None) -> str:
-    """Returns what is said of features that are refused."""
+    """Returns the error message for features that are refused."""
     try:
         trained(features, records)
     except (ValueError, TypeError) as error:

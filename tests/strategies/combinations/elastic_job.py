@@ -1,4 +1,4 @@
-"""Starts the elastic program of the combinations, and gives what came of it."""
+"""Starts the elastic program of the combinations, and returns its outcome."""
 
 import pickle
 import sys
@@ -7,19 +7,19 @@ from pathlib import Path
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
-# As in `combination_program`, which is a script: to import it is to train.
+# As in `elastic_program`, which is a script and trains when imported.
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 JOINS_AT, LOST = 3, "lost"
-SECONDS = 300.0  # Two starts of TensorFlow on a loaded machine, and two meetings.
+SECONDS = 300.0  # Two starts of TensorFlow on a loaded machine, and two rendezvous.
 
 
 def elastic(directory: Path, records: str, *features: str) -> dict:
-    """Trains on one rank, to which a second one comes.
+    """Trains on one rank, which a second one joins.
 
     Args:
-        directory: Of this job alone.
-        records: The directory of the mixture of data sets.
-        *features: The program's.
+        directory: Directory of this job only.
+        records: Directory of the mixture of data sets.
+        *features: Features passed to the program.
     """
     hosts, script = directory / "hosts", directory / "hosts.sh"
     hosts.write_text("localhost:1\n")

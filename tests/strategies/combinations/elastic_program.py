@@ -1,8 +1,8 @@
-"""An elastic training with another feature: `elastic_program.py OUT HOSTS RECORDS FEATURE...`.
+"""Elastic training with another feature: `elastic_program.py OUT HOSTS RECORDS FEATURE...`.
 
-A rank comes after `JOINS_AT` steps: rank 0 writes HOSTS, the file that the host discovery prints.
-If `LOST` is among the features, rank 1 kills itself `STAYS` steps later. Rank 0 pickles what came
-of it in OUT.
+A rank joins after `JOINS_AT` steps: rank 0 then writes HOSTS, the file that the host discovery
+prints. If `LOST` is among the features, rank 1 kills itself `STAYS` steps later. Rank 0 pickles
+the outcome in OUT.
 """
 
 import os
@@ -23,7 +23,7 @@ LOST = "lost"
 
 
 class MembershipPlan(keras.callbacks.Callback):
-    """Lets a rank come, and dies."""
+    """Lets a rank join, and kills it."""
 
     def __init__(self):
         super().__init__()
@@ -32,14 +32,14 @@ class MembershipPlan(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.sizes.append(strategy.size)
         if strategy.size == 1 and len(self.sizes) == JOINS_AT:
-            # At once: a discovery that finds an empty list takes all hosts for lost.
+            # Atomically: a discovery that finds an empty list considers all hosts lost.
             Path(f"{hosts}.new").write_text("localhost:1\n127.0.0.1:1\n")
             os.replace(f"{hosts}.new", hosts)
             deadline = time.monotonic() + 60
             while not state._messages and time.monotonic() < deadline:
                 time.sleep(0.1)
         if LOST in features and strategy.rank == 1 and batch == JOINS_AT + STAYS:
-            time.sleep(0.2)  # The other one shall come to it too.
+            time.sleep(0.2)  # Lets the other rank reach this step too.
             os.kill(os.getpid(), signal.SIGKILL)
 
 

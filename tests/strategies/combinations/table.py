@@ -1,13 +1,13 @@
-"""The table of combinations: what becomes of each pair of features.
+"""The table of combinations: the outcome of each pair of features.
 
-A row has an entry for each feature above it, so that a new feature is a row at the end, which says
-how it meets all others. `test_combinations` does what an entry says.
+A row has an entry for each feature above it, so a new feature is a new last row with its outcome
+for all others. `test_combinations` checks each entry.
 """
 
 import dataclasses
 
 FEATURES = {
-    # Codecs: Strategy(compression=...); by what they keep between steps, and send.
+    # Codecs: Strategy(compression=...), by what they keep between steps and send.
     "cast": "Float16, BFloat16",
     "quantising": "QSGD, NaturalCompression, TernGrad",
     "sign": "OneBit",
@@ -15,7 +15,7 @@ FEATURES = {
     "low_rank": "PowerSGD",
     "momentum": "DeepGradientCompression",
     "auto": "Auto",
-    # What `compile` and `fit` are given.
+    # Arguments of `compile` and `fit`, and their data.
     "accumulation": "gradient_accumulation_steps",
     "loss_scaling": "LossScaleOptimizer",
     "jit": "jit_compile=True",
@@ -30,8 +30,8 @@ FEATURES = {
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
-# The arguments of the strategies, and the features that they are; "" where they leave every
-# number as it is, or are of one strategy alone.
+# The strategies' arguments with their features; "" for arguments that do not change results, or
+# that belong to only one strategy.
 ARGUMENTS = {
     "devices": "local_devices",
     "compression": "cast",
@@ -51,15 +51,15 @@ ARGUMENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Equal:
-    """The pair is trained, on two ranks, and gives what the training without it gives.
+    """The pair is trained on two ranks, and equals the training without it.
 
-    With a codec that is the training with the codec alone; where a job's codec has no peer, as on
-    parameter servers, the training without one, within `rtol` and `atol`.
+    With a codec, the reference is the training with the codec alone; if the codec has no peer
+    there, as on parameter servers, the training without a codec, within `rtol` and `atol`.
 
     Attributes:
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        by_default: Whether the test runs by default; else it is a slow one.
+        by_default: Whether the test runs by default; otherwise it is a slow test.
     """
 
     rtol: float = 1e-5
@@ -69,11 +69,11 @@ class Equal:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """The pair is an error, before a step.
+    """The pair raises an error before the first step.
 
     Attributes:
-        message: Words of it.
-        by_default: As of `Equal`.
+        message: Part of the error message.
+        by_default: As in `Equal`.
     """
 
     message: str
@@ -82,11 +82,11 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """The features belong to different jobs: nobody can have both.
+    """The features belong to different jobs: nobody can combine them.
 
     Attributes:
-        why: The reason.
-        message: Words of what is said to who tries.
+        why: Reason.
+        message: Part of the error message for those who try.
     """
 
     why: str
@@ -97,7 +97,7 @@ Outcome = Equal | Refused | Apart
 
 EQUAL = Equal()
 SHOWN = Equal(by_default=True)
-# Float16 rounds what two devices, or two halves of a batch, add up in another order.
+# Float16 rounds sums over two devices, or over two halves of a batch, in a different order.
 ROUNDED = Equal(rtol=1e-3, atol=2e-5)
 ONE_CODEC = Refused("`compression` must be a compressor such as", by_default=True)
 NOT_ON_WORKERS = Refused("nothing that a step leaves out is kept on a worker")
@@ -236,7 +236,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "mixed_data": EQUAL,
         "checkpoint_resume": EQUAL,
     },
-    # On one worker: its steps come one after the other.
+    # On one worker, which takes its steps one after the other.
     "ps_async": {
         "cast": Equal(rtol=1e-3, atol=5e-5),
         "quantising": Equal(rtol=1e-2, atol=2e-3),
@@ -256,7 +256,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
             "`synchronous` is one or the other", "`max_staleness` must be None with `synchronous"
         ),
     },
-    # With a codec a second rank comes; without, it is lost afterwards.
+    # With a codec, a second rank joins; without, it is also lost afterwards.
     "elastic": {
         "cast": ROUNDED,
         "quantising": EQUAL,

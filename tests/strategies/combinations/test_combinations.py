@@ -1,4 +1,4 @@
-"""Every pair of features is what the table of combinations says: equal, or refused."""
+"""Checks that every pair of features has the outcome of the table: equal, refused, or apart."""
 
 import inspect
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ GUARANTEES = Path(__file__).resolve().parents[3] / "docs" / "guarantees.md"
 
 
 def _pairs(kind: type) -> list:
-    """Returns the pairs with an outcome of this kind, as a test's parameters."""
+    """Returns the pairs with an outcome of this kind as test parameters."""
     pairs = []
     for feature, row in TABLE.items():
         for other, outcome in row.items():
@@ -41,7 +41,7 @@ def _pairs(kind: type) -> list:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory) -> str:
-    """The data sets that are mixed."""
+    """Writes the data sets of the mixture."""
     directory = str(tmp_path_factory.mktemp("mixture"))
     cases.write_mixture(directory)
     return directory
@@ -49,7 +49,7 @@ def records(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def one_worker() -> Iterator[ServerCluster]:
-    """A cluster whose only worker takes asynchronous steps one after the other."""
+    """A cluster whose single worker takes asynchronous steps one after the other."""
     running = ServerCluster(workers=1, servers=1)
     yield running
     running.close()
@@ -63,7 +63,7 @@ def test_every_pair_is_in_the_table():
         assert not missing, f"The row of {feature!r} must say how it meets {sorted(missing)}."
 
 
-def test_every_compressor_is_of_a_family():
+def test_every_compressor_belongs_to_a_family():
     found = {
         name
         for name in tfdml.compression.__all__
@@ -75,7 +75,7 @@ def test_every_compressor_is_of_a_family():
         assert type(cases.CODECS[family]).__name__ in FEATURES[family]
 
 
-def test_every_argument_of_a_strategy_is_a_feature_or_none():
+def test_every_argument_of_a_strategy_is_listed():
     strategies = [getattr(tfdml.strategies, name) for name in tfdml.strategies.__all__]
     found = {
         name
@@ -87,7 +87,7 @@ def test_every_argument_of_a_strategy_is_a_feature_or_none():
     assert {feature for feature in ARGUMENTS.values() if feature} <= set(FEATURES)
 
 
-def test_the_guarantees_name_what_is_refused():
+def test_guarantees_list_refused_pairs():
     text = GUARANTEES.read_text(encoding="utf-8").partition("## Features together")[2]
     lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
     assert any("a compressor | another compressor" in line for line in lines)
@@ -100,7 +100,9 @@ def test_the_guarantees_name_what_is_refused():
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Equal))
-def test_equal(ranks, request, tmp_path, records, pair: tuple[str, str], outcome: Equal):
+def test_compatible_pairs_give_equal_results(
+    ranks, request, tmp_path, records, pair: tuple[str, str], outcome: Equal
+):
     tolerance = {"rtol": outcome.rtol, "atol": outcome.atol}
     if "elastic" in pair:
         _assert_elastic_equal(ranks, tmp_path, records, pair[0], tolerance)
@@ -108,7 +110,7 @@ def test_equal(ranks, request, tmp_path, records, pair: tuple[str, str], outcome
     codecs = [name for name in pair if name in CODECS][:1]
     rows = ["mixed_rows"] if "mixed_data" in pair else []
     if SERVERS & set(pair):
-        # Without distribution, and without the codec.
+        # Without distribution and without the codec.
         expected = _reference(ranks, records, 1, *rows)
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
         running = request.getfixturevalue(fixture)
@@ -124,18 +126,18 @@ def test_equal(ranks, request, tmp_path, records, pair: tuple[str, str], outcome
 
 
 def _reference(ranks, records: str, size: int, *features: str) -> dict:
-    """Returns what a job gives, trained once for all that compare with it."""
+    """Returns the result of a job, which is trained once for all comparisons."""
     return ranks.run_sizes((size,), cases.trained, features, records)[size][0]
 
 
 def _assert_alike(expected: dict, result: dict, **tolerance: float) -> None:
-    """Asserts that what both have is close: weights, slots, and the history if it has one."""
+    """Asserts that weights, slots and, if present, histories are close."""
     assert {"weights", "slots"} <= result.keys()
     assert_close({name: expected[name] for name in result}, result, **tolerance)
 
 
 def _assert_compressed(plain: dict, result: dict) -> None:
-    """Asserts that the numbers are not those of a training without the codec."""
+    """Asserts that the results differ from a training without the codec."""
     with pytest.raises(AssertionError):
         assert_close(plain["weights"], result["weights"], rtol=0, atol=5e-7)
 
@@ -144,7 +146,7 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
     if feature in CODECS:
         result = elastic(tmp_path, records, feature)
         expected = ranks(2).run(cases.joined, (feature,), JOINS_AT)[0]
-        result.pop("history")  # Of the whole epoch.
+        result.pop("history")  # It is that of the whole epoch.
         sizes = [1] * JOINS_AT + [2] * (cases.ROWS // cases.BATCH - JOINS_AT)
     else:
         result = elastic(tmp_path, records, feature, LOST)
@@ -158,7 +160,7 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Refused))
-def test_refused(request, records, pair: tuple[str, str], outcome: Refused):
+def test_refused_pairs_raise(request, records, pair: tuple[str, str], outcome: Refused):
     if SERVERS & set(pair):
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
         message = request.getfixturevalue(fixture).run(cases.said, pair, records)
@@ -168,7 +170,7 @@ def test_refused(request, records, pair: tuple[str, str], outcome: Refused):
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Apart))
-def test_apart(ranks, pair: tuple[str, str], outcome: Apart):
+def test_pairs_of_different_jobs_raise(ranks, pair: tuple[str, str], outcome: Apart):
     assert outcome.why
     for message in ranks(2 if "elastic" in pair else 1).run(cases.said, pair):
         assert outcome.message in message
@@ -177,6 +179,6 @@ def test_apart(ranks, pair: tuple[str, str], outcome: Apart):
 @pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_elastic_refuses_models_on_parameter_servers(one_worker, synchronous):
-    """`KerasState` takes a model of any strategy; those of parameter servers have no ranks."""
+    """`KerasState` accepts models of any strategy; those of parameter servers have no ranks."""
     message = one_worker.run(cases.elastic_on_servers, synchronous)
     assert "`model` must be made in the scope of a `HorovodStrategy`" in message

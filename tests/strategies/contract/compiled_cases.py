@@ -1,4 +1,4 @@
-"""Steps that XLA compiles, by `jit_compile=True` where other files' cases say nothing."""
+"""Cases run by ranks: steps compiled by XLA with `jit_compile=True`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ from tests.strategies.cases import CLASSES, InScope, compiled, data, fitted, out
 
 
 def by_xla(case: Callable, *args: Any) -> Any:
-    """Runs a case whose models XLA compiles."""
+    """Runs a case with all models compiled by XLA."""
     with mock.patch.object(keras.Model, "_resolve_auto_jit_compile", return_value=True):
         return case(*args)
 
 
 class OnTheHost(layers.Layer):
-    """A layer that XLA cannot compile."""
+    """Layer that XLA cannot compile."""
 
     def call(self, inputs):
         """Returns its inputs."""
@@ -28,8 +28,8 @@ class OnTheHost(layers.Layer):
         return tf.ensure_shape(out, inputs.shape)
 
 
-def what_xla_compiles() -> list[str]:
-    """The methods that fail with a layer that XLA cannot compile, alone for that."""
+def methods_compiled_by_xla() -> list[str]:
+    """Returns the methods that fail because of a layer that XLA cannot compile."""
     x, y = data(12)
     found = []
     for jit in (False, True):
@@ -53,7 +53,7 @@ def what_xla_compiles() -> list[str]:
 
 
 def compressed(name: str) -> dict:
-    """A training whose gradients are compressed."""
+    """Trains with compressed gradients."""
     x, y = data(49)
     made = InScope(keras.optimizers.SGD, 0.05)
     return fitted(
@@ -62,22 +62,22 @@ def compressed(name: str) -> dict:
 
 
 class Twice(keras.optimizers.SGD):
-    """Makes an update by twice the gradients."""
+    """Optimizer that updates by twice the gradients."""
 
     def apply(self, grads, trainable_variables=None):
-        """Applies them."""
+        """Applies doubled gradients."""
         super().apply([2.0 * g for g in grads], trainable_variables)
 
 
 def own_apply() -> dict:
-    """An optimizer with an `apply` of its own."""
+    """Trains with an optimizer that has a custom `apply`."""
     x, y = data(50)
     model = compiled(rank_job.strategy(), optimizer=InScope(Twice, 0.02), jit_compile=True)
     return fitted(model, x, y)
 
 
 def gathered(steps: int) -> dict:
-    """Gradients of several steps, exchanged once."""
+    """Trains with gradients of several steps, exchanged once."""
     x, y = data(50)
     made = InScope(keras.optimizers.SGD, 0.05, gradient_accumulation_steps=steps)
     model = compiled(rank_job.strategy(), optimizer=made, jit_compile=True)
@@ -85,7 +85,7 @@ def gathered(steps: int) -> dict:
 
 
 def scaled() -> dict:
-    """`mixed_float16`: the update is in the loss scale's optimizer."""
+    """Trains with `mixed_float16`: the loss scale's optimizer makes the update."""
     x, y = data(48)
     keras.config.set_dtype_policy("mixed_float16")
     made = InScope(keras.optimizers.SGD, 0.05)

@@ -1,4 +1,4 @@
-"""Steps and loops of the user's own."""
+"""Cases run by ranks: custom steps and loops."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tests.strategies.cases import data, dense_model, outcome, seed_ranks_apart
 
 
 class Adversaries(keras.Model):
-    """Two networks with an optimizer each, and a `train_step` of the user's own."""
+    """Two networks with one optimizer each, and a custom `train_step`."""
 
     def __init__(self):
         super().__init__()
@@ -19,13 +19,13 @@ class Adversaries(keras.Model):
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
 
     def compile(self, generator_optimizer, critic_optimizer):
-        """Takes both optimizers."""
+        """Sets both optimizers."""
         super().compile()
         self.generator_optimizer = generator_optimizer
         self.critic_optimizer = critic_optimizer
 
     def call(self, inputs):
-        """Returns the critic's opinion of what the generator makes."""
+        """Returns the critic's output for the generator's output."""
         return self.critic(self.generator(inputs))
 
     def train_step(self, batch):
@@ -51,7 +51,7 @@ class Adversaries(keras.Model):
 
 
 def several_optimizers() -> dict:
-    """A `train_step` with two optimizers; its losses are `keras.losses`, whose means are exact."""
+    """Trains with two optimizers in a `train_step`; `keras.losses` give exact means."""
     x, _ = data(50)
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -62,7 +62,7 @@ def several_optimizers() -> dict:
 
 
 def custom_loop() -> dict:
-    """A loop of the user's own: `run`, `reduce`, `gather` and a distributed dataset."""
+    """Trains in a custom loop: `run`, `reduce`, `gather` and a distributed dataset."""
     x, y = data(48)
     strategy = rank_job.strategy()
     with strategy.scope():

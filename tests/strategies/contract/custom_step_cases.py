@@ -1,4 +1,4 @@
-"""Trains the models of `custom_steps`."""
+"""Cases run by ranks: training the models of `custom_steps`."""
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tests.strategies.contract.custom_steps import (
     data_of,
 )
 
-# Examples whose loss and metrics `compile` is given.
+# Examples whose loss and metrics are passed to `compile`.
 LOSSES = {
     AddedLosses: lambda y, p: keras.ops.mean(_crossentropy(y, p)),
     DerivedLogs: "sparse_categorical_crossentropy",
@@ -36,13 +36,13 @@ def train(
     """Trains an example; by default in float64, with a last batch that no replicas share evenly.
 
     Args:
-        name: The example's.
-        rows: The data's.
+        name: Name of the example.
+        rows: Number of rows of the data.
         accumulate: The optimizer's `gradient_accumulation_steps`.
-        dtype: The policy's name. With float16 the loss is scaled.
+        dtype: Name of the policy. With float16 the loss is scaled.
         weighted: Whether the rows have weights.
         run_eagerly: As in `compile`.
-        **options: The strategy's.
+        **options: Arguments of the strategy.
     """
     if dtype == "float64":
         keras.backend.set_floatx(dtype)
@@ -72,5 +72,5 @@ def train(
 
 
 def train_with(name: str, options: dict) -> dict:
-    """`train`, with its options in one dictionary."""
+    """Calls `train` with its options in one dictionary."""
     return train(name, **options)

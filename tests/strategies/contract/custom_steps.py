@@ -1,7 +1,7 @@
-"""Models with steps of their own, as the examples of keras.io write them, made small.
+"""Models with custom steps like the examples of keras.io, in a small size.
 
-What they draw at random (noise, moments) comes with their data here, as columns, because replicas
-draw other numbers. All else is the examples' own: which means, which trackers, what is returned.
+Random values (noise, times) are columns of the data here, because replicas draw different values.
+All else is as in the examples: the means, the trackers, and the returned logs.
 """
 
 import keras
@@ -18,7 +18,7 @@ def _net(units: int, inputs: int = WIDTH) -> keras.Model:
 
 
 def _halves(data):
-    """Returns a batch's two parts: in the place of noise, the second."""
+    """Returns a batch's two parts; the second replaces noise."""
     return ops.split(data, 2, axis=-1)
 
 
@@ -37,7 +37,7 @@ class _Classifier(keras.Model):
 
 
 class VAE(keras.Model):
-    """Own means, three trackers, logs whose keys are not the trackers' names."""
+    """Custom means, three trackers, and log keys that differ from the trackers' names."""
 
     width = 2 * WIDTH
 
@@ -50,7 +50,7 @@ class VAE(keras.Model):
 
     @property
     def metrics(self):
-        """The trackers."""
+        """Returns the trackers."""
         return [
             self.total_loss_tracker,
             self.reconstruction_loss_tracker,
@@ -58,7 +58,7 @@ class VAE(keras.Model):
         ]
 
     def train_step(self, data):
-        """Reconstructs."""
+        """Returns the reconstruction."""
         data, noise = _halves(data)
         with tf.GradientTape() as tape:
             mean, log_var = ops.split(self.encoder(data), 2, axis=-1)
@@ -80,7 +80,7 @@ class VAE(keras.Model):
 
 
 class DCGAN(keras.Model):
-    """Two optimizers, one `keras.losses` object, trackers of its values."""
+    """Two optimizers, one `keras.losses` object, and trackers of its values."""
 
     width = 2 * WIDTH
 
@@ -89,7 +89,7 @@ class DCGAN(keras.Model):
         self.discriminator, self.generator = _net(1), _net(WIDTH)
 
     def compile(self, optimizer):
-        """Makes an optimizer for each network."""
+        """Sets one optimizer per network."""
         super().compile()
         self.d_optimizer = optimizer
         self.g_optimizer = type(optimizer).from_config(optimizer.get_config())
@@ -99,7 +99,7 @@ class DCGAN(keras.Model):
 
     @property
     def metrics(self):
-        """The trackers."""
+        """Returns the trackers."""
         return [self.d_loss_metric, self.g_loss_metric]
 
     def train_step(self, data):
@@ -128,10 +128,10 @@ class DCGAN(keras.Model):
 
 
 class WGAN(DCGAN):
-    """A gradient penalty: a tape inside a tape; several updates a step; losses as logs."""
+    """A gradient penalty: nested tapes, several updates per step, and losses as logs."""
 
     def gradient_penalty(self, real_images, fake_images):
-        """Returns how far the discriminator's gradients are from length 1."""
+        """Returns the penalty for gradients of the discriminator whose norm is not 1."""
         interpolated = real_images + 0.3 * (fake_images - real_images)
         with tf.GradientTape() as gp_tape:
             gp_tape.watch(interpolated)
@@ -163,7 +163,7 @@ class WGAN(DCGAN):
 
 
 class CycleGAN(keras.Model):
-    """Four optimizers, a persistent tape, losses of several kinds added up."""
+    """Four optimizers, a persistent tape, and a sum of several losses."""
 
     width = 2 * WIDTH
 
@@ -172,7 +172,7 @@ class CycleGAN(keras.Model):
         self.to_y, self.to_x, self.of_x, self.of_y = (_net(u) for u in (WIDTH, WIDTH, 1, 1))
 
     def compile(self, optimizer):
-        """Makes an optimizer for each network."""
+        """Sets one optimizer per network."""
         super().compile()
         config = optimizer.get_config()
         self.optimizers = [optimizer, *(type(optimizer).from_config(config) for _ in range(3))]
@@ -180,7 +180,7 @@ class CycleGAN(keras.Model):
         self.adv_loss_fn = keras.losses.MeanSquaredError()
 
     def train_step(self, data):
-        """Trains all four."""
+        """Trains all four networks."""
         real_x, real_y = _halves(data)
         with tf.GradientTape(persistent=True) as tape:
             fake_y, fake_x = self.to_y(real_x), self.to_x(real_y)
@@ -210,7 +210,7 @@ class CycleGAN(keras.Model):
 
 
 class Contrastive(keras.Model):
-    """SimCLR's loss over pairs of the whole batch, gathered from all replicas."""
+    """SimCLR's loss over pairs of the global batch, gathered from all replicas."""
 
     width = 2 * WIDTH
 
@@ -220,7 +220,7 @@ class Contrastive(keras.Model):
         self.contrastive_loss_tracker = keras.metrics.Mean(name="c_loss")
 
     def contrastive_loss(self, one, other):
-        """Returns how hard it is to tell which rows belong together."""
+        """Returns the contrastive loss."""
         replica = tf.distribute.get_replica_context()
         one, other = (replica.all_gather(ops.normalize(z, axis=1), axis=0) for z in (one, other))
         similarities = ops.matmul(one, ops.transpose(other)) / 0.1
@@ -232,7 +232,7 @@ class Contrastive(keras.Model):
         return ops.mean(values[0] + values[1]) / 2
 
     def train_step(self, data):
-        """Brings both views of a row together."""
+        """Pulls both views of a row together."""
         one, other = _halves(data)
         with tf.GradientTape() as tape:
             loss = self.contrastive_loss(self.encoder(one), self.encoder(other))
@@ -243,7 +243,7 @@ class Contrastive(keras.Model):
 
 
 class Distiller(keras.Model):
-    """A `compute_loss` of its own, with Keras's `train_step`."""
+    """A custom `compute_loss` with Keras's `train_step`."""
 
     labels = True
 
@@ -253,11 +253,11 @@ class Distiller(keras.Model):
         self.distillation = keras.losses.KLDivergence()
 
     def call(self, x):
-        """Returns the student's opinion."""
+        """Returns the student's logits."""
         return self.student(x)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Weighs the labels' and the teacher's losses."""
+        """Weights the loss on the labels and the teacher's loss."""
         self.teacher.trainable = False
         crossentropy = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
         soft = [ops.softmax(z / 10.0, axis=1) for z in (self.teacher(x), y_pred)]
@@ -265,7 +265,7 @@ class Distiller(keras.Model):
 
 
 class Diffusion(keras.Model):
-    """Noise at moments of each row's own; a second network follows the first one."""
+    """Noise at a random time per row; a second network follows the first by a moving average."""
 
     width = 2 * WIDTH
 
@@ -277,7 +277,7 @@ class Diffusion(keras.Model):
 
     @property
     def metrics(self):
-        """The tracker."""
+        """Returns the tracker."""
         return [self.noise_loss_tracker]
 
     def train_step(self, data):
@@ -300,7 +300,7 @@ class Diffusion(keras.Model):
 
 
 class Siamese(keras.Model):
-    """A loss for each row, whose gradient adds up the rows; its own tracker of it."""
+    """A loss per row, whose gradient sums over rows; a tracker of it."""
 
     width = 3 * WIDTH
 
@@ -311,11 +311,11 @@ class Siamese(keras.Model):
 
     @property
     def metrics(self):
-        """The tracker."""
+        """Returns the tracker."""
         return [self.loss_tracker]
 
     def train_step(self, data):
-        """Brings anchor and positive together."""
+        """Pulls anchor and positive together."""
         with tf.GradientTape() as tape:
             anchor, positive, negative = map(self.embedding, ops.split(data, 3, axis=-1))
             loss = ops.sum(ops.square(anchor - positive), -1)
@@ -329,7 +329,7 @@ class Siamese(keras.Model):
 
 
 class MaskedLanguageModel(keras.Model):
-    """Losses of each token with weights, `reduction=None`."""
+    """Weighted losses per token, `reduction=None`."""
 
     tokens = True
 
@@ -345,7 +345,7 @@ class MaskedLanguageModel(keras.Model):
 
     @property
     def metrics(self):
-        """The tracker."""
+        """Returns the tracker."""
         return [self.loss_tracker]
 
     def train_step(self, inputs):
@@ -371,11 +371,11 @@ class Guide(_Classifier):
 
     @property
     def metrics(self):
-        """Both."""
+        """Returns both metrics."""
         return [self.loss_tracker, self.accuracy]
 
     def train_step(self, data):
-        """Takes weights, where there are some."""
+        """Uses sample weights if given."""
         x, y = data[:2]
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
@@ -396,7 +396,7 @@ class Guide(_Classifier):
 
 
 class AddedLosses(_Classifier):
-    """Layers that add losses: a scalar, and one for each row, as a CTC layer does; own means."""
+    """Layers that add losses: a scalar, and one per row, as a CTC layer does; own means."""
 
     def __init__(self):
         super().__init__()
@@ -417,7 +417,7 @@ class AddedLosses(_Classifier):
 
 
 class DerivedLogs(_Classifier):
-    """Logs computed from metrics, as one writes them in `compute_metrics`; a hidden metric."""
+    """Logs computed from metrics in `compute_metrics`; a hidden metric."""
 
     def __init__(self):
         super().__init__()
@@ -425,7 +425,7 @@ class DerivedLogs(_Classifier):
 
     @property
     def metrics(self):
-        """All but the hidden one."""
+        """Returns all metrics except the hidden one."""
         return [metric for metric in super().metrics if metric is not self.hidden]
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
@@ -438,7 +438,7 @@ class DerivedLogs(_Classifier):
 
 
 class MetaLearner(keras.Model):
-    """A gradient by weights inside a tape: the step of an inner learner."""
+    """A gradient of weights inside a tape: one step of an inner learner."""
 
     labels = True
 
@@ -452,7 +452,7 @@ class MetaLearner(keras.Model):
         return self.head(x)
 
     def train_step(self, data):
-        """Trains what one step of the inner learner starts from."""
+        """Trains the weights from which the inner learner takes its step."""
         x, y = data
         kernel = self.head.kernel
         with tf.GradientTape() as tape:
@@ -469,10 +469,10 @@ class MetaLearner(keras.Model):
 
 
 class Private(_Classifier):
-    """DP-SGD: each row's gradient is clipped, their sum is divided by the size of a full batch."""
+    """DP-SGD: each row's gradient is clipped, and their sum divided by the full batch size."""
 
     def train_step(self, data):
-        """Clips rows."""
+        """Clips the gradient of each row."""
         x, y = data
         with tf.GradientTape() as tape:
             crossentropy = keras.losses.sparse_categorical_crossentropy(
@@ -487,10 +487,10 @@ class Private(_Classifier):
 
 
 class TensorFlowMeans(_Classifier):
-    """TensorFlow's own helpers, as its tutorials use them in loops."""
+    """TensorFlow's own helpers, used as in its tutorials on loops."""
 
     def train_step(self, data):
-        """Adds up two means and a regulariser."""
+        """Sums two means and a regulariser."""
         x, y = data
         with tf.GradientTape() as tape:
             crossentropy = keras.losses.sparse_categorical_crossentropy(
@@ -524,7 +524,7 @@ EXAMPLES = {
 
 
 def data_of(example: type, rows: int) -> tuple[np.ndarray, ...]:
-    """Returns an example's data, alike on every rank."""
+    """Returns an example's data, the same on every rank."""
     rng = np.random.default_rng(3)
     if hasattr(example, "tokens"):
         x = rng.integers(0, 9, (rows, 4))

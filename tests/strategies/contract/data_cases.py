@@ -1,4 +1,4 @@
-"""Data that ranks read apart: from Python, in parts of their own, and what must not be."""
+"""Cases run by ranks: data read on each rank from Python or as own shards, and invalid data."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tests.strategies.cases import compiled, data, dense_model, outcome, seed_ra
 
 
 class Noted(keras.utils.PyDataset):
-    """Batches in an order that every rank draws for itself."""
+    """Trains on batches whose order each rank draws for itself."""
 
     def __init__(self, x, y, **kwargs):
         super().__init__(**kwargs)
@@ -27,7 +27,7 @@ class Noted(keras.utils.PyDataset):
 
 
 def caught() -> dict:
-    """A step that fails on all ranks is caught, and training goes on."""
+    """A step that fails on all ranks is caught, and training continues."""
     rank = rank_job.rank()
     x, y = data(48)
     model = compiled(rank_job.strategy(), optimizer="adam")
@@ -42,7 +42,7 @@ def caught() -> dict:
 
 
 class Endless(keras.utils.PyDataset):
-    """Batches that do not end, and whose order begins anew with each epoch."""
+    """Trains on endless batches whose order restarts in each epoch."""
 
     def __init__(self, x, y, **kwargs):
         super().__init__(**kwargs)
@@ -58,7 +58,7 @@ class Endless(keras.utils.PyDataset):
 
 
 def python_data(kind: str) -> dict:
-    """Data that only rank 0 reads: each rank would read other rows."""
+    """Trains on data that only rank 0 reads: each rank would read different rows."""
     seed_ranks_apart()
     x, y = data(50)
     model = compiled(rank_job.strategy())
@@ -77,7 +77,7 @@ def python_data(kind: str) -> dict:
 
 
 def tables(labels: str = "column") -> dict:
-    """Rows of pandas's; labels as a "column" or a "table"."""
+    """Trains on pandas data frames; labels as a "column" or a "table"."""
     x, y = data(37)
     table = pandas.DataFrame(x, columns=list("abcdef"))
     with rank_job.strategy().scope():
@@ -103,7 +103,7 @@ def own_parts(epochs: int = 2) -> dict:
     strategy = rank_job.strategy()
     x, y = data(45)
     begin, end = (0, 45) if strategy.size == 1 else ((0, 30), (30, 45))[strategy.rank]
-    if strategy.size == 1:  # The global batches that two ranks make of their parts.
+    if strategy.size == 1:  # The global batches that two ranks form from their shards.
         order = [
             *range(0, 6), *range(30, 36), *range(6, 12), *range(36, 42), *range(12, 18),
             *range(42, 45),
@@ -124,7 +124,7 @@ def own_parts(epochs: int = 2) -> dict:
 
 
 def wrong_data(kind: str) -> None:
-    """Data that do not go together; must raise on every rank."""
+    """Passes inconsistent data; must raise on every rank."""
     strategy = rank_job.strategy()
     x, y = data(48)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
@@ -141,7 +141,7 @@ def wrong_data(kind: str) -> None:
     elif kind == "an error":
 
         def batches():
-            for begin in (0, 12, 24):  # Keras looks at two batches in advance.
+            for begin in (0, 12, 24):  # Keras prefetches two batches.
                 yield x[begin : begin + 12], y[begin : begin + 12]
             if rank == 0:
                 raise OSError("the file is gone")

@@ -1,4 +1,4 @@
-"""What `compile` and `fit` are given besides data: optimizers, policies, callbacks; and saving."""
+"""Cases run by ranks: optimizers, policies, callbacks and saving with `compile` and `fit`."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from tfdml.strategies.keras_seam.fit import progress
 
 
 def optimizer(name: str, options: dict) -> dict:
-    """An optimizer with options, on batches of which the last has 1 row."""
+    """Trains with an optimizer's options on batches of which the last has 1 row."""
     x, y = data(49)
     if name == "schedule":
         schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
@@ -33,7 +33,7 @@ def optimizer(name: str, options: dict) -> dict:
 
 
 def momentum_before_the_exchange() -> dict:
-    """Deep gradient compression that sends everything: the optimizer's momentum, done elsewhere."""
+    """Deep gradient compression that sends everything: the optimizer's momentum, moved."""
     x, y = data(49)
     strategy = rank_job.strategy(compression=DeepGradientCompression(1.0, momentum=0.9))
     made = InScope(keras.optimizers.SGD, 0.01, momentum=0.9)
@@ -41,7 +41,7 @@ def momentum_before_the_exchange() -> dict:
 
 
 def policy(name: str) -> dict:
-    """A mixed-precision policy."""
+    """Trains with a mixed-precision policy."""
     keras.config.set_dtype_policy(name)
     x, y = data(48)
     model = compiled(rank_job.strategy(), optimizer=InScope(keras.optimizers.SGD, 0.05))
@@ -49,7 +49,7 @@ def policy(name: str) -> dict:
 
 
 def distributed_data(method: str) -> dict:
-    """A method given data that are distributed already, as TensorFlow's guide does it."""
+    """Calls a method with data that are already distributed, as in TensorFlow's guide."""
     strategy = rank_job.strategy()
     model = compiled(strategy)
     batches = tf.data.Dataset.from_tensor_slices(data(13)).batch(4)
@@ -71,7 +71,7 @@ def stops(kind: str) -> dict:
     callbacks = [count]
     if kind == "nan":
         x = x.copy()
-        x[47] = np.nan  # The last row: the last replica's.
+        x[47] = np.nan  # The last replica's last row.
         callbacks.append(keras.callbacks.TerminateOnNaN())
     elif kind == "early":
         callbacks.append(keras.callbacks.EarlyStopping("loss", min_delta=1e3, patience=1))
@@ -89,7 +89,7 @@ def stops(kind: str) -> dict:
 
 
 def files(directory: str) -> list[str]:
-    """Callbacks that write: only rank 0's files may be there."""
+    """Callbacks that write files: only rank 0's may exist."""
     strategy = rank_job.strategy()
     x, y = data(48)
     own = Path(directory, f"rank{strategy.rank}")
@@ -107,11 +107,11 @@ def files(directory: str) -> list[str]:
 
 
 def printed(verbose: int | None, interval: float | None) -> str:
-    """Returns what this rank prints in `fit`, `evaluate` and `predict`.
+    """Returns this rank's output of `fit`, `evaluate` and `predict`.
 
     Args:
-        verbose: Their argument; None leaves it out.
-        interval: Seconds between two lines within an epoch; None for the usual ones.
+        verbose: Their argument; None to omit it.
+        interval: Seconds between two lines within an epoch; None for the default.
     """
     strategy = rank_job.strategy()
     x, y = data(48)
@@ -129,7 +129,7 @@ def printed(verbose: int | None, interval: float | None) -> str:
 
 
 def saved(path: str) -> np.ndarray:
-    """Rank 0 saves what was trained in a scope; returns what the model predicts."""
+    """Rank 0 saves a model trained in a scope; returns the model's predictions."""
     strategy = rank_job.strategy()
     x, y = data(24)
     model = compiled(strategy)
@@ -140,7 +140,7 @@ def saved(path: str) -> np.ndarray:
 
 
 def loaded_elsewhere(path: str) -> np.ndarray:
-    """A process in which tfdml cannot be imported loads the model; returns what it predicts."""
+    """Loads the model in a process without tfdml; returns its predictions."""
     code = (
         "import sys; sys.modules['tfdml'] = None\n"
         "import keras, numpy as np\n"

@@ -1,4 +1,4 @@
-"""Models of many kinds of layers, losses and metrics, which must give what one replica gives."""
+"""Cases run by ranks: models with many kinds of layers, losses and metrics."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from tests.strategies.cases import CLASSES, data, fitted, seed_ranks_apart
 
 
 def several_outputs() -> dict:
-    """Two outputs with losses of their own, weighted; each loss is logged."""
+    """Two outputs with different weighted losses; each loss is logged."""
     x, y = data(64)  # 51 rows to train on: the last batch has 3, so no size is static or even.
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -127,7 +127,7 @@ class WithSpareWeights(keras.Model):
 
 
 def variables_without_gradient() -> dict:
-    """Frozen weights, and weights that no gradient reaches, stay as they are."""
+    """Frozen weights, and weights without a gradient, do not change."""
     x, y = data(33)
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -140,7 +140,7 @@ def variables_without_gradient() -> dict:
 
 
 class WithAddedLoss(layers.Layer):
-    """A layer that adds the mean square of its input to the loss."""
+    """Layer that adds the mean square of its input to the loss."""
 
     def call(self, inputs):
         """Returns `inputs`."""
@@ -163,7 +163,7 @@ def added_loss() -> dict:
 
 
 def tutorial() -> dict:
-    """The model of every beginner's tutorial, on noise of the shape of its images."""
+    """The model of beginners' tutorials, on noise in the shape of its images."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1100, 28, 28)).astype("float32")
     y = rng.integers(0, 10, 1100)

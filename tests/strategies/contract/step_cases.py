@@ -1,4 +1,4 @@
-"""Inputs, layers and steps that Keras takes and that need more than a sum of gradients."""
+"""Cases run by ranks: inputs, layers and steps that need more than a sum of gradients."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tests.strategies.cases import data, dense_model, outcome, seed_ranks_apart
 
 
 def float8(accumulate: int | None = None) -> dict:
-    """Layers that quantise to float8: their scales follow from the whole batch's largest values."""
+    """Layers quantised to float8: their scales depend on the maxima of the global batch."""
     strategy = rank_job.strategy()
     with strategy.scope():
         seed_ranks_apart()
@@ -28,19 +28,19 @@ def float8(accumulate: int | None = None) -> dict:
 
 
 class OwnNumbers(keras.Model):
-    """A model whose steps return Python numbers, too."""
+    """A model whose steps return Python numbers as well."""
 
     def train_step(self, batch):
         """Adds a float, an int and a NumPy number to Keras's logs."""
         return {**super().train_step(batch), "float": 10.0, "int": 3, "numpy": np.float32(2.5)}
 
     def test_step(self, batch):
-        """Adds a float."""
+        """Adds a float to the logs."""
         return {**super().test_step(batch), "float": 5.0}
 
 
 def own_numbers() -> dict:
-    """Logs with Python numbers."""
+    """Trains with Python numbers in the logs."""
     x, y = data(33)
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -54,7 +54,7 @@ def own_numbers() -> dict:
 
 
 def on_batches(run_eagerly: bool, jit_compile: bool = False, built: bool = True) -> dict:
-    """The `*_on_batch` methods, and `predict` of a model that nothing has built."""
+    """The `*_on_batch` methods, and `predict` of an unbuilt model."""
     x, y = data(7)
     results = []
     for method in ("train_on_batch", "test_on_batch", "predict_on_batch", "predict"):
@@ -76,7 +76,7 @@ def on_batches(run_eagerly: bool, jit_compile: bool = False, built: bool = True)
 
 
 def several_inner_optimizers() -> dict:
-    """An optimizer that hands gradients on to others, with a loss scale around it."""
+    """Optimizer that delegates to others, wrapped in a loss scale."""
     x, y = data(33)
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -92,12 +92,12 @@ def several_inner_optimizers() -> dict:
 
 
 def synchronized(rows: str) -> dict:
-    """Synchronized `BatchNormalization`, in float64, where replicas have unlike rows.
+    """Synchronized `BatchNormalization` in float64 on replicas with different rows.
 
     Args:
-        rows: "masked": some rows' numbers count, others do not. "few": fewer rows than replicas.
-            "unequal": batches of unknown shapes, one replica's share of which has one size. "lost":
-            a mask in the loss, whose entries are counted, with the same batches.
+        rows: "masked": some rows are masked. "few": fewer rows than replicas. "unequal": batches of
+            unknown shapes, for which one replica's share has a fixed size. "lost": a mask in the
+            loss, whose entries are counted, with the same batches.
     """
     keras.backend.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -121,13 +121,13 @@ def synchronized(rows: str) -> dict:
             model.train_on_batch(tokens[end - size : end], y[end - size : end])
         return outcome(model)
     batches = tf.data.Dataset.from_tensor_slices((tokens, y)).batch(8)
-    # One by one, so that each shape has a graph of its own.
+    # One at a time, so that each shape has its own graph.
     unknown = batches.filter(lambda *batch: True)
     return outcome(model, model.fit(unknown, epochs=2, verbose=0))
 
 
 class NoMask(layers.Layer):
-    """Takes the mask away."""
+    """Removes the mask."""
 
     supports_masking = True
 
@@ -140,15 +140,15 @@ class NoMask(layers.Layer):
 
 
 class OddRows(NoMask):
-    """Masks what is small, so that each replica counts other numbers."""
+    """Masks small values, so that replicas count different numbers of rows."""
 
     def compute_mask(self, inputs, mask=None):
-        """Returns which rows count in the loss."""
+        """Returns the mask of the rows that count in the loss."""
         return keras.ops.max(inputs, -1) > 0.0
 
 
 class EitherOrBoth(keras.Model):
-    """A model the second of whose inputs may be missing."""
+    """A model whose second input may be missing."""
 
     def __init__(self):
         super().__init__()
@@ -185,12 +185,12 @@ def missing_input(source: str) -> dict:
 
 
 def sparse_input(source: str) -> dict:
-    """A sparse input: scipy's matrix, a sparse tensor, or a dataset of them."""
+    """A sparse input: a scipy matrix, a sparse tensor, or a dataset of them."""
     x, y = data(13)
     x[np.abs(x) < 0.5] = 0.0
     with rank_job.strategy().scope():
         seed_ranks_apart()
-        # Built from the data: from a sparse tensor's shape, too, its width has to be known.
+        # Built from the data, so the width must be known, also from a sparse tensor's shape.
         model = keras.Sequential([layers.Dense(3)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tensor = tf.sparse.from_dense(x)

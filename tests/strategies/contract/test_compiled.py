@@ -1,4 +1,4 @@
-"""`jit_compile=True`: XLA compiles a replica's step up to its update."""
+"""Checks `jit_compile=True`: XLA compiles a replica's step without the update."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.strategies.contract.compiled_cases import by_xla
 @pytest.mark.parametrize(
     ("case", "args"),
     [
-        # The last batch has one row: one rank computes, the others' shares are padded.
+        # The last batch has one row: one rank computes, and the others' shares are padded.
         (cases.fit_arrays, (33, 16, 3, "dense", 1, {"steps_per_execution": 2})),
         pytest.param(cases.fit_arrays, (49, 16, 2, "convolutional"), marks=pytest.mark.slow),
         pytest.param(cases.fit_arrays, (49, 16, 2, "subclassed"), marks=pytest.mark.slow),
@@ -29,7 +29,7 @@ from tests.strategies.contract.compiled_cases import by_xla
         ),
     ],
 )
-def test_what_one_process_gives(ranks, case, args):
+def test_results_equal_one_process(ranks, case, args):
     assert_invariant(ranks.run_sizes((1, 3), by_xla, case, *args))
 
 
@@ -39,18 +39,18 @@ def test_every_strategy(ranks, kind):
 
 
 @pytest.mark.slow
-def test_several_devices_give_what_is_not_compiled(ranks):
+def test_several_devices_compiled_equal_uncompiled(ranks):
     plain = ranks(1).run(cases.fit_arrays, 33, 16)
     args = (33, 16, 3, "dense", 2)
     assert_invariant({1: plain, 2: ranks(2).run(by_xla, cases.fit_arrays, *args)})
 
 
-def test_what_is_compiled(ranks):
-    for found in ranks(2).run(compiled_cases.what_xla_compiles):
+def test_which_methods_are_compiled(ranks):
+    for found in ranks(2).run(compiled_cases.methods_compiled_by_xla):
         assert found == ["train, True: True", "test, True: True", "predict, True: True"]
 
 
-def test_what_layers_keep(ranks):
+def test_state_of_layers_when_compiled(ranks):
     assert_same_bits(ranks(2).run(by_xla, cases.fit_arrays, 49, 16, 2, "stateful"))
 
 
@@ -59,7 +59,7 @@ def test_compressed(ranks, name):
     assert_same_bits(ranks(2).run(compiled_cases.compressed, name))
 
 
-def test_an_apply_of_its_own_is_called_once(ranks):
+def test_custom_apply_is_called_once(ranks):
     assert_invariant(ranks.run_sizes((1, 2), compiled_cases.own_apply))
 
 
@@ -81,7 +81,7 @@ def test_a_loss_scale(ranks):
         (cases.masked_loss, ("sum_over_batch_size",), "exchange something in the middle"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(ranks, case, args, words):
+def test_uncompilable_models_are_refused(ranks, case, args, words):
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(by_xla, case, *args)
     assert sorted(failure.value.errors) == [0, 1]

@@ -1,4 +1,4 @@
-"""The contract goes red when a part of the seam is taken out: the tests are not blind."""
+"""Checks that the contract fails without a part of the seam, so the tests are sensitive."""
 
 import random
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def _without_initial_broadcast():
 
 
 def broken(part: str, case: Callable, *args):
-    """Runs `case` with one part of the seam taken out."""
+    """Runs `case` with one part of the seam removed."""
     with globals()[f"_without_{part}"]():
         return case(*args)
 
@@ -56,14 +56,14 @@ def broken(part: str, case: Callable, *args):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_contract_goes_red(ranks, part, case):
+def test_contract_detects_a_missing_part(ranks, part, case):
     whole = ranks.run_sizes((1, 2), *case)
     assert_invariant(whole)
     with pytest.raises(AssertionError, match=r"size 2|differs between ranks"):
         assert_invariant(whole | {2: ranks(2).run(broken, part, *case)})
 
 
-def test_exactly_once_goes_red_without_the_shuffle_agreement(ranks):
+def test_exactly_once_fails_without_the_shuffle_agreement(ranks):
     case = training_cases.samples_by_epoch
     parts = ranks(2).run(broken, "shuffle_agreement", case, True)
     assert sorted(sum((p[0] for p in parts), [])) != list(range(96))

@@ -1,4 +1,4 @@
-"""Steps of the user's own give on several replicas what they give on one."""
+"""Checks that custom steps on several replicas give the results of one."""
 
 import pytest
 
@@ -11,7 +11,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 ROUNDED = {"rtol": 2e-2, "atol": 2e-3}
 OWN_OPTIMIZER = "must apply the model's own optimizer once"
 AS_THEY_ARE = "must return metrics' results as they are.*Received: 'decibel', computed from"
-# What synchronous parameter servers refuse.
+# Refused by synchronous parameter servers.
 REFUSED = {
     "dcgan": OWN_OPTIMIZER,
     "wgan_gp": OWN_OPTIMIZER,
@@ -20,7 +20,7 @@ REFUSED = {
     "simclr": "must not exchange anything between its workers.*Received: `all_gather`",
     "derived_logs": AS_THEY_ARE,
 }
-# What is run beside the default kinds and sizes, in the slow tier.
+# Additional kinds and sizes, in the slow tier.
 OPTIONS = {
     "accumulate": ({"accumulate": 2}, ["vae", "guide", "siamese", "added_losses"], EXACT),
     "eager": ({"run_eagerly": True}, ["vae", "guide", "siamese", "added_losses"], EXACT),

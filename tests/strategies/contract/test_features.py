@@ -1,4 +1,4 @@
-"""Features of Keras give what one replica gives, under every strategy."""
+"""Checks that features of Keras give the results of one replica under every strategy."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from tests.strategies.contract import (
     training_cases,
 )
 
-# Replicas; three, so that shares differ, where that is not slow.
+# Numbers of replicas; three, so that shares differ, unless that is slow.
 SIZE = {"horovod": 3, "mirrored": 2, "multi_worker": 2, "parameter_server": 2}
 
 
-# What synchronous parameter servers refuse.
+# Refused by synchronous parameter servers.
 REFUSED = {
     model_cases.synchronized_batch_norm: "`synchronized` must be False",
     custom_cases.several_optimizers: "must apply the model's own optimizer once",
@@ -39,7 +39,7 @@ def _compare(ranks, kind, case, *args, **tolerance):
         ("SGD", {"clipnorm": 0.05}),
         ("AdamW", {"weight_decay": 0.1, "global_clipnorm": 0.1}),
         ("SGD", {"use_ema": True, "ema_momentum": 0.5}),
-        # Its like is in `test_each_part_is_needed`, on 2 ranks.
+        # `test_each_part_is_needed` has a similar case on 2 ranks.
         pytest.param(
             "SGD",
             {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
@@ -65,7 +65,7 @@ def test_optimizers(ranks, feature_kind, name, options):
         custom_cases.several_optimizers,
         # `test_each_part_is_needed` has it on 2 ranks.
         pytest.param(model_cases.several_outputs, marks=pytest.mark.slow),
-        # Masks, attention and a recurrent layer are in `sparse_gradients` too.
+        # `sparse_gradients` also covers masks, attention and a recurrent layer.
         pytest.param(model_cases.recurrent_and_attention, marks=pytest.mark.slow),
     ],
     ids=lambda case: case.__name__,
@@ -78,7 +78,7 @@ def test_models_and_losses(ranks, feature_kind, case):
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )
 def test_mixed_precision(ranks, feature_kind, policy):
-    """The replicas' sums round differently in half precision, but alike on all ranks."""
+    """The replicas' sums round differently in half precision, but identically on all ranks."""
     results = ranks.run_sizes((1, SIZE[feature_kind]), fit_cases.policy, policy, kind=feature_kind)
     assert_same_bits(results[SIZE[feature_kind]])
     assert_invariant(results, rtol=2e-2, atol=2e-3)
@@ -98,25 +98,25 @@ def test_python_data_is_read_by_rank_0(ranks, feature_kind, source):
 
 
 @pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
-def test_a_failed_step_may_be_caught(ranks, kind):
+def test_failed_step_can_be_caught(ranks, kind):
     first, second = results = ranks(2, kind).run(data_cases.caught)
     assert_same_bits(results)
     assert first["history"]["loss"].tolist() == second["history"]["loss"].tolist()
     assert np.isfinite(first["history"]["loss"]).all()
 
 
-def test_a_model_of_each_process_beside_one_of_all(ranks, feature_kind):
-    """Under `tfdml.alone()` each process has plain Keras's numbers, and the other keeps its."""
+def test_local_model_beside_a_distributed_one(ranks, feature_kind):
+    """Under `tfdml.alone()` each process equals plain Keras; the other model is unaffected."""
     _compare(ranks, feature_kind, training_cases.alone_and_together)
 
 
 @pytest.mark.parametrize("labels", ["column", pytest.param("table", marks=pytest.mark.slow)])
-def test_tables_of_pandas(ranks, feature_kind, labels):
+def test_pandas_data_frames(ranks, feature_kind, labels):
     _compare(ranks, feature_kind, data_cases.tables, labels)
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
-def test_ranks_read_parts_of_their_own(ranks, strategy):
+def test_ranks_read_their_own_shards(ranks, strategy):
     assert_invariant(ranks.run_sizes((1, 2), data_cases.own_parts, kind=strategy))
 
 
@@ -128,7 +128,7 @@ def test_ranks_read_parts_of_their_own(ranks, strategy):
         ("no part", ["no batch on rank 1"] * 2),
     ],
 )
-def test_data_that_do_not_go_together_are_an_error_on_every_rank(ranks, what, messages):
+def test_inconsistent_data_are_an_error_on_every_rank(ranks, what, messages):
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(data_cases.wrong_data, what)
     for rank, message in enumerate(messages):
@@ -164,12 +164,12 @@ def test_dropout_masks_differ_between_replicas_and_follow_the_seed(ranks, featur
         ("one rank", 2, 0.01),
     ],
 )
-def test_callbacks_decide_alike(ranks, why, epochs, rate):
+def test_callbacks_make_the_same_decisions_on_all_ranks(ranks, why, epochs, rate):
     for result in ranks(3).run(fit_cases.stops, why):
         assert result == {"epochs": epochs, "rate": pytest.approx(rate, rel=1e-4)}
 
 
-def test_rank_0_writes_alone(ranks, tmp_path):
+def test_only_rank_0_writes(ranks, tmp_path):
     chief, other = ranks(2).run(fit_cases.files, str(tmp_path))
     assert chief == ["backup", "board", "log.csv", "model.keras"]
     assert other == []
@@ -181,6 +181,6 @@ def test_a_saved_model_needs_no_tfdml(ranks, tmp_path):
     np.testing.assert_array_equal(fit_cases.loaded_elsewhere(path), expected)
 
 
-def test_the_tutorial_that_everyone_has(ranks, kind):
+def test_beginners_mnist_tutorial(ranks, kind):
     """Dense 128, Dense 10, Adam, batches of 256."""
     _compare(ranks, kind, model_cases.tutorial)

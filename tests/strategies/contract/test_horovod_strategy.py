@@ -1,4 +1,4 @@
-"""Making a strategy: wrong arguments, and what is missing, are said at once."""
+"""Checks that wrong arguments and missing packages are reported when a strategy is created."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_bucket_bytes_must_be_a_number_of_bytes(cls, bucket_bytes):
 
 def _without_horovod(**environment: str) -> subprocess.CompletedProcess:
     code = (
-        "import sys; sys.modules['horovod'] = None\n"  # As if it were not installed.
+        "import sys; sys.modules['horovod'] = None\n"  # As if not installed.
         "import tfdml; s = tfdml.HorovodStrategy(); print(s.size, s.num_replicas_in_sync)"
     )
     return subprocess.run(
@@ -60,7 +60,7 @@ def test_one_process_needs_no_horovod():
     assert done.stdout.split() == ["1", "1"], done.stderr
 
 
-def test_several_processes_without_horovod_are_told_what_to_do():
+def test_several_processes_without_horovod_get_instructions():
     done = _without_horovod(**LAUNCHED)
     assert done.returncode == 1
     assert "rank 1 of 2, started by horovodrun" in done.stderr

@@ -1,4 +1,4 @@
-"""Inputs, layers and steps that Keras takes, on several replicas: one process's numbers."""
+"""Checks that inputs, layers and steps accepted by Keras equal one process on replicas."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ SLOW = [
     [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
-def test_what_one_process_gives(ranks, kind, size, case):
+def test_results_equal_one_process(ranks, kind, size, case):
     results = ranks.run_sizes((1, size), *case, kind=kind)
     assert_invariant(results, **TOLERANCE.get(case[0], {}))
 

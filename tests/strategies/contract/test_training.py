@@ -1,4 +1,4 @@
-"""Data order, clipping, overflow, logs: what one rank does must be what all ranks do."""
+"""Checks that data order, clipping, overflow and logs agree on all ranks."""
 
 import re
 
@@ -12,8 +12,8 @@ from tests.strategies.contract import training_cases as cases
 
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_every_sample_once_an_epoch(ranks, size, shuffle):
-    """Though every rank has another seed."""
+def test_every_sample_is_used_once_per_epoch(ranks, size, shuffle):
+    """Although every rank has a different seed."""
     by_rank = ranks.run_sizes((size,), cases.samples_by_epoch, shuffle)[size]
     epochs = [sum(parts, []) for parts in zip(*by_rank, strict=True)]
     for epoch in epochs:
@@ -64,7 +64,7 @@ def test_float16_without_overflow_takes_every_step(ranks):
         assert [step["iterations"] for step in result["steps"]] == [1, 2, 3]
 
 
-def test_logs_of_every_batch_are_those_of_the_whole_data(ranks):
+def test_batch_logs_cover_the_global_batch(ranks):
     (one,) = ranks(1).run(cases.batch_logs)
     for logs in ranks(3).run(cases.batch_logs):
         assert len(logs) == len(one) == 5
@@ -72,7 +72,7 @@ def test_logs_of_every_batch_are_those_of_the_whole_data(ranks):
             assert log == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_chief_may_read_a_metric_alone(ranks):
+def test_chief_can_read_a_metric_alone(ranks):
     first, second = ranks(2).run(cases.metric_read_by_the_chief_alone)
     assert first > 0
     assert second is None
@@ -88,7 +88,7 @@ def test_moving_statistics_are_averaged_by_rows(ranks):
             np.testing.assert_allclose(result["variance"], 0.5 + 0.5 * variance, rtol=1e-5)
 
 
-def test_a_strategy_says_who_it_is(ranks):
+def test_strategy_reports_rank_and_size(ranks):
     assert ranks(1).run(cases.identity) == [(0, 1, True, (1, 0, 1))]
     assert ranks(2).run(cases.identity) == [(0, 2, True, (2, 0, 2)), (1, 2, False, (2, 1, 2))]
 

@@ -1,4 +1,4 @@
-"""What the ranks run to show one thing about training each."""
+"""Cases run by ranks: one property of training each."""
 
 import warnings
 
@@ -21,7 +21,7 @@ from tests.strategies.cases import (
 
 @keras.saving.register_keras_serializable("tfdml-tests")
 class Recorder(layers.Layer):
-    """Passes its input on, and remembers the first column of what this rank trained on."""
+    """Layer that passes its input on, and records the first column of this rank's rows."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ def samples_by_epoch(shuffle: bool | str, rows: int = 96, batch: int = 12) -> li
 
 
 def clipped_update_norm() -> float:
-    """Returns how far one step of `global_clipnorm=1`, rate 1, moves the weights."""
+    """Returns the norm of the update by one step with `global_clipnorm=1` and rate 1."""
     x, y = data(24)
     optimizer = InScope(keras.optimizers.SGD, 1.0, global_clipnorm=1.0)
     model = compiled(rank_job.strategy(), optimizer=optimizer)
@@ -93,7 +93,7 @@ def overflow_on(overflowing_row: int | None, devices: int = 1) -> dict:
 
 
 def batch_logs() -> list[dict]:
-    """Returns the logs that callbacks get after each batch, and after the epoch."""
+    """Returns the logs that callbacks get after each batch and after the epoch."""
     x, y = data(50)
     model = compiled(rank_job.strategy())
     logs: list[dict] = []
@@ -119,7 +119,7 @@ def metric_read_by_the_chief_alone() -> float | None:
 
 
 def moving_statistics() -> dict:
-    """Returns what BatchNormalization keeps after a step on 7 rows: its mean and variance."""
+    """Returns BatchNormalization's moving mean and variance after a step on 7 rows."""
     x, _ = data(7)
     with rank_job.strategy().scope():
         seed_ranks_apart()
@@ -131,7 +131,7 @@ def moving_statistics() -> dict:
 
 
 def identity() -> tuple:
-    """Returns what the strategy says of this rank."""
+    """Returns the strategy's properties on this rank."""
     strategy = rank_job.strategy()
     context = []
     strategy.distribute_datasets_from_function(
@@ -144,7 +144,7 @@ def identity() -> tuple:
 
 
 def misuse(kind: str) -> str:
-    """Does something wrong; returns the warning, or raises the error."""
+    """Misuses the library; returns the warning, or raises the error."""
     x, y = data(32)
     strategy = rank_job.strategy()
     model = compiled(strategy)
@@ -154,7 +154,7 @@ def misuse(kind: str) -> str:
     elif kind == "loop shuffles without a seed":
         from tensorflow.python.eager import context
 
-        context.context()._seed = None  # As in a process where nobody has set a seed.
+        context.context()._seed = None  # As in a process without a seed.
         strategy.experimental_distribute_dataset(dataset.shuffle(32).batch(4))
     elif kind == "model made outside":
         model = dense_model()
@@ -187,7 +187,7 @@ def misuse(kind: str) -> str:
     elif kind == "horovod optimizer":
         import horovod.tensorflow.keras as hvd
 
-        # `DistributedOptimizer` itself does not get past Keras 3: any object of Horovod's will do.
+        # `DistributedOptimizer` itself fails with Keras 3: any object of a Horovod class will do.
         model.optimizer = hvd.callbacks.MetricAverageCallback()
         model.fit(x, y, verbose=0)
     elif kind == "horovod callback":
@@ -220,7 +220,7 @@ def misuse(kind: str) -> str:
 
 
 def alone_and_together() -> dict:
-    """A model of this process's own, trained before and after a model of all."""
+    """A local model of this process, trained before and after a distributed model."""
     strategy = rank_job.strategy()
     x, y = data(53)
     keras.utils.set_random_seed(11)
@@ -244,13 +244,13 @@ def alone_and_together() -> dict:
 
 
 def overflow_counts(row: int) -> dict:
-    """The loss scale and the steps taken after each step of `overflow_on`."""
+    """Returns the loss scale and the number of steps after each step of `overflow_on`."""
     steps = overflow_on(row)["steps"]
     return {"weights": [np.array([step["scale"], step["iterations"]]) for step in steps]}
 
 
 def dropout_masks() -> list[np.ndarray]:
-    """The masks that this process's replicas drew in two steps."""
+    """Returns the dropout masks that this process's replicas drew in two steps."""
     seed_ranks_apart()
     strategy = rank_job.strategy()
     masks = []
@@ -273,7 +273,7 @@ def dropout_masks() -> list[np.ndarray]:
 
 
 def distinct_masks() -> dict:
-    """Whether all masks that the replicas drew differ."""
+    """Returns whether all masks drawn by the replicas differ."""
     masks = np.concatenate(dropout_masks())
     gathered = rank_job.strategy().extended.collective.all_gather(
         tf.constant(np.packbits(masks, 1)), "masks"

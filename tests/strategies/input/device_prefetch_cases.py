@@ -1,4 +1,4 @@
-"""What the ranks run: data that are copied to the devices while steps run."""
+"""Cases run by ranks: data copied to the devices while steps run."""
 
 import gc
 import threading
@@ -16,9 +16,9 @@ ROWS, BATCH = 49, 8
 
 
 def dataset_of(source: str, rows: int = ROWS) -> dict:
-    """Returns what `fit` is given as data: the same rows on all ranks."""
+    """Returns the data for `fit`: the same rows on all ranks."""
     x, y = data(rows)
-    keras.utils.set_random_seed(5)  # A part of what a shuffle's order follows from.
+    keras.utils.set_random_seed(5)  # A shuffle's order depends on this seed too.
     if source == "arrays":
         return {"x": x, "y": y, "batch_size": BATCH}
     batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=3).batch(BATCH)
@@ -28,7 +28,7 @@ def dataset_of(source: str, rows: int = ROWS) -> dict:
 
 
 def trained(source: str, ahead: bool, devices: int, options: dict) -> dict:
-    """Trains with rows copied ahead, or as they come."""
+    """Trains with rows prefetched to the devices, or copied as needed."""
     seed_ranks_apart()
     strategy = rank_job.strategy(devices)
     strategy.extended.copies_ahead = ahead
@@ -43,7 +43,7 @@ def trained(source: str, ahead: bool, devices: int, options: dict) -> dict:
 
 
 def where() -> dict:
-    """Where the rows and their numbers are, when a step is given them."""
+    """Returns the devices of the rows and of the row counts that a step receives."""
     strategy = rank_job.strategy(2)
     extended = strategy.extended
     batches = tf.data.Dataset.from_tensor_slices(
@@ -65,7 +65,7 @@ def where() -> dict:
 
 
 def failing(ahead: bool) -> str:
-    """Returns what data say that fail in their third batch."""
+    """Returns the error of data that fail in their third batch."""
     strategy = rank_job.strategy(2)
     strategy.extended.copies_ahead = ahead
     model = compiled(strategy)
@@ -79,13 +79,13 @@ def failing(ahead: bool) -> str:
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).map(checked)
     try:
         model.fit(batches, epochs=1, verbose=0)
-    except Exception as raised:  # noqa: BLE001 (what it says is the case's result)
+    except Exception as raised:  # noqa: BLE001 (the error is the case's result)
         return f"{type(raised).__name__}: {raised}"
     return ""
 
 
 def left_in_the_middle() -> int:
-    """Returns how many threads are left of epochs that were left in the middle."""
+    """Returns the number of threads left of epochs that were interrupted."""
     strategy = rank_job.strategy(2)
     strategy.extended.copies_ahead = True
     model = compiled(strategy)

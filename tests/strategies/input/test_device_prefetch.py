@@ -1,4 +1,4 @@
-"""Rows that are copied to the devices ahead of the steps: there in time, and the same ones."""
+"""Checks rows prefetched to the devices: they are there in time, and unchanged."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.strategies.input import device_prefetch_cases as cases
 
 
-def test_rows_are_on_their_replicas_device_and_their_numbers_are_not(ranks):
+def test_rows_are_on_their_device_and_row_counts_on_the_host(ranks):
     for result in ranks(2).run(cases.where):
         assert result["local batches"] == 3
         for devices, name in zip(result["parts"], result["devices"], strict=True):
@@ -14,7 +14,7 @@ def test_rows_are_on_their_replicas_device_and_their_numbers_are_not(ranks):
             assert devices.pop().endswith(name.rpartition("/")[2])
         for staying in (result["rows"], result["text"]):
             assert {device.rpartition("/")[2] for device in staying} == {"device:CPU:0"}
-        # Batches of 4, 4 and 1 row over four replicas; a replica without a row has a padded one.
+        # Batches of 4, 4 and 1 row over four replicas; a replica without a row gets a padded one.
         at = result["replicas"]
         assert result["y"] == [[at[0]], [at[1]], [at[0] + 4], [at[1] + 4], [8], [8]]
 
@@ -37,7 +37,7 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
     for before, after in zip(plain, ahead, strict=True):
         assert before["iterations"] == after["iterations"] > 0
         assert before["read"] == 0
-        # Not what is agreed on batch by batch: waiting for other processes is the main thread's.
+        # Not data agreed on per batch: only the main thread waits for other processes.
         agreed = source == "unknown length" and kind == "horovod"
         assert after["read"] >= after["iterations"] if not agreed else after["read"] == 0
         for a, b in zip(before["weights"], after["weights"], strict=True):
@@ -46,10 +46,10 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
             np.testing.assert_array_equal(values, after["history"][name])
 
 
-def test_what_fails_says_so(ranks):
+def test_errors_of_the_data_are_raised(ranks):
     for said in ranks(2).run(cases.failing, True):
         assert "assertion failed" in said
 
 
-def test_nothing_is_left_of_an_epoch_that_ends_early(ranks):
+def test_no_thread_is_left_of_an_interrupted_epoch(ranks):
     assert ranks(2).run(cases.left_in_the_middle) == [0, 0]

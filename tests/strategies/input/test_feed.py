@@ -1,4 +1,4 @@
-"""Feeds: what they yield, and when an error comes; alone, and on simulated ranks."""
+"""Checks feeds: their batches and the time of errors, in one process and on simulated ranks."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def _rows(feed):
     return [p.parts[0][: p.rows[0]].numpy().tolist() for p in feed]
 
 
-# Batches are agreed on 1, 2, 4 and then 8 at a time: the ends fall in and between.
+# Batches are agreed on 1, 2, 4 and then 8 at a time: the ends fall within and between.
 @pytest.mark.parametrize("batches", [1, 2, 3, 6, 7, 8, 15, 20])
 @pytest.mark.parametrize("mode", [ReplicatedFeed, ScatterFeed, ShardedFeed])
 def test_every_batch_comes_once_and_in_order(mode, batches):
@@ -52,7 +52,7 @@ def test_an_error_comes_after_the_batches_before_it(mode, good):
 
 
 def _failing(feed: type, failing: int, collective) -> tuple[int, Exception | None]:
-    """Reads batches until one rank's data fail; returns how many came, and the error."""
+    """Reads batches until one rank's data fail; returns the number of batches, and the error."""
 
     def batches() -> Iterator[np.ndarray]:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What can be seen of a pipeline that draws random numbers of a process's own."""
+"""Checks the detection of pipelines with random numbers that differ between processes."""
 
 import keras
 import pytest
@@ -41,19 +41,19 @@ def _in_a_branch(a):
         (lambda: tf.data.Dataset.list_files("/etc/h*", shuffle=False), None),
     ],
 )
-def test_what_draws_without_a_seed_is_named(make, said):
+def test_unseeded_random_operations_are_named(make, said):
     found = draws_without_seed(make())
     assert found is None if said is None else said in found
 
 
-def test_a_layer_that_draws_is_named():
+def test_random_layer_is_named():
     noise = keras.layers.GaussianNoise(0.1)
     noisy = NUMBERS.map(lambda a: noise(tf.cast([a], "float32"), training=True))
     assert "a generator's state in the function of a Map stage" in draws_without_seed(noisy)
 
 
 @pytest.mark.parametrize("noise", ["operation", "layer"])
-def test_rank_0_reads_what_draws_without_a_seed(ranks, noise):
+def test_rank_0_reads_unseeded_random_data(ranks, noise):
     first, second = ranks(2).run(cases.noisy_data, noise)
     assert first["loss"] == second["loss"]
     assert "so rank 0 alone reads it" in first["warned"]

@@ -1,4 +1,4 @@
-"""Whoever ends a pass over a dataset does not wait until what it holds is free."""
+"""Checks that ending a pass over a dataset does not wait for its resources to be freed."""
 
 import threading
 
@@ -21,7 +21,7 @@ SECONDS = 20
 
 
 class Held:
-    """Data without end, whose iterator is not freed before it may be."""
+    """Infinite data whose iterator is not freed before it is allowed to be."""
 
     def __init__(self):
         self.may, self.free = threading.Event(), threading.Event()
@@ -37,7 +37,7 @@ class Held:
             self.free.set()
 
     def check(self) -> None:
-        """Checks that the iterator, which nobody has any more, is free once it may be."""
+        """Checks that the unreferenced iterator is freed once it is allowed to be."""
         assert not self.free.is_set()
         self.may.set()
         assert self.free.wait(SECONDS)

@@ -1,4 +1,4 @@
-"""Shares: every row once, in order, whatever the numbers; padding that weighs nothing."""
+"""Checks the shares of a batch: each row once, in order, for any numbers; padding of weight 0."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tfdml.strategies.input.local_batch import BatchSplitter, count_rows
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 100, 101])
-def test_shares_are_a_partition_in_order(rows, replicas):
+def test_shares_partition_the_rows_in_order(rows, replicas):
     batch = tf.range(rows, dtype=tf.int64)
     local_batches = [BatchSplitter(i, 1, replicas).split(batch) for i in range(replicas)]
     shares = [p.shares[0] for p in local_batches]
@@ -25,7 +25,7 @@ def test_shares_are_a_partition_in_order(rows, replicas):
         assert share.present(tf.float32).numpy() == (1 if size else 0)
 
 
-def test_a_process_splits_as_many_processes_would():
+def test_process_with_devices_splits_like_several_processes():
     batch = tf.range(11, dtype=tf.int64)
     both = BatchSplitter(2, 2, 4).split(batch)
     for i, part in enumerate(both.parts):
@@ -35,7 +35,7 @@ def test_a_process_splits_as_many_processes_would():
     assert own == sum((p.numpy().tolist() for p in both.parts), [])
 
 
-def test_structures_are_taken_leaf_by_leaf():
+def test_nested_structures_are_split_per_leaf():
     batch = {
         "dense": tf.reshape(tf.range(10), [5, 2]),
         "ragged": tf.ragged.constant([[1], [2, 3], [], [4], [5, 6]]),

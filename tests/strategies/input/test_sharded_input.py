@@ -1,4 +1,4 @@
-"""Sharded input: what a pipeline shows of its rows, and the local batches that follow from it."""
+"""Checks sharded input: the row counts seen in a pipeline, and the resulting local batches."""
 
 import numpy as np
 import pytest
@@ -29,12 +29,12 @@ RANGE = tf.data.Dataset.range(100)
         (RANGE.batch(8).unbatch(), UNKNOWN),
     ],
 )
-def test_rows_are_known_where_the_pipeline_shows_them(dataset, rows):
+def test_row_count_is_derived_from_the_pipeline(dataset, rows):
     assert known_rows(dataset) == rows
 
 
 def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
-    """Returns each rank's local batches; its part has so many rows, numbered from 1000 x rank."""
+    """Returns each rank's local batches; its shard has some rows, numbered from 1000 x rank."""
 
     def read(collective):
         rank = collective.rank
@@ -43,7 +43,7 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
         splitter = BatchSplitter(rank, 1, collective.size)
         local_batches, number = sharded_batches(dataset, collective, splitter)
         feed = isinstance(local_batches, ShardedFeed)
-        # A feed's iterator waits for the other ranks' when it is dropped: read it to its end.
+        # A dropped feed waits for the other ranks' iterators, so each is read to its end.
         found = list(local_batches) if feed else list(local_batches.take(take))
         return number, feed, found
 
@@ -54,14 +54,14 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
     ("lengths", "batch_size", "number", "feed"),
     [
         ([20, 20], 8, 5, False),
-        ([20, 17], 8, 5, False),  # As many batches, the last of 4 + 1 rows.
+        ([20, 17], 8, 5, False),  # The same number of batches, the last with 4 + 1 rows.
         ([20, 16], 8, 5, True),  # 5 and 4 batches: rank 1 ends earlier.
         ([14, 14, 9], 8, 5, False),  # Shares of 3, 3 and 2 rows.
         ([9, 9, 9], 8, 5, True),  # 3, 3 and 5 batches.
         ([2, 1], 8, 1, False),
     ],
 )
-def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, number, feed):
+def test_every_row_comes_once_with_the_global_row_count(lengths, batch_size, number, feed):
     results = _portions(lengths, batch_size)
     assert [r[:2] for r in results] == [(number, feed)] * len(lengths)
     for rank, (_, _, local_batches) in enumerate(results):
@@ -72,7 +72,7 @@ def test_every_row_comes_once_with_what_all_ranks_have(lengths, batch_size, numb
         assert [int(p.global_rows) for p in local_batches] == [sum(rows)] * len(rows)
 
 
-def test_endless_parts_are_of_full_batches():
+def test_infinite_shards_yield_full_batches():
     results = _portions([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
     for number, feed, local_batches in results:
         assert (number, feed) == (None, False)
@@ -80,7 +80,7 @@ def test_endless_parts_are_of_full_batches():
         assert [len(p.parts[0]) for p in local_batches] == [2] * 20
 
 
-def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
+def test_unknown_row_count_on_one_rank_makes_all_agree_per_batch():
     def read(collective):
         dataset = tf.data.Dataset.range(8)
         if collective.rank:
@@ -92,13 +92,13 @@ def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
     assert run_ranks(2, read) == [(True, None, 4)] * 2
 
 
-def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
+def test_deviating_row_count_is_an_error(monkeypatch):
     monkeypatch.setattr(sharded_input, "known_rows", lambda dataset: 7)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
         _portions([8, 8], 4)
 
 
-def test_a_replica_may_be_without_rows_of_the_last_batch():
+def test_replica_can_have_no_rows_of_the_last_batch():
     def read(collective):
         dataset = tf.data.Dataset.range(9).batch(8)
         splitter = BatchSplitter(2 * collective.rank, 2, 4)

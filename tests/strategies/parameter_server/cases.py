@@ -1,4 +1,4 @@
-"""What the chief of a cluster of parameter servers runs."""
+"""Cases run by the chief of a cluster with parameter servers."""
 
 import contextlib
 from unittest import mock
@@ -18,7 +18,7 @@ BATCH = 8
 
 
 def classifier(strategy: tf.distribute.Strategy, dropout: float = 0.0, **options) -> keras.Model:
-    """A small model, compiled."""
+    """Returns a small, compiled model."""
     with strategy.scope():
         keras.utils.set_random_seed(11)
         model = keras.Sequential(
@@ -41,12 +41,12 @@ def classifier(strategy: tf.distribute.Strategy, dropout: float = 0.0, **options
 
 
 def dataset(rows: int = 101, batch: int = BATCH) -> tf.data.Dataset:
-    """Batches of labelled samples, of which an epoch is a few passes."""
+    """Returns endless batches of labelled samples; an epoch is a few passes."""
     return tf.data.Dataset.from_tensor_slices(data(rows)).repeat().batch(batch)
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes what callbacks are told."""
+    """Records the arguments that callbacks get."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def fit_asynchronously() -> dict:
-    """`fit` on a dataset, with everything that must not lose an update."""
+    """Runs `fit` on a dataset, with everything that must not lose an update."""
     strategy = ParameterServerStrategy()
     model = classifier(strategy, dropout=0.2)
     counter = CountedMean(name="samples")
@@ -93,7 +93,7 @@ def fit_asynchronously() -> dict:
 
 
 class CountedMean(keras.metrics.Metric):
-    """Counts samples by reading and assigning, as many metrics of Keras do."""
+    """Metric that counts samples by reading and assigning, as many of Keras's metrics do."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -107,7 +107,7 @@ class CountedMean(keras.metrics.Metric):
 
 
 def fit_with_few_rows() -> dict:
-    """`fit` whose chief reads results only where no row for another is left."""
+    """Runs `fit` with a chief that reads results only when the table has no free row."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         counter = CountedMean(name="samples")
@@ -120,8 +120,8 @@ def fit_with_few_rows() -> dict:
     return {"samples": history.history["samples"], "rows": len(model.train_function._table._free)}
 
 
-def rows_of_results() -> dict:
-    """What tasks leave in a table of three rows, and which of them are free when."""
+def results_in_a_table() -> dict:
+    """Returns the results in a table of three rows, and whether it is full before and after."""
     strategy = ParameterServerStrategy()
     table = ResultTable(strategy.coordinator, 3)
     taken = [table.take_row() for _ in range(3)]
@@ -145,7 +145,7 @@ def rows_of_results() -> dict:
 
 
 class Penalty(layers.Layer):
-    """Adds 10 to the loss."""
+    """Layer that adds 10 to the loss."""
 
     def call(self, inputs):
         """Returns `inputs`."""
@@ -154,7 +154,7 @@ class Penalty(layers.Layer):
 
 
 def loss_of_layers() -> dict:
-    """The losses of an asynchronous training, and of an evaluation, with a layer's own."""
+    """Returns the losses of asynchronous training and of evaluation, with a layer's added loss."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         model = keras.Sequential([layers.Input((6,)), Penalty(), layers.Dense(CLASSES)])
@@ -164,7 +164,7 @@ def loss_of_layers() -> dict:
 
 
 def evaluate_and_predict(directory: str) -> dict:
-    """What the cluster says of a model, and what a plain copy of it says."""
+    """Returns the results of a model on the cluster, and those of a plain copy of it."""
     strategy = ParameterServerStrategy()
     x, y = data(53)
     model = classifier(strategy)
@@ -192,7 +192,7 @@ COUNTED_STEPS, PER_STEP = 100, 50
 
 
 class Counts(layers.Layer):
-    """Counts, and draws seeds, many times in a step."""
+    """Layer that counts, and draws seeds, many times in a step."""
 
     def __init__(self):
         super().__init__()
@@ -208,10 +208,10 @@ class Counts(layers.Layer):
 
 @contextlib.contextmanager
 def without(part: str | None):
-    """While this is entered, one of our functions is Keras's again.
+    """Context manager: restores Keras's original of one replaced function.
 
     Args:
-        part: Such as "Variable.assign_add"; None for none.
+        part: Name such as "Variable.assign_add"; None for none.
     """
     from tfdml.strategies.keras_seam import entry, parameter_servers, replacing
 
@@ -231,18 +231,18 @@ def without(part: str | None):
 
 
 def fit_until_all_are_busy(model: keras.Model, batches: tf.data.Dataset) -> None:
-    """A worker's first step takes long: afterwards both are busy at once."""
+    """Trains until both workers are busy simultaneously: a worker's first step takes long."""
     while len(getattr(model.train_function, "workers_seen", ())) < 2:
         model.fit(batches, epochs=1, steps_per_epoch=COUNTED_STEPS, verbose=0)
 
 
 def count_many(part: str | None = None) -> dict[str, int]:
-    """Returns what two busy workers count.
+    """Returns the counts of two busy workers.
 
     Args:
-        part: One of our functions that is taken out.
+        part: Replaced function that is restored to Keras's original.
     """
-    strategy = ParameterServerStrategy()  # It puts everything in place.
+    strategy = ParameterServerStrategy()  # It installs the replacements.
     with without(part):
         with strategy.scope():
             counts = Counts()
@@ -276,7 +276,7 @@ class AddsRows(keras.Model):
         loss = self.compute_loss(ids, target, self(ids))
         weights = self.table.trainable_variables[0].value
         for i in range(PER_STEP):
-            # As an optimizer does with the gradient of an embedding.
+            # As an optimizer does with an embedding's gradient.
             with tf.device(weights.device):
                 if i % 2:
                     self.optimizer.assign_add(weights, _rows_of(1.0))
@@ -290,10 +290,10 @@ class AddsRows(keras.Model):
 
 
 def count_in_rows(part: str | None = None) -> list[float]:
-    """Returns what two busy workers have added to the numbers of an embedding: all alike.
+    """Returns the distinct values of an embedding to which two busy workers have added.
 
     Args:
-        part: One of our functions that is taken out.
+        part: Replaced function that is restored to Keras's original.
     """
     strategy = ParameterServerStrategy()
     with without(part):
@@ -309,7 +309,7 @@ def count_in_rows(part: str | None = None) -> list[float]:
 
 
 def staleness(bound: int | None) -> list[float]:
-    """Returns how many updates of others came during each step."""
+    """Returns the number of the other workers' updates during each step."""
     strategy = ParameterServerStrategy(max_staleness=bound)
     with strategy.scope():
         keras.utils.set_random_seed(11)
@@ -325,9 +325,9 @@ def staleness(bound: int | None) -> list[float]:
 
 
 class CountsUpdates(keras.Model):
-    """A model whose step returns how many updates others made in its middle.
+    """A model whose step returns the number of other workers' updates during it.
 
-    The middle takes some 30 ms, so that two workers' steps lie beside each other.
+    The step takes about 30 ms, so that the steps of two workers overlap.
     """
 
     def train_step(self, data):
@@ -344,7 +344,7 @@ class CountsUpdates(keras.Model):
 
 
 def other_data() -> dict:
-    """`fit` on arrays, on a function, and by single batches; returns iterations and samples."""
+    """Runs `fit` on arrays, on a function, and single batches; returns iterations and samples."""
     strategy = ParameterServerStrategy()
     x, y = data(101)
     model = classifier(strategy)
@@ -367,8 +367,8 @@ def other_data() -> dict:
     return result
 
 
-def what_each_worker_reads() -> dict[int, list[int]]:
-    """Returns the numbers of the samples in each worker's first batches."""
+def rows_read_by_each_worker() -> dict[int, list[int]]:
+    """Returns the sample numbers in each worker's first batches."""
     from tfdml.strategies.parameter_server.chief.in_flight_tasks import InFlightTasks
     from tfdml.strategies.parameter_server.remote_datasets import ShippedDataset
 
@@ -396,7 +396,7 @@ def _raised(call) -> str:
 
 
 def unsendable(kind: str) -> str:
-    """Returns what `fit` says of data that need Python on the workers."""
+    """Returns the error of `fit` for data that need Python on the workers."""
     strategy = ParameterServerStrategy()
     model = classifier(strategy)
     x, y = data(32)
@@ -432,7 +432,7 @@ def unsendable(kind: str) -> str:
 
 
 def refused(kind: str) -> str:
-    """Returns what is said of a call that workers cannot do."""
+    """Returns the error of a call that workers do not support."""
     strategy = ParameterServerStrategy()
     options, steps = {}, 4
     if kind == "no steps_per_epoch":
@@ -458,7 +458,7 @@ def refused(kind: str) -> str:
 
 
 def optimizer_made_outside() -> int:
-    """Returns the steps of an optimizer that was made outside of the scope, and had made none."""
+    """Returns the number of steps of an optimizer created outside of the scope."""
     optimizer = keras.optimizers.Adam(0.01)
     model = classifier(ParameterServerStrategy(), optimizer=optimizer)
     model.fit(dataset(), steps_per_epoch=5, verbose=0)
@@ -466,7 +466,7 @@ def optimizer_made_outside() -> int:
 
 
 def step_that_fails() -> tuple[str, int]:
-    """A loss that stops at a label, and then `fit` on data without it."""
+    """A loss that fails for one label, and then `fit` on data without it."""
     strategy = ParameterServerStrategy()
 
     def loss(y, p):

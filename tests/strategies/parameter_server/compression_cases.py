@@ -1,4 +1,4 @@
-"""What a chief runs with gradients in fewer bytes."""
+"""Cases run by a chief: compressed gradients."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ STEPS = 20
 
 
 def pushed(synchronous: bool, compression: str | None) -> dict:
-    """Returns the bytes that the loopback carries in a step, and the loss at the end."""
+    """Returns the bytes on the loopback per step, and the final loss."""
     strategy = ParameterServerStrategy(synchronous=synchronous, compression=compression)
     with strategy.scope():
         keras.utils.set_random_seed(3)
@@ -35,7 +35,7 @@ def pushed(synchronous: bool, compression: str | None) -> dict:
 
 
 def refused(compression: str) -> str:
-    """Returns what is said of a codec."""
+    """Returns the error for a codec."""
     made = {
         "power_sgd": lambda: tfdml.compression.PowerSGD(rank=2),
         "one_bit": tfdml.compression.OneBit,
@@ -45,7 +45,7 @@ def refused(compression: str) -> str:
 
 
 def learned() -> dict:
-    """Learns asynchronously; returns the first and the last loss, and the steps taken."""
+    """Trains asynchronously; returns the first and the last loss, and the number of steps."""
     rounded = tfdml.compression.QSGD(bits=8, stochastic=True)
     strategy = ParameterServerStrategy(compression=rounded)
     with strategy.scope():
@@ -53,7 +53,7 @@ def learned() -> dict:
         model = keras.Sequential(
             [layers.Input((64,)), layers.Dense(64, "relu"), layers.Dense(32), layers.Dense(1)]
         )
-        # Norms are the worker's, of what it has computed.
+        # The worker computes norms of its own gradients.
         model.compile(keras.optimizers.Adam(0.003, global_clipnorm=1.0), "mse")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 64)).astype("float32")

@@ -1,4 +1,4 @@
-"""What the chief runs while processes of its cluster are killed."""
+"""Cases run by a chief while processes of its cluster are killed."""
 
 import time
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ BATCH = 8
 
 
 class Marks(keras.callbacks.Callback):
-    """Writes a file when training comes to a step.
+    """Writes a file when training reaches a step.
 
     Args:
-        directory: Where.
-        steps: Which steps.
+        directory: Directory of the files.
+        steps: Steps at which a file is written.
     """
 
     def __init__(self, directory: str, steps: Sequence[int] = (20,)):
@@ -37,7 +37,7 @@ def _model(strategy) -> keras.Model:
 
 
 class UntilBack(keras.callbacks.Callback):
-    """Stops training some steps after a worker has come back."""
+    """Stops training some steps after a worker has rejoined."""
 
     def __init__(self, link):
         super().__init__()
@@ -54,7 +54,7 @@ class UntilBack(keras.callbacks.Callback):
 
 
 def fit_until_worker_is_back(directory: str) -> dict:
-    """`fit` while a worker is killed and started again."""
+    """Runs `fit` while a worker is killed and restarted."""
     strategy = ParameterServerStrategy()
     model = _model(strategy)
     until = UntilBack(strategy.connection.link)
@@ -68,7 +68,7 @@ def fit_until_worker_is_back(directory: str) -> dict:
     iterations = int(model.optimizer.iterations.numpy())
     workers: set[int] = set()
     deadline = time.monotonic() + 60
-    # TensorFlow connects to a worker that is back at its own pace.
+    # TensorFlow reconnects to a restarted worker after some time.
     while workers != {0, 1} and time.monotonic() < deadline:
         model.fit(dataset(), epochs=1, steps_per_epoch=30, verbose=0)
         workers |= model.train_function.workers_seen
@@ -82,20 +82,20 @@ def fit_until_worker_is_back(directory: str) -> dict:
 
 
 def fit_for_ever(directory: str) -> str:
-    """`fit` until something ends it; returns what was raised."""
+    """Runs `fit` until an error ends it; returns the error."""
     strategy = ParameterServerStrategy()
     model = _model(strategy)
     try:
         model.fit(
             dataset(), epochs=1, steps_per_epoch=10**6, verbose=0, callbacks=[Marks(directory)]
         )
-    except Exception as error:  # noqa: BLE001 (what it is, is what the test asks)
+    except Exception as error:  # noqa: BLE001 (the test checks the error)
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
 
 def start_without_all() -> str:
-    """Returns what a strategy says that not all workers come for."""
+    """Returns the error of a strategy if a worker is missing."""
     try:
         ParameterServerStrategy(start_limit=2.0)
     except TimeoutError as error:
@@ -104,10 +104,10 @@ def start_without_all() -> str:
 
 
 class UntilEnough(keras.callbacks.Callback):
-    """Trains until it is told that it is enough.
+    """Trains until a file tells it to stop.
 
     Args:
-        directory: Where a file of that name says so.
+        directory: Directory in which the file appears.
     """
 
     def __init__(self, directory: str):
@@ -123,7 +123,7 @@ class UntilEnough(keras.callbacks.Callback):
 
 
 def fit_until_enough(directory: str) -> dict:
-    """`fit` that says every ten steps how far it is."""
+    """Runs `fit` and records its progress every ten steps."""
     strategy = ParameterServerStrategy()
     model = _model(strategy)
     until = UntilEnough(directory)

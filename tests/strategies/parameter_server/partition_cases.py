@@ -1,4 +1,4 @@
-"""What a chief runs with variables in parts."""
+"""Cases run by a chief: partitioned variables."""
 
 import warnings
 
@@ -23,7 +23,7 @@ def _strategy(partitioned: bool):
 
 
 def _in_two(shape, dtype):
-    """Splits what has enough rows."""
+    """Partitioner that splits variables with enough rows."""
     return [2 if shape[0] == ROWS else 1] + [1] * (shape.rank - 1)
 
 
@@ -68,7 +68,7 @@ def _result(model: keras.Model) -> dict:
 
 
 def recommender(optimizer: str, partitioned: bool) -> dict:
-    """An embedding in two parts, or whole."""
+    """Trains an embedding in two partitions, or whole."""
     model = _model(_strategy(partitioned), optimizer)
     ids, target = _samples()
     history = model.fit(ids, target, batch_size=16, epochs=3, shuffle=False, verbose=0)
@@ -84,7 +84,7 @@ def recommender(optimizer: str, partitioned: bool) -> dict:
 
 
 def placed_by_size() -> dict:
-    """Layers of unlike sizes."""
+    """Returns layers of different sizes."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         model = keras.Sequential(
@@ -106,7 +106,7 @@ def _state(model: keras.Model) -> dict:
 
 
 def save_partitioned(directory: str) -> dict:
-    """Trains and saves a model whose embedding is in two parts."""
+    """Trains and saves a model whose embedding has two partitions."""
     model = _model(_strategy(True))
     ids, target = _samples()
     model.fit(ids, target, batch_size=16, epochs=1, shuffle=False, verbose=0)
@@ -115,19 +115,19 @@ def save_partitioned(directory: str) -> dict:
 
 
 def load_plain(directory: str) -> dict:
-    """Loads it outside of any strategy."""
+    """Loads the model outside of any strategy."""
     return _state(keras.saving.load_model(f"{directory}/parts.keras"))
 
 
 def load_partitioned(directory: str) -> dict:
-    """Loads it into parts."""
+    """Loads the model into partitions."""
     with _strategy(True).scope():
         model = keras.saving.load_model(f"{directory}/parts.keras")
     return {**_state(model), "parts": len(_parts(model))}
 
 
 def traffic() -> dict:
-    """Returns how many bytes this machine's loopback carries in a step of a large embedding."""
+    """Returns the bytes on this machine's loopback per step with a large embedding."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         model = keras.Sequential(
@@ -155,7 +155,7 @@ def traffic() -> dict:
 
 
 def splits_nothing() -> tuple[str, int]:
-    """What is said of a partitioner that leaves a small model whole, and the steps made."""
+    """Returns the messages about a partitioner that splits nothing, and the number of steps."""
     partitioners = tf.distribute.experimental.partitioners
     whole = partitioners.MinSizePartitioner(min_shard_bytes=1 << 20, max_shards=2)
     model = classifier(ParameterServerStrategy(variable_partitioner=whole))
@@ -166,7 +166,7 @@ def splits_nothing() -> tuple[str, int]:
 
 
 def refused(kind: str) -> str:
-    """Returns what is said of a partitioner that cannot be used."""
+    """Returns the error for an unusable partitioner."""
     partitioners = tf.distribute.experimental.partitioners
     partitioner = {
         "wrong axis": lambda shape, dtype: [1] * (shape.rank - 1) + [2],

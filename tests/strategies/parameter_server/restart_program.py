@@ -1,4 +1,4 @@
-"""A training with checkpoints, whose cluster is killed and started again."""
+"""Training with checkpoints whose cluster is killed and restarted."""
 
 import time
 
@@ -18,10 +18,10 @@ def _in_two(shape, dtype):
 
 
 class _SlowAfter(keras.callbacks.Callback):
-    """Leaves the test time to kill somebody in the middle of the epoch.
+    """Slows training so that the test can kill a process in mid-epoch.
 
     Args:
-        seconds: What a step takes longer.
+        seconds: Additional time of a step.
     """
 
     def __init__(self, seconds: float):
@@ -34,12 +34,12 @@ class _SlowAfter(keras.callbacks.Callback):
 
 
 def train(directory: str, synchronous: bool, killed: bool) -> dict:
-    """Trains, or goes on training; returns what came of it.
+    """Trains or resumes; returns the outcome.
 
     Args:
-        directory: Of the checkpoints, and of the mark at which the test kills somebody.
-        synchronous: The strategy's.
-        killed: Whether it is to be killed.
+        directory: Directory of the checkpoints, and of the mark on which the test kills a process.
+        synchronous: Argument of the strategy.
+        killed: Whether a process is to be killed.
     """
     keras.utils.set_random_seed(3)
     strategy = ParameterServerStrategy(synchronous=synchronous, variable_partitioner=_in_two)

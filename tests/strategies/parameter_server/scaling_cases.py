@@ -1,4 +1,4 @@
-"""What a chief runs with loss scaling in asynchronous training."""
+"""Cases run by a chief: loss scaling in asynchronous training."""
 
 import keras
 import numpy as np
@@ -10,13 +10,13 @@ from tests.strategies.parameter_server.cases import fit_until_all_are_busy
 from tfdml.strategies import ParameterServerStrategy
 
 STEPS = 100
-# Of ten batches one overflows; two workers, who read every other batch, meet it in turn.
+# One of ten batches overflows; two workers, each reading every other batch, get it in turn.
 _CYCLE, _OVERFLOWS = 20, (3, 14)
 SCALE = 2.0**30
 
 
 class Sum(keras.metrics.Metric):
-    """The sum of the labels."""
+    """Returns the sum of the labels."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -30,7 +30,7 @@ class Sum(keras.metrics.Metric):
 
 
 def _model(kind: str, cls: type[keras.Model] = keras.Model, **scaling) -> keras.Model:
-    """A model of one weight, whose gradient is 1 in each finite step."""
+    """A model with one weight, whose gradient is 1 in each finite step."""
     strategy = ParameterServerStrategy()
     wrap = {"keras": keras.mixed_precision, "tfdml": tfdml.mixed_precision}[kind]
     with strategy.scope():
@@ -51,7 +51,7 @@ def _batches() -> tf.data.Dataset:
 
 
 def overflows(kind: str) -> dict:
-    """Two busy workers, some of whose batches overflow, while the scale grows often."""
+    """Trains with two busy workers and overflowing batches, while the scale grows often."""
     model = _model(kind, initial_scale=1.0, dynamic_growth_steps=2)
     fit_until_all_are_busy(model, _batches())
     (weight,) = model.trainable_variables
@@ -68,7 +68,7 @@ def overflows(kind: str) -> dict:
 
 
 def counted_past_the_growth() -> float:
-    """Returns the scale where workers together have missed the step at which it grows."""
+    """Returns the scale after the workers have together skipped the step at which it grows."""
     model = _model("keras", initial_scale=1.0, dynamic_growth_steps=4)
     finite = _batches().take(2).repeat()
     model.fit(finite, steps_per_epoch=1, verbose=0)
@@ -79,7 +79,7 @@ def counted_past_the_growth() -> float:
 
 
 class BesideAnother(keras.Model):
-    """A model in the middle of whose step another worker changes the scale."""
+    """A model during whose step another worker changes the scale."""
 
     def train_step(self, data):
         x, y = data
@@ -94,7 +94,7 @@ class BesideAnother(keras.Model):
 
 
 def changed_in_the_middle(overflow: bool) -> dict:
-    """One step during which the scale changes."""
+    """Trains one step during which the scale changes."""
     model = _model("keras", BesideAnother, initial_scale=SCALE)
     x = np.full((1, 1), np.inf if overflow else 1.0, "float32")
     model.fit(tf.data.Dataset.from_tensors((x, x)).repeat(), steps_per_epoch=1, verbose=0)

@@ -1,4 +1,4 @@
-"""What a chief runs with `synchronous=True`."""
+"""Cases run by a chief with `synchronous=True`."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from tfdml.strategies import ParameterServerStrategy
 
 
 def workers_of_each_step() -> list[list[int]]:
-    """Returns which workers took part in each step."""
+    """Returns the workers that took part in each step."""
     model = compiled(ParameterServerStrategy(synchronous=True))
     x, y = data(32)
     seen: list[list[int]] = []
@@ -24,7 +24,7 @@ def workers_of_each_step() -> list[list[int]]:
 
 
 class Masks(layers.Layer):
-    """Adds a random number, and tells it."""
+    """Layer that adds a random number, and reports it."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ def stateful() -> dict:
 
 
 class Spread(keras.metrics.Metric):
-    """The variance of what it is given."""
+    """Layer that returns the variance of its inputs."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -83,7 +83,7 @@ class Spread(keras.metrics.Metric):
 
 
 def backup_worker() -> dict:
-    """Two workers, of which the faster one is enough."""
+    """Trains on two workers, of which the faster one suffices."""
     strategy = ParameterServerStrategy(synchronous=True, backup_workers=1)
     with strategy.scope():
         counted = CountedMean(name="samples")
@@ -97,7 +97,7 @@ def backup_worker() -> dict:
 
 
 def loss_scaling() -> dict:
-    """float16 with an overflow in one row, of the second share of a batch."""
+    """Trains in float16 with an overflow in one row, in the second share of a batch."""
     keras.config.set_dtype_policy("mixed_float16")
     strategy = rank_job.strategy()
     with strategy.scope():
@@ -116,7 +116,7 @@ def loss_scaling() -> dict:
 
 
 def accumulation() -> dict:
-    """Gradients of two steps in one update."""
+    """Trains with the gradients of two steps in one update."""
     strategy = rank_job.strategy()
     made = InScope(keras.optimizers.Adam, 0.01, gradient_accumulation_steps=2)
     model = compiled(strategy, optimizer=made)

@@ -1,4 +1,4 @@
-"""What workers push, in fewer bytes: on the wire, and what training makes of it."""
+"""Checks compressed pushes of workers: bytes on the wire, and training results."""
 
 import pytest
 
@@ -10,18 +10,18 @@ def test_fewer_bytes_are_sent(cluster, synchronous):
     plain = cluster.run(cases.pushed, synchronous, None)
     small = cluster.run(cases.pushed, synchronous, "float16")
     saved = plain["bytes"] - small["bytes"]
-    # Half of what workers push of the large layer; weights come to them as they are. A global
-    # step of two synchronous workers pushes two gradients, an asynchronous one pushes one.
+    # Half of the large layer's gradients pushed by workers; weights are sent uncompressed. A global
+    # step of two synchronous workers pushes two gradients, an asynchronous step pushes one.
     assert saved > 0.35 * cases.GRADIENT_BYTES * (2 if synchronous else 1)
     assert abs(small["loss"] - plain["loss"]) < 0.1 * plain["loss"] + 0.02
 
 
-def test_asynchronous_workers_learn_by_rounded_gradients(cluster):
+def test_asynchronous_workers_train_with_rounded_gradients(cluster):
     result = cluster.run(cases.learned)
     assert result["steps"] == 400
     assert result["last"] < 0.3 * result["first"]
 
 
 @pytest.mark.parametrize("compression", ["power_sgd", "one_bit", "top_k"])
-def test_codecs_that_need_a_memory_are_refused(cluster, compression):
+def test_codecs_with_residuals_are_refused(cluster, compression):
     assert "nothing that a step leaves out is kept" in cluster.run(cases.refused, compression)

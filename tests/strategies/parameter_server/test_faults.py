@@ -1,4 +1,4 @@
-"""Workers, servers and chiefs that are killed, on clusters of real processes."""
+"""Checks killed workers, servers and chiefs on clusters of real processes."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ def cluster():
 
 
 def appears(path, seconds: float = 120) -> bool:
-    """Waits for a file; returns whether it came."""
+    """Waits for a file; returns whether it appeared."""
     deadline = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -27,7 +27,7 @@ def appears(path, seconds: float = 120) -> bool:
 
 
 def at_step(directory, step: int, action) -> threading.Thread:
-    """Does something when the case has come to a step."""
+    """Calls a function when the case has reached a step."""
 
     def wait_and_act() -> None:
         appears(directory / f"step{step}")
@@ -81,12 +81,12 @@ def test_a_worker_that_never_comes_is_named():
     assert "worker 0" not in message
 
 
-def test_a_stopped_worker_holds_up_nobody_else(cluster, tmp_path):
+def test_stopped_worker_does_not_block_the_others(cluster, tmp_path):
     went_on = []
 
     def stop_again_and_again() -> None:
         try:
-            # Not every moment is as bad: a stop while the chief lets go of what the worker keeps.
+            # The worst moment is a stop while the chief releases the worker's resources.
             for step in range(60, 780, 60):
                 appears(tmp_path / f"step{step}")
                 cluster.send("worker", 1, signal.SIGSTOP)

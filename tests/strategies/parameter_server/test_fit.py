@@ -1,4 +1,4 @@
-"""Parameter servers under plain `fit`, on a cluster of real processes."""
+"""Checks parameter servers under plain `fit` on a cluster of real processes."""
 
 import numpy as np
 import pytest
@@ -18,20 +18,20 @@ def test_no_update_is_lost(cluster):
     assert len(result["devices"]) == 2, "variables are spread over the servers"
 
 
-def test_each_step_counts_once_where_rows_for_results_are_few(cluster):
+def test_each_step_counts_once_with_few_result_rows(cluster):
     result = cluster.run(cases.fit_with_few_rows)
     assert result["samples"] == [cases.STEPS * cases.BATCH] * 2
     assert result["rows"] == 4, "as many tasks as may be on their way, and all are free again"
 
 
-def test_what_layers_add_to_the_loss_counts(cluster):
+def test_losses_added_by_layers_count(cluster):
     result = cluster.run(cases.loss_of_layers)
     assert result["fit"] > 10
     assert result["evaluate"] > 10
 
 
-def test_a_row_for_results_is_free_once_it_is_read(cluster):
-    result = cluster.run(cases.rows_of_results)
+def test_result_row_is_freed_after_reading(cluster):
+    result = cluster.run(cases.results_in_a_table)
     assert result["taken"] == [0, 1, 2]
     assert result["read"] == [[2, 20], [1, 10]]
     assert result["full"] == [True, False]
@@ -62,14 +62,14 @@ def test_busy_workers_lose_no_rows(cluster):
     ("part", "count"),
     [("Variable.assign_add", "count"), ("SeedGenerator.next", "seeds")],
 )
-def test_keras_s_own_functions_lose_updates(cluster, part, count):
-    """So the test above can fail."""
+def test_unpatched_keras_functions_lose_updates(cluster, part, count):
+    """Makes sure that the test above can fail."""
     assert cluster.run(cases.count_many, part)[count] < cases.COUNTED_STEPS * cases.PER_STEP
 
 
 @pytest.mark.slow
-def test_keras_s_own_rows_lose_updates(cluster):
-    """So the test of rows can fail."""
+def test_unpatched_sparse_updates_lose_updates(cluster):
+    """Makes sure that the test of rows can fail."""
     counted = cluster.run(cases.count_in_rows, "TFOptimizer.assign_sub")
     assert counted[0] < cases.COUNTED_STEPS * cases.PER_STEP, counted
 
@@ -89,7 +89,7 @@ def test_arrays_and_functions_as_data(cluster):
 
 
 def test_workers_share_a_pass_over_the_data(cluster):
-    seen = cluster.run(cases.what_each_worker_reads)
+    seen = cluster.run(cases.rows_read_by_each_worker)
     assert sorted(seen[0] + seen[1]) == list(range(96))
 
 
@@ -112,11 +112,11 @@ def test_data_that_cannot_be_sent(cluster, kind):
         ("backup workers", "`backup_workers` must be fewer than there are workers"),
     ],
 )
-def test_what_workers_cannot_do_is_refused_before_a_step(cluster, kind, words):
+def test_unsupported_calls_are_refused_before_a_step(cluster, kind, words):
     assert words in cluster.run(cases.refused, kind)
 
 
-def test_an_optimizer_made_outside_is_made_again_in_the_scope(cluster):
+def test_optimizer_created_outside_is_recreated_in_the_scope(cluster):
     assert cluster.run(cases.optimizer_made_outside) == 5
 
 

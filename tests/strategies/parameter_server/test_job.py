@@ -1,4 +1,4 @@
-"""`tfdml serve` and `tfdml launch --ps`: roles, exit codes, and what malformed clusters get."""
+"""Checks `tfdml serve` and `tfdml launch --ps`: roles, exit codes, and malformed clusters."""
 
 import json
 import os
@@ -52,7 +52,7 @@ for synchronous in (False, True):
 
 
 def run(*arguments: str, timeout: float = 150, **environment: str):
-    """Runs `tfdml`; returns how it ended."""
+    """Runs `tfdml`; returns the finished process."""
     return subprocess.run(
         [*TFDML, *arguments],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_launch_runs_a_whole_job(tmp_path):
 
 @pytest.mark.slow
 def test_a_chief_that_fails_ends_the_job(tmp_path):
-    # What is registered before is called last, and would keep the chief for ever.
+    # Exit handlers registered first run last, and this would block the chief forever.
     waits = "import atexit, time\natexit.register(time.sleep, 3600)\n"
     text = waits + TRAIN.replace("model.fit(", "raise RuntimeError('a mistake')\nmodel.fit(")
     done = run("launch", "--workers", "1", "--ps", "1", script(tmp_path, text))
@@ -94,7 +94,7 @@ def test_a_chief_that_fails_ends_the_job(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["worker", "ps"])
-def test_a_script_started_in_another_role_says_so(role, tmp_path):
+def test_script_started_in_another_role_is_reported(role, tmp_path):
     config = json.dumps({"cluster": CLUSTER, "task": {"type": role, "index": 0}})
     done = subprocess.run(
         [sys.executable, script(tmp_path, TRAIN)],
@@ -140,7 +140,7 @@ def test_a_malformed_tf_config(monkeypatch, config, words):
         ({"ps": "d:1"}, ("chief", 0), "must name lists of addresses by role"),
     ],
 )
-def test_a_cluster_that_cannot_be(changes, task, words):
+def test_impossible_cluster_is_refused(changes, task, words):
     with pytest.raises(ValueError, match=words):
         checked_task({**CLUSTER, **changes}, *task)
 
@@ -169,14 +169,14 @@ def test_a_chief_that_never_comes():
     assert f"the chief at {chief} has not come within 1 s" in said
 
 
-def test_serve_is_not_for_the_chief():
+def test_serve_rejects_the_chief():
     config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
     done = run("serve", TF_CONFIG=config)
     assert done.returncode == 2
     assert "Run the training script there" in done.stderr
 
 
-def test_launch_explains_what_ps_goes_without(tmp_path):
+def test_launch_explains_incompatible_options_of_ps(tmp_path):
     done = run("launch", "--ps", "1", "--hosts", "a:1", "x.py")
     assert done.returncode == 2
     assert "`--ps` must be without `--hosts`" in done.stderr
@@ -228,7 +228,7 @@ def test_a_tf_job_has_every_role():
 
 
 def kill(job: subprocess.Popen, role: str, index: int) -> None:
-    """Kills what a launched job runs for a task, and not what watches over it."""
+    """Kills the process that runs a task of a launched job, not its supervisor."""
     for process in psutil.Process(job.pid).children(recursive=True):
         variables = process.environ().get("TF_CONFIG", "")
         watches = "tfdml.runtime.launch.supervisor" in process.cmdline()
@@ -236,8 +236,8 @@ def kill(job: subprocess.Popen, role: str, index: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.slow  # `test_parameter_server_faults` kills a worker without the launcher.
-def test_launch_starts_a_worker_again(tmp_path):
+@pytest.mark.slow  # `test_faults` kills a worker without the launcher.
+def test_launch_restarts_a_worker(tmp_path):
     begun = "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: print('begun', flush=True))"
     slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
     text = "import time\n" + TRAIN.replace(
@@ -259,9 +259,9 @@ def test_launch_starts_a_worker_again(tmp_path):
     assert "iterations 500" in out
 
 
-@pytest.mark.slow  # `test_parameter_server_restart` does it without the launcher.
+@pytest.mark.slow  # `test_restart` does it without the launcher.
 @pytest.mark.parametrize("role", ["ps", "chief"])
-def test_launch_starts_a_job_again_that_goes_on(tmp_path, role):
+def test_launch_restarts_a_job_that_resumes(tmp_path, role):
     checkpoints = tmp_path / "checkpoints"
     saves = f"tfdml.callbacks.FaultTolerantCheckpoint({str(checkpoints)!r}, save_freq=10)"
     slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"

@@ -1,4 +1,4 @@
-"""Variables in parts: where they are, what optimizers and files make of them, and sparse rows."""
+"""Checks partitioned variables: placement, optimizers, saved files, and sparse lookups."""
 
 import pytest
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tfdml.strategies.parameter_server.cluster.placement import placement_table
 slow = pytest.mark.slow
 
 
-def test_variables_are_spread_by_size(cluster):
+def test_variables_are_balanced_by_size(cluster):
     result = cluster.run(cases.placed_by_size)
     assert sum(result["bytes"]) == result["total"]
     assert abs(result["bytes"][0] - result["bytes"][1]) <= result["largest"]
@@ -18,7 +18,7 @@ def test_variables_are_spread_by_size(cluster):
     assert "kernel" in result["table"]
 
 
-def test_the_table_of_places():
+def test_table_of_variable_placement():
     placed = [("kernel", 1, tf.TensorShape([3, 4]), tf.float32)]
     lines = placement_table(placed, 2).splitlines()
     assert any("ps 1" in line and "kernel" in line and "48" in line for line in lines)
@@ -29,7 +29,7 @@ def test_the_table_of_places():
     "optimizer",
     ["adam", *(pytest.param(o, marks=slow) for o in ("LAMB", "adagrad", "clipnorm", "LARS"))],
 )
-def test_parts_train_as_a_whole_does(ranks, cluster, optimizer):
+def test_partitioned_variable_trains_like_a_whole_one(ranks, cluster, optimizer):
     (one,) = ranks(1).run(cases.recommender, optimizer, False)
     many = cluster.run(cases.recommender, optimizer, True)
     assert many.pop("parts") == 2
@@ -39,7 +39,7 @@ def test_parts_train_as_a_whole_does(ranks, cluster, optimizer):
     assert_close(one, many, rtol=2e-5, atol=2e-6)
 
 
-def test_a_saved_file_is_an_ordinary_one(ranks, cluster, tmp_path):
+def test_saved_file_does_not_show_partitions(ranks, cluster, tmp_path):
     saved = cluster.run(cases.save_partitioned, str(tmp_path))
     (plain,) = ranks(1).run(cases.load_plain, str(tmp_path))
     assert_close(saved, plain)
@@ -51,7 +51,7 @@ def test_a_saved_file_is_an_ordinary_one(ranks, cluster, tmp_path):
 def test_lookups_fetch_rows_only(cluster):
     result = cluster.run(cases.traffic)
     assert result["gradient"] == "IndexedSlices"
-    # The table is 8 MB; a step looks up 64 rows of 256 bytes.
+    # The embedding has 8 MB; a step looks up 64 rows of 256 bytes.
     assert result["bytes_per_step"] < 400_000
 
 
@@ -63,7 +63,7 @@ def test_lookups_fetch_rows_only(cluster):
         ("no function", "`variable_partitioner` must be a function"),
     ],
 )
-def test_partitioners_that_cannot_be(cluster, kind, words):
+def test_wrong_partitioners_are_refused(cluster, kind, words):
     assert words in cluster.run(cases.refused, kind)
 
 

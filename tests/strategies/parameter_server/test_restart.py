@@ -1,4 +1,4 @@
-"""After a kill, the same program in a new cluster goes on from the checkpoint."""
+"""Checks that after a kill, the same program resumes from the checkpoint in a new cluster."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ from tests.strategies.parameter_server.test_faults import at_step
 
 @contextlib.contextmanager
 def started():
-    """A new cluster of two workers and two servers."""
+    """Returns a new cluster of two workers and two servers."""
     cluster = ServerCluster()
     try:
         yield cluster
@@ -39,7 +39,7 @@ def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["ps", "chief"])
-def test_a_synchronous_training_ends_as_if_nobody_had_been_killed(cluster, tmp_path, role):
+def test_synchronous_training_is_not_changed_by_a_kill(cluster, tmp_path, role):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", role, True)
     whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)

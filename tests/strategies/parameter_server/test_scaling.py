@@ -1,4 +1,4 @@
-"""Loss scaling where workers take steps beside each other."""
+"""Checks loss scaling with workers that take steps in parallel."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_steps_that_overflow_are_skipped_and_the_others_are_exact(cluster, kind)
     assert result["scale"] > 1.0
 
 
-def test_the_scale_grows_where_workers_count_past_the_step(cluster):
+def test_scale_grows_when_workers_skip_the_growth_step(cluster):
     assert cluster.run(cases.counted_past_the_growth) > 1.0
 
 
@@ -23,7 +23,7 @@ def test_a_step_has_one_scale(cluster):
     assert result == {"weight": 1.0, "scale": cases.SCALE / 8}
 
 
-def test_an_overflow_halves_the_scale_that_it_had(cluster):
-    """Not what another worker has made of it: two that overflow at once would halve it twice."""
+def test_overflow_halves_the_scale_used_in_its_step(cluster):
+    """Not the scale changed by another worker: two overflows at once would halve it twice."""
     result = cluster.run(cases.changed_in_the_middle, True)
     assert result == {"weight": 0.0, "scale": cases.SCALE / 2}

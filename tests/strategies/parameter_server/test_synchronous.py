@@ -1,4 +1,4 @@
-"""Synchronous parameter servers meet the contract of the other strategies, and wait for whom."""
+"""Checks that synchronous parameter servers meet the strategies' contract, and whom they await."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.strategies.seam import scope_cases
 
 
 def _compare(ranks, cluster, case, *args, **tolerance):
-    """A case of `test_replica_invariance`, on one process and on two workers."""
+    """Runs a case of `test_replica_invariance` on one process and on two workers."""
     (one,) = ranks(1).run(case, *args)
     assert_close(one, cluster.run(case, *args), **tolerance)
 
@@ -20,7 +20,7 @@ def _compare(ranks, cluster, case, *args, **tolerance):
     "case",
     [
         (cases.fit_arrays, 101, 16),
-        # The last batch has one row: one of the workers has none of it.
+        # The last batch has one row: one of the workers gets none of it.
         (cases.fit_arrays, 33, 16, 3, "convolutional"),
         pytest.param((cases.fit_arrays, 33, 16, 3, "subclassed"), marks=pytest.mark.slow),
         pytest.param((cases.fit_dataset, "shuffled"), marks=pytest.mark.slow),
@@ -41,7 +41,7 @@ def _compare(ranks, cluster, case, *args, **tolerance):
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
-def test_two_workers_give_what_one_process_gives(ranks, cluster, case):
+def test_two_workers_equal_one_process(ranks, cluster, case):
     _compare(ranks, cluster, *case)
 
 
@@ -60,7 +60,7 @@ def test_every_worker_takes_part(cluster):
 
 
 def test_state_of_layers(cluster):
-    """`BatchNormalization` moves once a step, seeds count steps, and workers draw differently."""
+    """`BatchNormalization` updates once per step, seeds count steps, workers draw differently."""
     result = cluster.run(synchronous.stateful)
     assert result["seeds"] == [6]
     assert np.isfinite(result["moving_mean"]).all()
@@ -71,7 +71,7 @@ def test_state_of_layers(cluster):
 def test_the_slowest_is_not_waited_for(cluster):
     result = cluster.run(synchronous.backup_worker)
     assert result["iterations"] == 12
-    # Half of each batch is in the update: one of the two workers' shares.
+    # Half of each batch is in the update: the share of one of the two workers.
     assert result["samples"] == 12 * 4
 
 

@@ -1,4 +1,4 @@
-"""The graph of a train step: how many operations it has, and what it exchanges."""
+"""Cases run by ranks: the number of operations and the exchanges in a train step's graph."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,16 +18,16 @@ COMPRESSIONS = {"none": None, "QSGD": QSGD(8), "PowerSGD": PowerSGD(2), "auto": 
 
 
 def traced(compression: str, accumulation: int | None = None, scaled: bool = False) -> dict:
-    """Returns what one train step's graph consists of.
+    """Returns the contents of one train step's graph.
 
     Args:
         compression: One of `COMPRESSIONS`.
-        accumulation: After how many steps the optimizer updates.
+        accumulation: Number of steps after which the optimizer updates.
         scaled: Whether the loss is scaled.
 
     Returns:
-        The number of operations, those of functions that it calls included; and how often what is
-        exchanged, as kind and bytes.
+        Number of operations, including those of called functions; and the number of exchanges by
+        kind and bytes.
     """
     graphs: list[tf.Graph] = []
     exchanges: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What is done in the scope outside of a step: losses, metrics, updates, numbers, exports."""
+"""Cases run by ranks: losses, metrics, updates, numbers and exports in the scope, outside steps."""
 
 import tempfile
 import warnings
@@ -14,7 +14,7 @@ from tests.strategies.cases import SubclassedModel, compiled, data, dense_model,
 
 
 def losses_and_metrics() -> dict:
-    """Losses are plain values; metrics, of whole numbers too, count what they are given."""
+    """Losses are plain values; metrics, also of integers, count their inputs."""
     strategy = rank_job.strategy()
     with strategy.scope():
         mean = keras.losses.MeanSquaredError()(np.ones((2, 2)), np.zeros((2, 2)))
@@ -31,14 +31,14 @@ def losses_and_metrics() -> dict:
         }
         replicas = strategy.num_replicas_in_sync
         scaled = strategy.run(lambda: keras.losses.MeanSquaredError()([[1.0]], [[0.0]]))
-    # In a replica of the user's own, Keras's scaling: the sum over replicas is the mean.
+    # In a custom replica function, Keras's scaling: the sum over replicas is the mean.
     local = strategy.experimental_local_results(scaled)
     found["in a replica"] = float(local[0]) * replicas
     return {"weights": [], **found}
 
 
 def metric_of_a_model() -> dict:
-    """A metric that a fit has used and that is then given more; its state is the whole job's."""
+    """A metric used by `fit` and then updated further; its state is that of the whole job."""
     x, y = data(24)
     model = compiled(rank_job.strategy())
     model.fit(x, y, batch_size=12, verbose=0)
@@ -50,7 +50,7 @@ def metric_of_a_model() -> dict:
 
 
 def numbers_of_variables() -> dict:
-    """Distributed variables are Python numbers and arrays where these are asked for."""
+    """Distributed variables convert to Python numbers and arrays."""
     x, y = data(24)
     model = compiled(rank_job.strategy(), optimizer="adam")
     model.fit(x, y, batch_size=12, verbose=0)
@@ -70,7 +70,7 @@ def numbers_of_variables() -> dict:
 
 
 def update_outside() -> dict:
-    """`apply` outside of a step: every replica makes the same update, as often as it is called."""
+    """`apply` outside of a step: every replica makes the same update, once per call."""
     strategy = rank_job.strategy()
     with strategy.scope():
         model = keras.Sequential(
@@ -102,7 +102,7 @@ def update_outside() -> dict:
 
 
 def other_updates() -> None:
-    """Rank 1 gives `apply` other gradients; must raise on both."""
+    """Rank 1 passes other gradients to `apply`; must raise on both."""
     strategy = rank_job.strategy()
     with strategy.scope():
         variable = keras.Variable([1.0])
@@ -112,7 +112,7 @@ def other_updates() -> None:
 
 
 def accumulated_outside(scaled: bool) -> dict:
-    """Updates outside of a step of an optimizer that makes one of two gradients."""
+    """Updates outside of a step by an optimizer that accumulates two gradients."""
     with rank_job.strategy().scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
@@ -131,10 +131,10 @@ def accumulated_outside(scaled: bool) -> dict:
 
 
 def saved_by_rank_0() -> dict:
-    """Rank 0 alone saves in the scope, by itself and by a callback, and loads the weights again."""
+    """Only rank 0 saves in the scope, directly and by a callback, and restores the weights."""
     x, y = data(24)
     strategy = rank_job.strategy()
-    keras.utils.clear_session()  # Keras remembers what files leave out.
+    keras.utils.clear_session()  # Keras remembers attributes that files omit.
     model = compiled(strategy)
     with tempfile.TemporaryDirectory() as directory, strategy.scope():
         backup = keras.callbacks.BackupAndRestore(f"{directory}/backup", delete_checkpoint=False)
@@ -148,7 +148,7 @@ def saved_by_rank_0() -> dict:
 
 
 def exported(loads_in_scope: bool) -> dict:
-    """A model that the scope has exported, loaded there or outside, as a model's layer too."""
+    """A model exported in the scope, loaded there or outside, also as a layer of a model."""
     x, _ = data(8)
     strategy = rank_job.strategy()
     model = compiled(strategy)
@@ -196,7 +196,7 @@ def mapped_layers() -> dict:
 
 
 class Halves(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that nobody has registered."""
+    """A schedule that is not registered with Keras."""
 
     def __call__(self, step):
         """Returns the rate."""
@@ -204,7 +204,7 @@ class Halves(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class OwnOptimizers(keras.Model):
-    """A model that `compile` gives two optimizers and that makes a tracker there."""
+    """A model whose `compile` takes two optimizers and creates a tracker."""
 
     def __init__(self):
         super().__init__()
@@ -213,18 +213,18 @@ class OwnOptimizers(keras.Model):
         self.other.build((None, 3))
 
     def compile(self, first, second):
-        """Takes both."""
+        """Sets both optimizers."""
         super().compile()
         self.optimizers = {"one": first, "other": second}
         self.tracker = keras.metrics.Mean(name="tracked")
 
     def train_step(self, batch):
-        """Trains both layers, each by its optimizer."""
+        """Trains both layers, each with its own optimizer."""
         x, y = batch
         with tf.GradientTape(persistent=True) as tape:
-            told = self.other(self.one(x))
-            told = keras.losses.sparse_categorical_crossentropy(y, told, from_logits=True)
-            loss = keras.ops.mean(told)
+            logits = self.other(self.one(x))
+            losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            loss = keras.ops.mean(losses)
         for name, layer in (("one", self.one), ("other", self.other)):
             gradients = tape.gradient(loss, layer.trainable_variables)
             self.optimizers[name].apply(gradients, layer.trainable_variables)
@@ -233,7 +233,7 @@ class OwnOptimizers(keras.Model):
 
 
 def made_outside(what: str) -> dict:
-    """`compile`, or what it is given, outside of the scope that the model was made in."""
+    """Calls `compile`, or creates its arguments, outside of the model's scope."""
     x, y = data(37)
     if what == "float16":
         keras.config.set_dtype_policy("mixed_float16")
@@ -243,12 +243,12 @@ def made_outside(what: str) -> dict:
     optimizer = keras.optimizers.Adam(Halves() if what == "schedule" else 0.01, global_clipnorm=0.5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = keras.metrics.SparseCategoricalAccuracy(name="own")
-    # What it has counted before the training is forgotten, as everywhere.
+    # Its counts before the training are reset, as everywhere.
     own.update_state([1], [[0.0, 1.0, 0.0]])
     given = {"metrics": ["accuracy", own]}
     if what == "optimizers":
         model.compile(optimizer, keras.optimizers.SGD(0.1))
-    elif what == "scope":  # The metrics are used by the first step only.
+    elif what == "scope":  # Only the first step uses the metrics.
         with model.distribute_strategy.scope():
             model.compile(optimizer, loss, **given)
     else:
@@ -259,7 +259,7 @@ def made_outside(what: str) -> dict:
         return outcome(model)
     history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
     if what == "schedule":
-        # The one that the program holds is the one that trained.
+        # The optimizer that the program holds is the one that trained.
         assert int(optimizer.iterations) == 10
         model.compile(optimizer, loss)
         model.fit(x, y, batch_size=8, verbose=0)
@@ -268,7 +268,7 @@ def made_outside(what: str) -> dict:
 
 
 def cleared() -> dict:
-    """`clear_session` in the scope, as in a search; the scope is left afterwards."""
+    """Calls `clear_session` in the scope, as in a search; then leaves the scope."""
     x, y = data(37)
     strategy = rank_job.strategy()
     losses = []
@@ -286,7 +286,7 @@ def cleared() -> dict:
 
 
 def cloned(functional: bool) -> dict:
-    """A clone made outside of the scope, compiled and trained there."""
+    """A clone created, compiled and trained outside of the scope."""
     x, y = data(37)
     with rank_job.strategy().scope():
         keras.utils.set_random_seed(3)
@@ -310,7 +310,7 @@ class Registered(SubclassedModel):
 
 
 def read_outside(how: str) -> dict:
-    """A model that is loaded, or cloned, outside of the scope and trained there."""
+    """A model loaded or cloned, and trained, outside of the scope."""
     x, y = data(37)
     strategy = rank_job.strategy()
     with strategy.scope():
@@ -331,11 +331,11 @@ def read_outside(how: str) -> dict:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "model.h5" if how == "h5" else "model.keras")
             model.save(path)
-            # Of such files Keras's own compiled models cannot be trained.
+            # From such files, Keras cannot train even its own compiled models.
             read = keras.models.load_model(path, compile=how != "h5")
         if how == "h5":
             read.compile("adam", model.loss, metrics=["accuracy"])
-    # One rank may look at it alone.
+    # A single rank may read it.
     assert read._distribute_strategy is None
     read.predict(x[:3], verbose=0)
     hidden = read.layers[0]
@@ -348,7 +348,7 @@ def read_outside(how: str) -> dict:
     if max(strategy.size, strategy.num_replicas_in_sync) > 1:
         assert read.distribute_strategy is strategy
     result["predicted"] = read.predict(x, verbose=0)
-    # The layers are those that the program may hold.
+    # The program may hold references to the layers.
     result["hidden"] = hidden.get_weights()
     assert hidden is read.layers[0]
     return result

@@ -1,4 +1,4 @@
-"""Python's stack where a step exchanges its gradients, and where it makes the update."""
+"""Cases run by ranks: Python's stack at the exchange of gradients, and at the update."""
 
 import sys
 import traceback
@@ -19,18 +19,18 @@ ROOT = Path(tfdml.__file__).parent
 
 
 def _files_since_train_step() -> list[str]:
-    """Returns tfdml's files on the way from `train_step` to the caller, each as often as entered.
+    """Returns tfdml's files on the stack from `train_step` inwards, each as often as entered.
 
-    Replicas have threads of their own, and meet in another one: the way leads through both.
+    Replicas run in threads, and meet in another thread: the path leads through both.
     """
     stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
     (replica,) = [s for s in stacks if any(f.name == "train_step" for f in s)]
     way = _entered(_behind(replica, lambda frame: frame.name == "train_step"))
     own = traceback.extract_stack()[:-1]
     if not any(frame.name == "train_step" for frame in own):
-        # Below it stands what has started the replicas' threads.
+        # Below it is the code that started the replicas' threads.
         met = _entered(_behind(own, lambda frame: frame.filename.endswith("mirrored_run.py")))
-        # `merge_call` calls what it was given in the place where it was called.
+        # `merge_call` calls its argument in the frame in which it was called.
         way += met[1:] if met[0] == way[-1] else met
     return way
 
@@ -38,31 +38,31 @@ def _files_since_train_step() -> list[str]:
 def _entered(frames: Sequence[traceback.FrameSummary]) -> list[str]:
     """Returns tfdml's files in the order in which frames enter them.
 
-    One that another package's function has called again is entered again.
+    A file that another package's function calls back counts again.
     """
     files = [Path(file) for file, _ in groupby(frame.filename for frame in frames)]
     return [str(file.relative_to(ROOT)) for file in files if file.is_relative_to(ROOT)]
 
 
 def _behind(stack: Sequence, condition: Callable) -> list[traceback.FrameSummary]:
-    """Returns the frames that the last one that fulfils a condition has called."""
+    """Returns the frames called from the last frame that fulfils a condition."""
     last = max(i for i, frame in enumerate(stack) if condition(frame))
     return list(stack)[last + 1 :]
 
 
 class Watched(keras.optimizers.Adam):
-    """Notes the way to its update."""
+    """Adam that records the path to its update."""
 
     ways: list[list[str]] = []
 
     def update_step(self, gradient, variable, learning_rate):
-        """Makes the update."""
+        """Records the path, and updates."""
         self.ways.append(_files_since_train_step())
         super().update_step(gradient, variable, learning_rate)
 
 
 def ways() -> dict[str, list[list[str]]]:
-    """Returns the ways to the exchange of a QSGD step, and to its update."""
+    """Returns the paths to the exchange of a QSGD step, and to its update."""
     exchanges: list[list[str]] = []
 
     def noting(original: Callable) -> Callable:

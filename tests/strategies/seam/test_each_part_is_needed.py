@@ -1,4 +1,4 @@
-"""Taking any one part of the seam out turns a case red: none is there for nothing."""
+"""Checks that each part of the seam is needed: a case fails without it."""
 
 import inspect
 from collections.abc import Callable
@@ -25,13 +25,13 @@ def _name(owner, name: str) -> str:
 
 
 def without(part: str, case: Callable, *args):
-    """Runs `case` with Keras's own function in the place of one of the seam's."""
+    """Runs `case` with Keras's own function instead of one of the seam's."""
     seam.install()
     owner, name = next((o, n) for o, n, _ in seam.REPLACEMENTS if _name(o, n) == part)
     ours = inspect.getattr_static(owner, name)
     setattr(owner, name, replacing.original(owner, name))
     try:
-        # Making a strategy would put the part back.
+        # Creating a strategy would restore the part.
         with mock.patch.object(keras_seam, "install"):
             return case(*args)
     finally:
@@ -81,24 +81,24 @@ NEEDED_BY = {
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
 }
-# These by default, the others are slow tests.
+# These run by default, the others are slow tests.
 QUICK = {
     "ArrayDataAdapter.get_tf_dataset",
     "TensorFlowTrainer._make_function",
     "BaseOptimizer.apply",
     "loss.unscale_loss_for_distribution",
 }
-# What only a resumed training needs: tests/checkpointing/test_resume.py takes these out.
+# Needed only by resumed training: tests/checkpointing/test_resume.py removes these.
 RESUMING = {"TFEpochIterator._enumerate_iterator", "TensorFlowTrainer._get_metrics_result_or_logs"}
-# What only a guard's message needs: tests/runtime/guard/test_guard.py goes red without it.
+# Needed only by a guard's message: tests/runtime/guard/test_guard.py fails without it.
 GUARDING = {"CallbackList.__init__"}
-# Without which the next epoch begins later: tests/strategies/input/test_iterators.py.
+# Without it the next epoch begins later: tests/strategies/input/test_iterators.py.
 FREEING = {"TFEpochIterator._get_iterator"}
-# What several devices of a process need: test_scope.py maps layers over data there.
+# Needed by several devices of a process: test_scope.py maps layers over data there.
 ON_DEVICES = {"Variable._initialize_with_initializer"}
 
 
-def test_every_part_is_here():
+def test_every_part_of_the_seam_is_listed():
     parts = {_name(o, n) for o, n, _ in seam.REPLACEMENTS}
     assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES
 
@@ -107,7 +107,7 @@ def test_every_part_is_here():
     "part",
     [pytest.param(part, marks=() if part in QUICK else pytest.mark.slow) for part in NEEDED_BY],
 )
-def test_a_case_goes_red_without(ranks, part):
+def test_case_fails_without_the_part(ranks, part):
     case, *args = NEEDED_BY[part]
     whole = ranks.run_sizes((1, 2), case, *args)
     assert_invariant(whole)

@@ -1,4 +1,4 @@
-"""A train step exchanges what it always has, in a graph that does not grow unnoticed."""
+"""Checks the exchanges of a train step, and that its graph does not grow unnoticed."""
 
 import pytest
 
@@ -27,7 +27,7 @@ AUTO = {
 }
 
 
-# Counted with TensorFlow 2.21 and Keras 3.15. Raise a number only for something that is worth it.
+# Counted with TensorFlow 2.21 and Keras 3.15. Raise a number only for a good reason.
 @pytest.mark.parametrize(
     ("arguments", "operations", "exchanges"),
     [
@@ -41,7 +41,7 @@ AUTO = {
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
 )
-def test_a_train_step(ranks, arguments, operations, exchanges):
+def test_graph_of_a_train_step(ranks, arguments, operations, exchanges):
     for found in ranks(2).run(cases.traced, *arguments):
         assert found["exchanges"] == exchanges
         assert found["operations"] <= operations

@@ -1,4 +1,4 @@
-"""What tfdml knows of Keras's insides: when Keras moves, this says what changed."""
+"""Checks tfdml's assumptions on Keras's internals; a failure names what changed in Keras."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from tfdml.strategies.keras_seam import parameter_servers, replacing, seam
 
-# The signatures that the seam was written for (Keras 3.14 and 3.15).
+# The signatures for which the seam was written (Keras 3.14 and 3.15).
 SIGNATURES = {
     "TensorFlowTrainer.fit": "x y batch_size epochs verbose callbacks validation_split "
     "validation_data shuffle class_weight sample_weight initial_epoch steps_per_epoch "
@@ -69,7 +69,7 @@ SIGNATURES = {
     "keras.src.legacy.saving.legacy_h5_format.load_model_from_hdf5": (
         "filepath custom_objects compile safe_mode"
     ),
-    # Under parameter servers only.
+    # Only under parameter servers.
     "TFEpochIterator.tf_sync": "",
     "Variable.assign_add": "value",
     "Variable.assign_sub": "value",
@@ -86,7 +86,7 @@ SIGNATURES = {
     "BaseOptimizer._clip_gradients": "grads",
 }
 ALL = [*seam.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
-# Run in a process of its own: prints which functions are ours after each step.
+# Run in a separate process: prints which functions are ours after each step.
 INSTALLED = """
 import gc, json, sys, types
 import keras
@@ -124,17 +124,17 @@ def _signatures() -> dict[str, str]:
     return found
 
 
-def test_keras_is_as_the_seam_expects():
+def test_keras_matches_the_seam():
     assert _signatures() == SIGNATURES
 
 
 def _table(text: str) -> list[str]:
-    """Returns the functions of a table's first column."""
+    """Returns the functions in a table's first column."""
     return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
 
 
-def test_the_table_is_what_is_installed():
-    """Replicas alone leave what parameter servers need as Keras made it."""
+def test_table_matches_the_installed_functions():
+    """Replicas do not install the replacements that only parameter servers need."""
     replicas, servers = seam.__doc__.split("What else parameter servers need")
     replicas, servers = _table(replicas), _table(servers)
     done = subprocess.run(
@@ -157,7 +157,7 @@ def test_each_function_is_wrapped_once(order):
         keras_s = [(o, n, replacing.original(o, n)) for o, n, _ in ours]
         for owner, name, function in keras_s:
             setattr(owner, name, function)
-        # With Keras's own function in place nothing of ours is left.
+        # With Keras's own function installed, none of ours remains.
         assert all(replacing.original(o, n) is None for o, n, _ in order)
         replacing.put_in_place(order)
         replacing.put_in_place(order[::-1])
@@ -174,8 +174,8 @@ def test_installing_twice_wraps_once():
     assert keras.Model.fit is before
 
 
-def test_models_of_other_strategies_go_straight_to_keras():
-    """The same bits with the seam in place as Keras's own functions give."""
+def test_models_of_other_strategies_call_keras_directly():
+    """With the seam, results are bit-identical to those of Keras's own functions."""
     import numpy as np
 
     seam.install()

@@ -1,4 +1,4 @@
-"""What is the same on all supported versions of Keras, though Keras does it differently."""
+"""Checks behaviour that is equal on all supported versions of Keras, which itself differs."""
 
 import keras
 import pytest
@@ -7,7 +7,7 @@ from tfdml.strategies.keras_seam.keras_versions import distinct_name
 
 
 class Named(keras.optimizers.SGD):
-    """An optimizer whose name has a default, as all have in Keras 3.14."""
+    """An optimizer with a default name, as all have in Keras 3.14."""
 
     def __init__(self, learning_rate=0.1, name="Named", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
@@ -34,7 +34,7 @@ def test_a_default_name_is_made_distinct_on_each_keras():
     ]
 
 
-def test_a_name_that_the_user_gave_stays():
+def test_user_given_name_is_kept():
     assert distinct_name(Named(name="mine")) == "mine"
     assert distinct_name(keras.optimizers.Adam(name="mine")) == "mine"
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())

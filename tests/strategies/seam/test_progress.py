@@ -1,4 +1,4 @@
-"""Where output is no terminal, rank 0 prints a line for an epoch; `verbose` is obeyed."""
+"""Checks the progress output: one line per epoch by rank 0 without a terminal, and `verbose`."""
 
 import re
 
@@ -11,7 +11,7 @@ VALIDATED = EPOCH + r" - val_accuracy: [\d.]+ - val_loss: [\d.]+"
 
 
 @pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
-def test_a_line_for_an_epoch_on_rank_0(ranks, kind):
+def test_rank_0_prints_one_line_per_epoch(ranks, kind):
     chief, other = ranks(2, kind).run(fit_cases.printed, None, None)
     lines = chief.splitlines()
     assert len(lines) == 4, chief
@@ -23,23 +23,23 @@ def test_a_line_for_an_epoch_on_rank_0(ranks, kind):
 
 
 def test_lines_within_a_long_epoch(ranks):
-    """As if each step took longer than the time between two lines."""
+    """As if each step took longer than the interval between two lines."""
     chief, _ = ranks(2).run(fit_cases.printed, None, 0.0)
     assert re.search(r"^Epoch 1/2, step 3/4, .* left: .* - accuracy: .*loss", chief, re.M)
     assert re.search(r"^Epoch 2/2, validation step 1: ", chief, re.M)
-    # The epoch's own line comes right after its last step.
+    # The epoch's own line follows its last step at once.
     assert not re.search(r"step (\d+)/\1,", chief)
 
 
 @pytest.mark.parametrize(("verbose", "first"), [(0, ""), (1, "Epoch 1/2"), (2, "Epoch 1/2")])
-def test_an_explicit_verbose_is_obeyed(ranks, verbose, first):
+def test_explicit_verbose_is_respected(ranks, verbose, first):
     chief, other = ranks(2).run(fit_cases.printed, verbose, None)
     assert chief.partition("\n")[0] == first
     assert not re.search(r"Epoch \d/2: ", chief)
     assert other == ""
 
 
-def test_one_process_has_keras_bar(ranks):
+def test_one_process_shows_the_keras_progress_bar(ranks):
     (said,) = ranks(1).run(fit_cases.printed, None, None)
     assert "Epoch 1/2\n" in said
     assert "━" in said

@@ -1,4 +1,4 @@
-"""In the scope, outside of a step, things are what they are in one process."""
+"""Checks that in the scope, outside of a step, everything equals one process."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.strategies.compare import assert_close, assert_invariant
 from tests.strategies.seam import scope_cases as cases
 
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
-# Three replicas: halves hide what is divided by two.
+# Three replicas: with two, an error by a factor of two could cancel.
 JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=pytest.mark.slow)]
 
 
@@ -39,7 +39,7 @@ JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=p
     ],
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in case),
 )
-def test_what_one_process_gives(ranks, kind, size, case):
+def test_results_equal_one_process(ranks, kind, size, case):
     assert_invariant(ranks.run_sizes((1, size), *case, kind=kind), **EXACT)
 
 
@@ -49,8 +49,8 @@ def test_a_loss_scale_made_outside(ranks, kind, size):
     assert_invariant(results, rtol=2e-2, atol=2e-3)
 
 
-def test_values(ranks):
-    """Not only alike for any number of replicas, but right."""
+def test_losses_and_metrics_are_plain_values(ranks):
+    """Not only equal for any number of replicas, but correct."""
     (found,) = ranks(3, "mirrored").run(cases.losses_and_metrics)
     assert found["loss"] == 1.0
     assert_close(found["in a replica"], 1.0)
@@ -58,13 +58,13 @@ def test_values(ranks):
     assert_close(found["average"], 3.0)
 
 
-def test_an_export_computes_what_the_model_does(ranks):
+def test_exported_model_equals_the_model(ranks):
     for found in ranks(2, "mirrored").run(cases.exported, True):
         assert_close(found["predicted"], found["served"])
 
 
 @pytest.mark.parametrize(("kind", "size"), JOBS)
-def test_variables_are_numbers(ranks, kind, size):
+def test_variables_convert_to_numbers(ranks, kind, size):
     ranks(size, kind).run(cases.numbers_of_variables)
 
 

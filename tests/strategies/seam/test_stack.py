@@ -1,15 +1,15 @@
-"""The way from a train step to the exchange, and to the update, is short and enters a file once."""
+"""Checks that the path from a train step to the exchange and the update enters each file once."""
 
 from tests.strategies.seam import stack_cases as cases
 
 
-def test_the_way_from_train_step(ranks):
+def test_call_stack_from_train_step(ranks):
     for found in ranks(2).run(cases.ways):
         assert found["exchange"]
         assert found["update"]
         for way in [*found["exchange"], *found["update"]]:
             assert len(way) <= 9, way
             assert len(set(way)) == len(way), way
-        # The whole way is seen: it begins at the one entry, and ends where each is made.
+        # The path is complete: it begins at the one entry, and ends at the exchange or the update.
         assert {way[0] for way in found["exchange"]} == {"strategies/keras_seam/entry.py"}
         assert {way[-1] for way in found["exchange"]} == {"runtime/guard/watched_collective.py"}

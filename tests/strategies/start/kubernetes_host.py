@@ -1,6 +1,6 @@
 """One pod of a cluster, on a host of a network lab: kubernetes_host.py DIRECTORY
 
-The first one also serves what the resolver asks the API server for: the list of pods.
+The first one also serves the API requests of the resolver: the list of pods.
 """
 
 import http.server
@@ -17,7 +17,7 @@ PORT = 8001
 
 
 def pods(addresses: list[str]) -> bytes:
-    """A `v1` PodList of running pods, each alone on its machine."""
+    """Returns a `v1` PodList of running pods, each on its own machine."""
     items = [
         {
             "metadata": {"name": f"worker-{i}", "namespace": "default"},
@@ -42,7 +42,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Suppresses the log."""
 
 
 def main(directory: str) -> None:
@@ -52,7 +52,7 @@ def main(directory: str) -> None:
         server = http.server.ThreadingHTTPServer((chief, PORT), ApiServer)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://{chief}:{PORT}"
-    for _ in range(100):  # The first host may come last.
+    for _ in range(100):  # The first host may start last.
         try:
             urllib.request.urlopen(f"{url}/api/v1/pods?labelSelector=job-name%3Dtensorflow").read()
             break

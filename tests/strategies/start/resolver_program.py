@@ -1,8 +1,8 @@
-"""A training script whose cluster is described by a resolver of choice.
+"""Training script whose cluster is described by a chosen resolver.
 
     resolver_program.py DIRECTORY KIND [ADDRESS...]
 
-It trains a little and saves its weights in DIRECTORY, under its rank.
+It trains briefly and saves its weights in DIRECTORY, under its rank.
 """
 
 import os
@@ -19,13 +19,13 @@ resolvers = tf.distribute.cluster_resolver
 
 
 def simple(task: str, *addresses: str) -> resolvers.ClusterResolver:
-    """The addresses are all the workers'."""
+    """The addresses are those of all workers."""
     spec = tf.train.ClusterSpec({"worker": list(addresses)})
     return resolvers.SimpleClusterResolver(spec, task_type="worker", task_id=int(task))
 
 
 def slurm(port: str) -> resolvers.ClusterResolver:
-    """What `srun` leaves in the environment; the GPUs are counted here, or nvidia-smi must."""
+    """The variables that `srun` sets; GPUs are counted here, instead of by nvidia-smi."""
     tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
     return resolvers.SlurmClusterResolver(
         port_base=int(port), gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False

@@ -1,4 +1,4 @@
-"""Strategies that are made as TensorFlow's are."""
+"""Cases run by ranks: strategies created with TensorFlow's arguments."""
 
 import keras
 import tensorflow as tf
@@ -14,7 +14,7 @@ CROSS_DEVICE_OPS = {
 
 
 def all_reduced(name: str | None) -> dict:
-    """Trains an embedding and dense layers; gradients are summed by one of TensorFlow's ways."""
+    """Trains an embedding and dense layers with one of TensorFlow's cross-device operations."""
     x, y = data(37)
     ids = (abs(x) * 10).astype("int64") % 20
     options = {"cross_device_ops": CROSS_DEVICE_OPS[name]()} if name else {}

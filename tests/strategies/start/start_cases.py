@@ -1,4 +1,4 @@
-"""What the ranks run to show how a call starts."""
+"""Cases run by ranks: how a call starts."""
 
 import contextlib
 import warnings
@@ -16,12 +16,12 @@ from tests.strategies.contract.training_cases import Recorder
 
 
 def forget_seeds() -> None:
-    """Makes this a process where nobody has set a seed."""
+    """Makes this a process without a seed."""
     context.context()._seed = None
 
 
 def samples_without_seed(rows: int = 40) -> list[list[int]]:
-    """Returns the samples that this rank trained on in each of two epochs, nobody having seeded."""
+    """Returns the samples that this rank trained on in each of two epochs, without a seed."""
     forget_seeds()
     ids = np.arange(rows, dtype="float32")[:, None]
     strategy = rank_job.strategy()
@@ -39,7 +39,7 @@ def samples_without_seed(rows: int = 40) -> list[list[int]]:
 
 
 def loaded_by_rank_0(directory: str) -> dict:
-    """Rank 0 alone loads weights, before `predict`, `evaluate` and `fit`."""
+    """Only rank 0 loads weights, before `predict`, `evaluate` and `fit`."""
     x, y = data(24)
     path = Path(directory, "other.weights.h5")
     strategy = rank_job.strategy()
@@ -57,7 +57,7 @@ def loaded_by_rank_0(directory: str) -> dict:
 
 
 def backed_up(directory: str) -> dict:
-    """Training that is interrupted, and goes on from `BackupAndRestore`'s files on rank 0."""
+    """Interrupts training, and resumes from `BackupAndRestore`'s files on rank 0."""
     x, y = data(24)
     own = Path(directory, f"rank{rank_job.rank()}")
     own.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def backed_up(directory: str) -> dict:
 
 
 def uninterrupted() -> dict:
-    """The same training as `backed_up`, in one go; the history is that of the last epochs."""
+    """The same training as `backed_up` without interruption; the history is of the last epochs."""
     x, y = data(24)
     model = compiled(rank_job.strategy())
     history = model.fit(x, y, batch_size=12, epochs=5, shuffle=False, verbose=0)
@@ -94,7 +94,7 @@ def uninterrupted() -> dict:
 
 
 def noisy_data(kind: str) -> dict:
-    """Data to which each process adds noise of its own."""
+    """Data to which each process adds different noise."""
     forget_seeds()
     x, y = data(40)
     layer = keras.layers.GaussianNoise(0.1, seed=rank_job.rank())

@@ -1,4 +1,4 @@
-"""Which rank a task of a cluster is, whatever resolver says so."""
+"""Checks the rank of a cluster's task, for any resolver."""
 
 import json
 
@@ -20,8 +20,8 @@ CLUSTER = {"worker": ["a:1", "b:1"], "chief": ["c:1"], "ps": ["d:1"]}
     ("task", "rank"), [(("chief", 0), 0), (("worker", 0), 1), (("worker", 1), 2)]
 )
 def test_the_chief_comes_first(task, rank):
-    place = cluster_member._topology(CLUSTER, *task)
-    assert (place.rank, place.size, place.is_chief) == (rank, 3, rank == 0)
+    topology = cluster_member._topology(CLUSTER, *task)
+    assert (topology.rank, topology.size, topology.is_chief) == (rank, 3, rank == 0)
 
 
 @pytest.mark.parametrize("task", [("ps", 0), ("evaluator", 0), ("worker", 2), (None, None)])
@@ -30,7 +30,7 @@ def test_a_task_that_does_not_train_is_an_error(task):
         cluster_member._topology(CLUSTER, *task)
 
 
-def test_without_a_cluster_a_process_is_alone(monkeypatch):
+def test_process_without_a_cluster_is_alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = MultiWorkerMirroredStrategy()
     assert (strategy.rank, strategy.size, strategy.cluster_resolver.task_type) == (0, 1, None)
@@ -65,7 +65,7 @@ HOROVOD = {f"HOROVOD_{n}": "1" for n in ("RANK", "LOCAL_SIZE")} | {"HOROVOD_SIZE
         (MirroredStrategy, {"TF_CONFIG": WORKERS}, "TF_CONFIG"),
     ],
 )
-def test_processes_that_would_train_each_for_itself(monkeypatch, strategy, variables, launcher):
+def test_unrelated_processes_are_an_error(monkeypatch, strategy, variables, launcher):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"one process, in rank 1 of 2 as {launcher}.* Use `tfdml"):

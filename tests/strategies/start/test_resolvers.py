@@ -1,4 +1,4 @@
-"""Whatever resolver describes the cluster, its real workers train as one process does."""
+"""Checks that real workers described by any resolver train as one process does."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ LIMIT = 120  # Seconds.
 
 
 def start(tmp_path: Path, *arguments: object, **environment: str) -> subprocess.Popen:
-    """Starts a worker; it ends within the limit."""
+    """Starts a worker with a time limit."""
     command = ["timeout", "-k", "5", str(LIMIT), sys.executable, str(PROGRAM), str(tmp_path)]
     return subprocess.Popen(
         [*command, *map(str, arguments)],
@@ -30,13 +30,13 @@ def start(tmp_path: Path, *arguments: object, **environment: str) -> subprocess.
 
 
 def weights(tmp_path: Path, name: str) -> list[np.ndarray]:
-    """The weights that a worker has saved."""
+    """Returns the weights that a worker saved."""
     with np.load(tmp_path / f"{name}.npz") as file:
         return [file[key] for key in file.files]
 
 
 def check(tmp_path: Path, kind: str, workers: list[subprocess.Popen]) -> None:
-    """Waits for the processes of two workers; theirs are the weights of one process."""
+    """Waits for the processes of two workers; their weights must equal those of one process."""
     alone = start(tmp_path, "none")
     for worker in [*workers, alone]:
         output, _ = worker.communicate()
@@ -55,7 +55,7 @@ def test_simple(tmp_path):
 
 
 def two_ports_in_a_row() -> int:
-    """The first of two free ports; those of Slurm's tasks on a node are neighbours."""
+    """Returns the first of two adjacent free ports, as Slurm's tasks on a node use."""
     for port in free_ports(20):
         with contextlib.suppress(OSError), socket.create_server(("", port + 1)):
             return port
@@ -77,9 +77,9 @@ def test_slurm(tmp_path):
 
 @pytest.mark.slow
 def test_kubernetes(tmp_path):
-    """Kubernetes's own client asks an API server which pods there are; they are hosts of a lab.
+    """Kubernetes's own client asks an API server for the pods, which are hosts of a lab.
 
-    All of TensorFlow's workers have one port there, so each must be a machine of its own.
+    TensorFlow's workers all use one port there, so each must be on its own machine.
     """
     lab = subprocess.Popen(
         [ROOT / "tools" / "netlab", "--hosts", "2", "--", "timeout", str(LIMIT), sys.executable]

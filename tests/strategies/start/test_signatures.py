@@ -1,4 +1,4 @@
-"""A strategy of tfdml can stand in the place of TensorFlow's of the same name."""
+"""Checks that tfdml's strategies accept the arguments of TensorFlow's of the same name."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from tests.strategies.compare import assert_invariant
 from tests.strategies.start import signature_cases as cases
 
 NAMES = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"]
-# The order in which keyword-only arguments stand, where a strategy has them.
+# Order of the keyword-only arguments, if a strategy has them.
 OURS = ["devices", "synchronous", "backup_workers", "max_staleness", "compression"]
 OURS += ["bucket_bytes", "silence_limit", "check_desync", "start_limit"]
 
@@ -20,7 +20,7 @@ def _parameters(function) -> list[inspect.Parameter]:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "HorovodStrategy"])
-def test_positional_arguments_are_tensorflows(name):
+def test_positional_arguments_match_tensorflow(name):
     own = _parameters(getattr(tfdml, name).__init__)
     positional = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
     if name == "HorovodStrategy":
@@ -34,7 +34,7 @@ def test_positional_arguments_are_tensorflows(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_public_methods_take_what_tensorflows_take(name):
+def test_public_methods_match_tensorflow_signatures(name):
     ours, theirs = getattr(tfdml, name), getattr(tf.distribute, name)
     public = [n for n in dir(theirs) if not n.startswith("_")]
     assert set(public) <= set(dir(ours))
@@ -46,14 +46,14 @@ def test_public_methods_take_what_tensorflows_take(name):
 
 
 @pytest.mark.parametrize(("name", "devices"), [("one_device", 3), ("hierarchical", 4)])
-def test_an_all_reduce_of_tensorflows(ranks, name, devices):
+def test_all_reduce_of_tensorflow(ranks, name, devices):
     alone = ranks(1).run(cases.all_reduced, None)
     many = ranks(devices, "mirrored").run(cases.all_reduced, name)
     assert_invariant({1: alone, devices: many})
 
 
 def test_tensorflow_leaves_a_device_out(ranks):
-    """Why an odd number of devices is refused; where this goes red, it need not be."""
+    """Reason to refuse an odd number of devices; if this fails, they can be allowed."""
     (sums,) = ranks(3, "mirrored").run(cases.summed_hierarchically)
     assert sums == [3.0] * 3, "Expected 6 of TensorFlow, once it is mended."
 
@@ -72,7 +72,7 @@ def test_tensorflow_leaves_a_device_out(ranks):
         ),
     ],
 )
-def test_an_all_reduce_that_cannot_be(arguments, words):
+def test_impossible_all_reduce_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         tfdml.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], **arguments)
 

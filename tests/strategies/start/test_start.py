@@ -1,4 +1,4 @@
-"""Calls start alike on all ranks."""
+"""Checks that calls start equally on all ranks."""
 
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 from tests.strategies.start import start_cases as cases
@@ -12,7 +12,7 @@ def test_an_unseeded_shuffle_is_read_by_rank_0(ranks):
     assert epochs[0] != epochs[1]
 
 
-def test_what_rank_0_loads_reaches_all(ranks, tmp_path):
+def test_weights_loaded_by_rank_0_reach_all(ranks, tmp_path):
     assert_invariant(ranks.run_sizes((1, 2), cases.loaded_by_rank_0, str(tmp_path)))
 
 

@@ -1,4 +1,4 @@
-"""What Keras 3 does without tfdml, on the models and data of the other cases."""
+"""Cases run by ranks: Keras 3 without tfdml, on the models and data of the other cases."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def _fitted(
 
 
 def clipped_update_norm() -> float:
-    """`MirroredStrategy` on 2 replicas: how far a step of `global_clipnorm=1`, rate 1, moves."""
+    """`MirroredStrategy` on 2 replicas: norm of a step with `global_clipnorm=1` and rate 1."""
     x, y = data(24)
     with _mirrored().scope():
         keras.utils.set_random_seed(11)
@@ -38,7 +38,7 @@ def clipped_update_norm() -> float:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(1.0, global_clipnorm=1.0), loss)
     before = [v.numpy() for v in model.trainable_weights]
-    # Twice the same rows: both replicas have the same gradient.
+    # The same rows twice: both replicas have the same gradient.
     model.fit(
         np.repeat(x[:1] * 100, 24, 0), np.repeat(y[:1], 24, 0), batch_size=24, epochs=1, verbose=0
     )
@@ -47,7 +47,7 @@ def clipped_update_norm() -> float:
 
 
 def uneven_batches() -> float:
-    """`MirroredStrategy` on 2 replicas: how far uneven batches end from one replica."""
+    """`MirroredStrategy` on 2 replicas: difference of uneven batches from one replica."""
     x, y = data(33)
     one, two = (
         _fitted(strategy, lambda: keras.optimizers.SGD(0.5), x, y, 10)
@@ -70,7 +70,7 @@ def overflow_on_the_second_replica() -> bool:
 
 
 def seeded_orders() -> bool:
-    """Plain `fit(shuffle=True)` after `set_random_seed`: whether two epochs have one order."""
+    """Plain `fit(shuffle=True)` after `set_random_seed`: whether two epochs have the same order."""
     keras.utils.set_random_seed(3)
     ids = np.arange(96, dtype="float32")[:, None]
     recorder = Recorder()
@@ -82,7 +82,7 @@ def seeded_orders() -> bool:
 
 
 def samples_without_agreement() -> list[int]:
-    """What this rank of a Horovod job trains on with plain `fit` of 1/N of the steps."""
+    """Samples of this Horovod rank with plain `fit` of 1/N of the steps."""
     import horovod.tensorflow as hvd
 
     hvd.init()
@@ -91,7 +91,7 @@ def samples_without_agreement() -> list[int]:
     recorder = Recorder()
     model = keras.Sequential([layers.Input((1,)), recorder, layers.Dense(1)])
     model.compile("sgd", "mse")
-    # Other cases of this process may have left a strategy behind, for which a scope is missing.
+    # Other cases of this process may have left a strategy without its scope.
     with tfdml.alone():
         model.fit(ids, ids, batch_size=12, epochs=1, steps_per_epoch=8 // hvd.size(), verbose=0)
     return [i for batch in recorder.seen for i in batch]
@@ -123,7 +123,7 @@ def multi_worker_fit() -> None:
     """`fit` under TensorFlow's own `MultiWorkerMirroredStrategy`, on the workers of this job."""
     from tfdml.strategies import cluster_member
 
-    rank_job.strategy()  # Starts the server, with a strategy of TensorFlow's.
+    rank_job.strategy()  # Starts the server; the strategy is TensorFlow's.
     (member,) = cluster_member._members.values()
     x, y = data(24)
     _fitted(member.server, lambda: keras.optimizers.SGD(0.1), x, y, 12)
@@ -137,7 +137,7 @@ def gradient_accumulation() -> None:
 
 
 def row_used_twice(dense: bool) -> list[float]:
-    """Where two steps of Adam, rate 0.1, move a row whose gradient comes in two parts."""
+    """Position of a row after two steps of Adam, rate 0.1, whose gradient comes in two parts."""
     row = keras.Variable(np.zeros((1, 2), "float32"))
     optimizer = keras.optimizers.Adam(0.1)
     parts = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, -1.0]]), tf.constant([0, 0]), (1, 2))

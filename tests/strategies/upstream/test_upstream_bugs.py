@@ -1,4 +1,4 @@
-"""The README's column "today": what Keras 3 does without tfdml. A red test here is good news."""
+"""Checks the README's column "today": Keras 3 without tfdml. A failure here is good news."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.harness.pool import RankFailure
 from tests.strategies.upstream import cases as today
 
-# Nothing that changes in tfdml can turn these red: they are for a new Keras, TensorFlow or Horovod.
+# No change of tfdml can make these fail: only a new Keras, TensorFlow or Horovod.
 pytestmark = pytest.mark.slow
 
 
@@ -26,7 +26,7 @@ def test_clipping_before_the_sum_makes_the_update_too_long(ranks):
     assert ranks(1).run(today.clipped_update_norm) == [pytest.approx(2.0, rel=1e-3)]
 
 
-def test_uneven_batches_give_other_weights(ranks):
+def test_uneven_batches_give_different_weights(ranks):
     assert ranks(1).run(today.uneven_batches)[0] > 1e-3
 
 
@@ -55,6 +55,6 @@ def test_gradient_accumulation_crashes(ranks):
         ranks(1).run(today.gradient_accumulation)
 
 
-def test_a_row_used_twice_is_moved_by_the_squares_of_its_parts(ranks):
+def test_repeated_row_accumulates_squares_of_its_parts(ranks):
     assert ranks(1).run(today.row_used_twice, True) == [pytest.approx([-0.2, -0.2], abs=1e-4)]
     assert ranks(1).run(today.row_used_twice, False) == [pytest.approx([-0.253, -0.089], abs=1e-3)]

@@ -17,7 +17,7 @@ import keras
 import typer
 
 import tfdml
-from tools.bench.figures import note, noted, spread
+from tools.bench.figures import note, spread, stored_rows
 from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
 
 LearningRate = Callable[[float], keras.optimizers.schedules.LearningRateSchedule]
@@ -91,7 +91,7 @@ def in_rank(only: list[str]) -> None:
     """Trains in this rank; rank 0 records the final accuracies."""
     import images
 
-    rows = noted(NOTED)
+    rows = stored_rows(NOTED)
     chief = tfdml.HorovodStrategy().is_chief
     done = [tuple(row[:3]) for row in rows]
     optimizers = [name for name in OPTIMIZERS if name in only] or OPTIMIZERS

@@ -26,11 +26,11 @@ def ours(path: str, output: str, processes: int, **images) -> Conversion:
     """Converts by `tfdml records convert`."""
     from tfdml.data.sources.opening import open_source
     from tfdml.data.write.convert import convert
-    from tfdml.data.write.plan import Options
+    from tfdml.data.write.plan import ConversionOptions
 
     def run() -> int:
         source = open_source([path], images=ImageOptions(**images))
-        options = Options(shards=SHARDS)
+        options = ConversionOptions(shards=SHARDS)
         manifest = convert(source, output, options, processes=processes, overwrite=True)
         return manifest.counts["written"]
 

@@ -91,7 +91,7 @@ def slow(
         "synchronous, a backup worker": {"synchronous": True, "backup_workers": 1},
     }
     print(conditions())
-    print(f"| {workers} workers | all alike, rows/s in updates | one {SLOWER} times as slow |")
+    print(f"| {workers} workers | all equal, rows/s in updates | one {SLOWER} times as slow |")
     for name, options in modes.items():
         found = run("beside_a_slow_worker", workers, "", epochs, width, **options)
         print(f"| {name} | {in_short(found['even'])} | {in_short(found['slow'])} |")

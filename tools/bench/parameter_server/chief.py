@@ -204,10 +204,10 @@ def pushes(epochs: int, width: int, options: dict) -> dict[str, list[float]]:
 def task_process(role: str, index: int) -> psutil.Process:
     """Returns the process of this machine that serves a task of this job."""
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    told = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+    config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
     for process in psutil.process_iter():
         try:
-            found = process.environ().get("TF_CONFIG") == told
+            found = process.environ().get("TF_CONFIG") == config
         except psutil.Error:
             continue
         if found and process.cmdline()[-1] == "serve" and "supervisor" not in process.cmdline()[2]:

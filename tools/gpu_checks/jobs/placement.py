@@ -9,8 +9,8 @@ LOGICAL_MEGABYTES = 4096
 
 def local_rank() -> int:
     """Returns the local rank of this process."""
-    told = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    return int(told.get("task", {}).get("index", os.environ.get("HOROVOD_LOCAL_RANK", 0)))
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    return int(config.get("task", {}).get("index", os.environ.get("HOROVOD_LOCAL_RANK", 0)))
 
 
 def prepare(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""What ranks run: a tutorial's program, as `python program.py` does; a strategy by another name."""
+"""Cases run by ranks: a tutorial's program, run as `python program.py`, and strategy aliases."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ import tfdml
 
 
 def run(program: str, directory: str, *arguments: str) -> dict:
-    """Runs a program in a directory; returns what it calls its outcome.
+    """Runs a program in a directory; returns its variable `outcome`.
 
     Args:
-        program: The program's path.
-        directory: Its working directory.
-        *arguments: Its command line.
+        program: Path of the program.
+        directory: Working directory.
+        *arguments: Command line arguments.
     """
     os.chdir(directory)
     sys.argv = [program, *arguments]
@@ -25,10 +25,10 @@ def run(program: str, directory: str, *arguments: str) -> dict:
 
 
 def experimental_strategy() -> tuple:
-    """What a strategy is told by the arguments of TensorFlow's experimental one."""
+    """Returns the options set by the arguments of TensorFlow's experimental strategy."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
     ring = tfdml.experimental.CommunicationImplementation.RING
     strategy = tfdml.experimental.MultiWorkerMirroredStrategy(ring, resolver)
     assert isinstance(strategy, tfdml.MultiWorkerMirroredStrategy)
-    told = strategy.extended.options.communication_options
-    return told, type(strategy.cluster_resolver).__name__
+    communication = strategy.extended.options.communication_options
+    return communication, type(strategy.cluster_resolver).__name__

@@ -1,6 +1,6 @@
 """The calls of TensorFlow's guide "Distributed Input" (input.ipynb), in order.
 
-What the replicas make of each batch is put together again, and noted.
+The replicas' results of each batch are joined and recorded.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ outcome = {}
 
 
 def rows_of(distributed):
-    """The replicas' rows, one below the other."""
+    """Returns the replicas' rows, concatenated."""
     return np.concatenate([r.numpy() for r in strategy.experimental_local_results(distributed)])
 
 
@@ -99,7 +99,7 @@ for index, inputs in strategy.experimental_distribute_dataset(numbered):
     by_index.update(zip(rows_of(indices).tolist(), rows_of(outputs).tolist(), strict=True))
 outcome["by_index"] = sorted(by_index.items())
 
-# Values that are no dataset's.
+# Values that are not a dataset's.
 values = strategy.experimental_distribute_values_from_function(
     lambda context: tf.constant([context.replica_id_in_sync_group])
 )

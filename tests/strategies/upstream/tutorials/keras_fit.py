@@ -52,7 +52,7 @@ def decay(epoch):
 
 
 class NoteRate(tf.keras.callbacks.Callback):
-    """Notes the learning rate of each epoch."""
+    """Records the learning rate of each epoch."""
 
     rates = []
 

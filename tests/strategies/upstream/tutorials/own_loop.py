@@ -95,7 +95,7 @@ for epoch in range(2):
     for metric in metrics:
         metric.reset_state()
 
-# Alone, from the checkpoint of the first epoch.
+# On one device, from the checkpoint of the first epoch.
 eval_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="eval_accuracy")
 new_model = create_model()
 new_optimizer = tf.keras.optimizers.Adam()

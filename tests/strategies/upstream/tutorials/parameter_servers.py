@@ -69,7 +69,7 @@ callbacks = [
 ]
 history = fitted.fit(dataset, epochs=3, steps_per_epoch=20, callbacks=callbacks)
 
-# Training with a loop of one's own.
+# Training with a custom loop.
 feature_vocab = ["avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman"]
 label_vocab = ["yes", "no"]
 random.seed(1)

@@ -82,7 +82,7 @@ class SubclassedModel(tf.keras.Model):
         return self.dense(inputs)
 
 
-subclassed = SubclassedModel()  # Not in the scope: it trains on one device.
+subclassed = SubclassedModel()  # Outside of the scope: it trains on one device.
 rows = tf.data.Dataset.from_tensors((tf.range(5.0), tf.range(5.0))).repeat(100).batch(8)
 subclassed.compile(optimizer="adam", loss="mean_squared_error")
 of_subclassed = subclassed.fit(rows, epochs=2)

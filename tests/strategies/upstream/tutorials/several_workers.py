@@ -83,7 +83,7 @@ manager.save()
 if not is_chief(task_type, task_id):
     tf.io.gfile.rmtree(write_checkpoint_dir)
 after_saving = model.fit(dataset, steps_per_epoch=3)
-# The chief's files are there for all, once all have come here.
+# All workers see the chief's files once all have reached this point.
 checkpoint.restore(tf.train.latest_checkpoint("ckpt"))
 restored = model.fit(dataset, steps_per_epoch=3)
 with strategy.scope():

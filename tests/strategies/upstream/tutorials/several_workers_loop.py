@@ -3,7 +3,7 @@ MultiWorkerMirroredStrategy" (multi_worker_with_ctl.ipynb), in order.
 
     several_workers_loop.py EPOCHS
 
-It goes on from the checkpoint in the working directory, which all workers share.
+It resumes from the checkpoint in the working directory, which all workers share.
 """
 
 import json

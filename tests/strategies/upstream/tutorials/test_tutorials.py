@@ -1,4 +1,4 @@
-"""TensorFlow's own tutorials run with `tf.distribute.` replaced by `tfdml.`, and are right.
+"""Checks TensorFlow's own tutorials with `tf.distribute.` replaced by `tfdml.`.
 
 A program here makes a tutorial's calls, in its order, by TensorFlow's names. The command that the
 page on tf.distribute gives replaces them; nothing else is changed.
@@ -27,7 +27,7 @@ MIGRATING = HERE.parents[3] / "docs" / "from_tf_distribute.md"
 
 
 def replaced(program: str, directory: Path) -> str:
-    """Does to a copy of a program what the page says; returns its path."""
+    """Applies the page's command to a copy of a program; returns its path."""
     copy = directory / program
     shutil.copy(HERE / program, copy)
     (command,) = re.findall(r"^(sed -i .*) train\.py$", MIGRATING.read_text(), re.M)
@@ -41,7 +41,7 @@ def run(ranks: RankPools, tmp_path: Path) -> Callable:
     """Runs a program under tfdml's names: `run(program, kind, size, *arguments)`."""
 
     def run_it(program: str, kind: str, size: int, *arguments: str) -> list[dict]:
-        # The program itself is no file that it has written.
+        # The program itself is not one of its output files.
         directory = tmp_path / f"of_{size}"
         directory.mkdir(exist_ok=True)
         path = replaced(program, tmp_path)
@@ -52,7 +52,7 @@ def run(ranks: RankPools, tmp_path: Path) -> Callable:
 
 @pytest.fixture
 def stock() -> Iterator[RankPool]:
-    """A process of two devices where nobody has made a strategy."""
+    """Returns a process with two devices and no strategy yet."""
     pool = RankPool(2, "mirrored")
     yield pool
     pool.close()
@@ -63,7 +63,7 @@ def stock() -> Iterator[RankPool]:
     ["keras_fit", "distributed_input", pytest.param("save_and_load", marks=pytest.mark.slow)],
 )
 def test_on_two_devices(run, stock, tmp_path, tutorial):
-    """TensorFlow's own strategy does these rightly too: every batch divides."""
+    """TensorFlow's own strategy gives correct results here too: every batch divides evenly."""
     (one,) = run(f"{tutorial}.py", "mirrored", 1)
     (two,) = run(f"{tutorial}.py", "mirrored", 2)
     assert_close(one, two)
@@ -73,12 +73,12 @@ def test_on_two_devices(run, stock, tmp_path, tutorial):
 
 
 @pytest.mark.slow  # `test_replica_invariance` has a loop by default.
-def test_an_own_loop_on_two_devices(run):
-    """TensorFlow's own strategy crashes where the optimizer makes its variables."""
+def test_custom_loop_on_two_devices(run):
+    """TensorFlow's own strategy crashes when the optimizer creates its variables."""
     (one,) = run("own_loop.py", "mirrored", 1)
     (two,) = run("own_loop.py", "mirrored", 2)
     assert_close(one, two)
-    # 2 epochs and one in a function of 10 batches each, and 5 by an iterator.
+    # 2 epochs and one in a function, of 10 batches each, and 5 by an iterator.
     assert two["steps"] == 35
 
 
@@ -91,17 +91,17 @@ def test_several_workers(run, tmp_path):
     (one,) = run("several_workers.py", "horovod", 1)
     both = run("several_workers.py", "multi_worker", 2)
     assert_same_bits(both)
-    # Each worker reads a part of its own, which one process does not.
+    # Each worker reads its own shard, unlike one process.
     one.pop("not_sharded")
     own_parts, others = (result.pop("not_sharded") for result in both)
     assert own_parts == others
     assert np.isfinite(own_parts["loss"]).all()
     for result in both:
         assert_close(one, result)
-        # Restoring takes 3 steps back.
+        # Restoring goes back by 3 steps.
         assert result["steps"] == 2 * 10 + 3
     saved = {"epoch1.keras", "epoch2.keras", "model.keras", "ckpt"}
-    # The tutorial leaves the folder that a worker's own checkpoint was in.
+    # The tutorial leaves the folder of a worker's own checkpoint.
     assert files(tmp_path / "of_2") - {"workertemp_1"} == saved
     assert {name for name in files(tmp_path / "of_2" / "ckpt")} >= {"checkpoint"}
 
@@ -114,7 +114,7 @@ def test_a_loop_on_several_workers(run, tmp_path):
         assert_close(one, result)
         assert (result["begins_at"], result["steps"]) == ((0, 0), 16)
     assert files(tmp_path / "of_2") >= {"ckpt"}
-    # Again: from the checkpoint, in the last epoch of which no step is left.
+    # Resumes from the checkpoint, in whose last epoch no step is left.
     (one,) = run("several_workers_loop.py", "horovod", 1, "3")
     both = run("several_workers_loop.py", "multi_worker", 2, "3")
     assert_same_bits(both)
@@ -125,18 +125,18 @@ def test_a_loop_on_several_workers(run, tmp_path):
 
 @pytest.fixture
 def process() -> Iterator[RankPool]:
-    """A process that becomes the chief of parameter servers for good."""
+    """Returns a process that becomes the chief of parameter servers permanently."""
     pool = RankPool(1)
     yield pool
     pool.close()
 
 
 def check_parameter_servers(found: dict) -> None:
-    """Checks what is promised of asynchronous training: each step counts once."""
+    """Checks the promise of asynchronous training: each step counts once."""
     assert found["fit_steps"] == 3 * 20
     assert found["loss"][-1] < found["loss"][0]
     assert found["steps"] == 4 * 5 + 1
-    # Keras's metrics read and assign: in a loop of one's own a worker may overwrite another's.
+    # Keras's metrics read and assign: in a custom loop a worker may overwrite another's update.
     assert 32 <= found["counted"] <= 5 * 32
     assert found["accuracies"][-1] > 0.9
     assert [tuple(shard) for shard in found["shards"]] == [(4, 64), (4, 64)]
@@ -151,8 +151,8 @@ def test_parameter_servers_in_this_process(process, tmp_path):
 
 
 @pytest.mark.slow
-def test_parameter_servers_in_processes_of_their_own(tmp_path):
-    """The script runs everywhere, by `TF_CONFIG`; workers and servers end with the chief."""
+def test_parameter_servers_in_separate_processes(tmp_path):
+    """The script runs on all tasks, set by `TF_CONFIG`; workers and servers end with the chief."""
     path = replaced("parameter_servers.py", tmp_path)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
     cluster = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
