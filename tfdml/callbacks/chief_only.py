@@ -42,8 +42,8 @@ class ChiefOnly(keras.callbacks.Callback):
             )
         if isinstance(callback, _FOR_ALL) or type(callback).__module__.startswith("tfdml."):
             raise ValueError(
-                f"`callback` must only read and write elsewhere. Received: "
-                f"{type(callback).__name__}, which all ranks must run. Give it to `fit` itself."
+                f"`callback` must only observe training, as a logger does. Received: "
+                f"{type(callback).__name__}, which must run on all ranks. Pass it to `fit` itself."
             )
         self.callback = callback
         self.async_safe = getattr(callback, "async_safe", False)

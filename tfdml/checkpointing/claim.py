@@ -42,8 +42,8 @@ def claim_of(path: str, files: Files, say: Callable[[str], None]) -> Claim:
 
 def _refusal(path: str, owner: str) -> DirectoryInUse:
     return DirectoryInUse(
-        f"`directory` must be used by one job at a time. Received: {path}, which {owner} has. End "
-        f"that job, or choose another directory."
+        f"`directory` must be used by one job at a time. Received: {path}, which {owner} "
+        f"uses. End that job, or choose another directory."
     )
 
 

@@ -125,8 +125,8 @@ class CheckpointDirectory:
                 self._say(f"A damaged checkpoint is set aside as {damaged[-1]}: {error}")
         if damaged and not start_anew:
             raise NoWholeCheckpoint(
-                f"`directory` must have a whole checkpoint. Received: {self.path} with damaged "
-                f"ones only: {', '.join(damaged)}. Restore them from a backup, pass "
+                f"`directory` must have an undamaged checkpoint. Received: {self.path} with "
+                f"damaged ones only: {', '.join(damaged)}. Restore them from a backup, pass "
                 f"`allow_fresh_start=True` to train from scratch, or choose another directory."
             )
         return None

@@ -78,7 +78,7 @@ class StoreFiles(Files):
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         self._say(
-            f"WARNING: {state.fn.__name__} in the store failed, and is tried again: "
+            f"WARNING: {state.fn.__name__} in the store failed, and will be retried: "
             f"{state.outcome.exception()!r}"
         )
 

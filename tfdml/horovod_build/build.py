@@ -184,7 +184,7 @@ def compile_wheel(
             f"Horovod's build must end with a wheel, but it {limit}.",
             received=f"exit code {ended.returncode}, and these last lines:\n"
             f"{source.last_lines(_errors(ended.output), 12)}\n",
-            fix="Mend what the log names and run the command again.",
+            fix="Fix what the log reports, and run the command again.",
             log=log,
         )
     return wheels[0]

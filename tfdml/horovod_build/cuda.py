@@ -201,7 +201,7 @@ def _compiler_version(cuda: Path, environment: Mapping[str, str]) -> str:
     version = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     if version is None:
         raise BuildError(
-            "CUDA's compiler must say its version.",
+            "CUDA's compiler must report its version.",
             received=f"{said.strip()[-300:]!r} from `{' '.join(command)}`",
             fix="Install it again, or set HOROVOD_CUDA_HOME to another CUDA toolkit.",
         )

@@ -114,9 +114,9 @@ def _check_visible(named: Sequence[str] | None, gpus: list) -> None:
     if named and _num_logical(gpus) < len(_up_to_last(named)) <= _num_physical():
         raise ValueError(
             f"`devices` must be visible to TensorFlow. Received: devices={list(named)!r}, where "
-            f"{len(gpus)} of {_num_physical()} GPUs are visible, as an earlier strategy of this "
-            f"process or `tf.config.set_visible_devices` has it. Name all GPUs of the process in "
-            f"its first strategy."
+            f"{len(gpus)} of {_num_physical()} GPUs are visible, as an earlier strategy of "
+            f"this process or `tf.config.set_visible_devices` has set. Name all GPUs of the "
+            f"process in its first strategy."
         )
 
 

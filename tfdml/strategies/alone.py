@@ -65,8 +65,8 @@ def check_started_alone(strategy: str) -> None:
     raise ValueError(
         f"`{strategy}` must be made in a process that was started for it, or each process trains a "
         f"model of its own. Received: a job of one process, in rank {job.rank} of {job.size} "
-        f"as {job.launcher} says. {fix} If each process is to train by itself, make the strategy "
-        f"under `with tfdml.alone():`."
+        f"according to {job.launcher}. {fix} If each process is to train by itself, make the "
+        f"strategy under `with tfdml.alone():`."
     )
 
 

@@ -94,7 +94,9 @@ def test_one_rank_of_unknown_rows_makes_all_agree_on_each_batch():
 
 def test_rows_that_the_pipeline_does_not_keep_to_are_an_error(monkeypatch):
     monkeypatch.setattr(sharded_input, "known_rows", lambda dataset: 7)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="as many rows as their pipeline declares"
+    ):
         _portions([8, 8], 4)
 
 

@@ -99,8 +99,8 @@ class KeptState:
         if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
             raise ValueError(
                 f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "
-                f"{name} of {_in_words(value)}, kept is {_in_words(start)}. Begin anew, or go on "
-                f"as before."
+                f"{name} of {_in_words(value)}, but the saved state has {_in_words(start)}. "
+                f"Restore the former settings, or train from scratch."
             )
         return tf.constant(value)
 

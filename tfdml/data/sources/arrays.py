@@ -39,7 +39,7 @@ class ArraySource(Source):
                 raise ValueError(f"An array must have rows. Received: {name!r} of shape ().")
         lengths = {name: len(array) for name, array in opened.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"All arrays must have equally many rows. Received: {lengths}.")
+            raise ValueError(f"All arrays must have the same number of rows. Received: {lengths}.")
         self._length = next(iter(lengths.values()))
         if not self._length:
             raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
@@ -182,7 +182,7 @@ def read_idx(path: str) -> np.ndarray:
         except (OSError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES:
-        raise ValueError(f"{path} does not begin as an IDX file does")
+        raise ValueError(f"{path} does not begin with an IDX header")
     dtype, dimensions = np.dtype(_IDX_DTYPES[data[2]]), data[3]
     if len(data) < 4 + 4 * dimensions:
         raise ValueError(f"{path} ends within its header")

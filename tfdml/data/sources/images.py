@@ -45,7 +45,7 @@ class ImageFolderSource(Source):
                 else f"{empty or 'no'} folders without images"
             )
             raise ValueError(
-                f"An image folder must have one folder a class, each with images. Received: "
+                f"An image folder must have one folder per class, each with images. Received: "
                 f"{received} in {folder}. Move or remove them."
             )
         self._names = names

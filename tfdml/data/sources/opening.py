@@ -59,7 +59,7 @@ def open_source(
     paths = [value.split("=", 1)[1] if _is_named(value) else value for value in inputs]
     for path in paths:
         if not storage.exists(path):
-            raise ValueError(f"`input` must be there. Received: {path!r}.")
+            raise ValueError(f"`input` must exist. Received: {path!r}.")
     kind = kind or _kind(paths)
     if kind not in KINDS:
         raise ValueError(f"`kind` must be one of {KINDS}. Received: kind={kind!r}.")
@@ -112,7 +112,7 @@ def _kind(paths: list[str]) -> str:
     kind = kinds.pop()
     if kind is None:
         raise ValueError(
-            f"`input` must be of a kind that its name tells. Received: {paths[0]!r}. Give `kind`, "
+            f"`input` must have a name that shows its kind. Received: {paths[0]!r}. Give `kind`, "
             f"one of {KINDS}."
         )
     return kind
@@ -173,7 +173,7 @@ def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Sourc
         twice = sorted(arrays.keys() & found.keys())
         if twice:
             raise ValueError(
-                f"Each array must have a name of its own. Received: {twice} twice. Name them: "
+                f"Each array must have a unique name. Received: {twice} twice. Name them: "
                 f"NAME=PATH."
             )
         arrays |= found

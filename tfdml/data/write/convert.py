@@ -104,7 +104,7 @@ def _only_one(work: str, output: str) -> Iterator[None]:
     except filelock.Timeout as error:
         raise ValueError(
             f"`output` must be written by one conversion at a time. Received: {output!r}, which "
-            f"another one is writing. Wait for it, or choose another directory."
+            f"another conversion is writing. Wait for it, or choose another directory."
         ) from error
     try:
         yield
@@ -129,7 +129,7 @@ def _run(
     if written + len(rejects) != plan.rows:
         raise ValueError(
             f"All {plan.rows} rows must be written or skipped. Received: {written} written, "
-            f"{len(rejects)} skipped. The input has changed; begin anew by --overwrite."
+            f"{len(rejects)} skipped. The input has changed; start over with --overwrite."
         )
     counts = {"in": plan.rows, "written": written, "rejected": len(rejects)}
     return _manifest(job, splits, counts), rejects

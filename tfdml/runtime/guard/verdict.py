@@ -91,8 +91,8 @@ class RankStatus:
         """Describes the rank: host, process, last message and activity."""
         activity = self.failure.activity if self.failure else self.beat.get("activity", "starting")
         return (
-            f"rank {self.rank}: host {self.host}, pid {self.pid}, last heard of "
-            f"{max(0.0, now - self.heard):.1f} s before\n  where: {activity}"
+            f"rank {self.rank}: host {self.host}, pid {self.pid}, last "
+            f"heard from {max(0.0, now - self.heard):.1f} s before\n  where: {activity}"
         )
 
     @property
@@ -128,13 +128,13 @@ class Verdict:
 
 
 _LIKELY_DEAD = (
-    "it was killed (out of memory? `dmesg` tells), a crash in native code, `os._exit`, or its "
+    "it was killed (out of memory? see `dmesg`), a crash in native code, `os._exit`, or its "
     "machine went down"
 )
 _LIKELY_SILENT = "it was stopped (SIGSTOP, a debugger), its machine froze, or the network is cut"
 _LIKELY_MISMATCH = (
-    "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or another "
-    "number of variables or of calls"
+    "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or a "
+    "different number of variables or of calls"
 )
 
 
@@ -271,7 +271,7 @@ def _of_different_collectives(members: Sequence[RankStatus]) -> Verdict | None:
         for activity in dict.fromkeys([*own, *first]):
             if _differ(own.get(activity), first.get(activity)):
                 why = (
-                    f"exchanges something else than rank {members[0].rank} in one step: "
+                    f"exchanges something different from rank {members[0].rank} in one step: "
                     f"{activity[1]} is {own.get(activity, 'missing')} there, "
                     f"{first.get(activity, 'missing')} on rank {members[0].rank}"
                 )

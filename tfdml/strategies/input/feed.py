@@ -158,7 +158,7 @@ class Feed(abc.ABC):
         return OtherRankError(
             f"The data must not fail on any rank. Received: an error on rank "
             f"{rows.index(FAILED)} instead of batch {number}, so rank "
-            f"{self._collective.rank} ends too. Rank {rows.index(FAILED)} says what it was."
+            f"{self._collective.rank} ends too. See the error message of rank {rows.index(FAILED)}."
         )
 
     @abc.abstractmethod

@@ -42,10 +42,10 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                 raise ValueError(
                     f"`Dataset.shuffle` must have a seed, because each of the {collective.size} "
                     f"processes reads all batches and works on its own rows of them. Received on "
-                    f"rank {collective.rank}: a shuffle without a seed, another order on each "
-                    f"process. Use `dataset.shuffle(n, seed=...)`, or call "
-                    f"`keras.utils.set_random_seed(...)`, with one number on all ranks, before "
-                    f"the dataset is made."
+                    f"rank {collective.rank}: a shuffle without a seed, which gives each "
+                    f"process a different order. Use `dataset.shuffle(n, seed=...)`, or call "
+                    f"`keras.utils.set_random_seed(...)`, with the same number on all ranks, "
+                    f"before the dataset is made."
                 )
             parts.append(f"{int(stage._seed)} {int(stage._seed2)}")
         if kind == "_ShardDataset" and int(stage._num_shards) == collective.size:
@@ -161,7 +161,7 @@ def check_digests(digests: tf.Tensor) -> None:
         tf.reduce_all(common),
         [
             f"Batches must be the same on all {digests.shape[0]} ranks, because every rank reads "
-            "all of them and works on its own rows. Received another batch on ranks:",
+            "all of them and works on its own rows. Received a different batch on ranks:",
             tf.where(~common)[:, 0],
             "Seed what draws random numbers in the pipeline, or let each rank read its own part "
             "with AutoShardPolicy.OFF.",
@@ -189,7 +189,7 @@ def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
         [
             f"Gradients given to `apply` outside of `strategy.run` must be the same on all "
             f"{collective.size} ranks, because every rank makes the same update. Received, on "
-            f"rank {collective.rank}, others than rank 0's on ranks:",
+            f"rank {collective.rank}, gradients that differ from rank 0's on ranks:",
             tf.where(tf.reduce_any(digests != digests[:1], 1))[:, 0],
             "Call `apply` in `strategy.run`, which sums them, or sum them by `strategy.reduce`.",
         ],

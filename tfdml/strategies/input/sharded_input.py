@@ -136,7 +136,7 @@ def _batch_size(dataset: tf.data.Dataset, splitter: BatchSplitter) -> int:
     """Returns the global batch size."""
     batch_size = _visible_batch_size(dataset)
     if batch_size is None or not splitter.count(batch_size):
-        received = f"batch({batch_size})" if batch_size else "no batch size that can be seen"
+        received = f"batch({batch_size})" if batch_size else "no visible batch size"
         raise ValueError(
             f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
             f"size and at least the number of processes, {splitter.num_processes}. Received: "
@@ -207,8 +207,8 @@ def _with_known_counts(
         tf.raw_ops.Assert(
             condition=tf.reduce_sum(shares.rows) == counts[0],
             data=[
-                f"The data must have as many rows as their pipeline says. Received on rank {rank}, "
-                "in a batch:",
+                "The data must have as many rows as their pipeline declares. Received on rank "
+                f"{rank}, in a batch:",
                 tf.reduce_sum(shares.rows),
                 "rows instead of",
                 counts[0],

@@ -106,7 +106,7 @@ class RemoteIterators:
         return self
 
     def __next__(self) -> None:
-        raise TypeError("The chief reads none of what the workers read.")
+        raise TypeError("The chief must not iterate over this dataset: only the workers read it.")
 
 
 def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:

@@ -196,9 +196,9 @@ class ReplicaExtended(BatchExtended):
                 yield
         except tf.errors.OpError as error:
             raise ValueError(
-                f"Variables must be the same ones on all {self.collective.size} ranks, made in one "
-                f"order. Received on rank {self.collective.rank}: {variable}, and from the "
-                f"exchange: {without_pages(error.message)} Build the same model on all ranks."
+                f"Variables must be the same on all {self.collective.size} ranks, made "
+                f"in the same order. Received on rank {self.collective.rank}: {variable}, and from "
+                f"the exchange: {without_pages(error.message)} Build the same model on all ranks."
             ) from None
 
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:

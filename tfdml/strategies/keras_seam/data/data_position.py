@@ -121,7 +121,7 @@ class DataPosition:
         if before != value:
             raise ValueError(
                 f"The data must be those that the checkpoint was saved with. Received: {name} "
-                f"{value}, before {before}. Change it back, or begin in another directory."
+                f"{value}, before {before}. Change it back, or use another directory."
             )
 
     # -- The steps of an epoch -----------------------------------------------------------------

@@ -49,9 +49,9 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
     """
     if step.__name__ == "train_step" and type(model).train_step is not keras.Model.train_step:
         raise ValueError(
-            "`jit_compile` must not be True for a model with a `train_step` of its own, because "
-            "XLA compiles what comes before the update, and what such a step does with new weights "
-            "it would do with old ones. Received: jit_compile=True, and "
+            "`jit_compile` must not be True for a model with a custom `train_step`, "
+            "because XLA compiles what comes before the update, so that code of the step that "
+            "needs the new weights would get the old ones. Received: jit_compile=True, and "
             f"{type(model).__name__}.train_step. Leave it out of `compile`."
         )
 

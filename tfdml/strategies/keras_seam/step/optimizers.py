@@ -66,9 +66,10 @@ def _update(
     if inner.gradient_accumulation_steps:
         if accumulator is None or accumulator.optimizer is not inner:
             raise ValueError(
-                "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
-                f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
-                "applied elsewhere. Sum the gradients of several steps yourself there."
+                "`gradient_accumulation_steps` must belong to the optimizer that "
+                "was passed to `compile`, in a call of `fit` or `train_on_batch`. Received: "
+                f"{inner.name}, applied elsewhere. Sum the gradients of several steps yourself "
+                "there."
             )
         if not accumulator.updates:
             accumulator.keep(grads, variables)

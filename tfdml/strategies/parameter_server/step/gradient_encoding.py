@@ -25,8 +25,8 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
         return None
     if not isinstance(compressor, ChunkCompressor) or compressor.biased:
         raise ValueError(
-            f"`compression` must be right on average, or a rounding, because nothing that a step "
-            f"leaves out is kept on a worker, which may be lost. Received: "
+            f"`compression` must be unbiased, or a rounding, because workers, "
+            f"which may be lost, keep no residual for the next step. Received: "
             f"compression={compressor!r}. Use Float16(), QSGD(bits=8, stochastic=True), "
             f"NaturalCompression() or TernGrad()."
         )
