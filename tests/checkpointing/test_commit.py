@@ -263,7 +263,7 @@ def test_none_whole_is_refused_unless_told(base):
     for _ in range(2):  # Also where the damaged one has been set aside before.
         with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
             own.newest(0)
-    assert own.newest(0, start_anew=True) is None
+    assert own.newest(0, allow_fresh_start=True) is None
     assert own.newest(1) is None
 
 

@@ -35,7 +35,7 @@ class Claim(Protocol):
         """Gives the directory up."""
 
 
-def claim_of(path: str, files: Files, say: Callable[[str], None]) -> Claim:
+def make_claim(path: str, files: Files, say: Callable[[str], None]) -> Claim:
     """Returns a claim of the kind that fits a directory: a lock on a disk, a lease in a store."""
     return LockFile(path) if files.renames_whole else Lease(path, files, say)
 

@@ -30,7 +30,7 @@ _MISTAKES = (
 )
 
 
-def files_of(path: str, say: Callable[[str], None] = print) -> Files:
+def open_files(path: str, say: Callable[[str], None] = print) -> Files:
     """Returns the file system of a directory, local or in a store.
 
     Args:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tfdml.checkpointing import Files, files_of
+from tfdml.checkpointing import Files, open_files
 from tfdml.checkpointing.commit import is_committed
 from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
@@ -42,7 +42,7 @@ def inspect(directory: _Directory) -> None:
     A checkpoint's name has the fit, the epoch and the step. "finished" marks an undamaged one of
     the end of a fit. All files are read and checked; the exit code is 1 if one is damaged.
     """
-    files = files_of(directory)
+    files = open_files(directory)
     found = _checkpoints(files, directory)
     console, damaged = Console(highlight=False), []
     table = _table("Checkpoint", "Ranks", "MB", "Saved", "")
@@ -115,7 +115,7 @@ def _checkpoints(files: Files, directory: str) -> list[str]:
 
 
 def _newest(directory: str) -> Checkpoint:
-    files = files_of(directory)
+    files = open_files(directory)
     for path in reversed(_checkpoints(files, directory)):
         try:
             return Checkpoint(files, path, verify(files, path))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.error_feedback import State
-from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, of_ranks, redistributed
+from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, redistributed, states_by_rank
 
 
 class KeptState:
@@ -36,7 +36,7 @@ class KeptState:
         Raises:
             ValueError: If a variable that exists has another shape.
         """
-        before = of_ranks(before)
+        before = states_by_rank(before)
         if len(before) != size:
             before = redistributed(before, size)
         self._before = {n: value for n, value in before[rank].items() if self._is_mine(n)}

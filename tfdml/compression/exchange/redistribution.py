@@ -14,7 +14,7 @@ _OWN = ("residual/", "velocity/")
 OWNER_RESIDUAL, CHUNK_LAYOUT = "server_residual/", "part/"
 
 
-def of_ranks(
+def states_by_rank(
     states: Sequence[Mapping[str, np.ndarray]],
 ) -> list[dict[str, np.ndarray]]:
     """Returns one state per rank, splitting the states of processes with several devices.

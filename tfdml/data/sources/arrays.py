@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdml.data import optional
 from tfdml.data.format import storage
-from tfdml.data.format.inference import of_array
+from tfdml.data.format.inference import array_feature
 from tfdml.data.format.schema import Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
@@ -44,7 +44,7 @@ class ArraySource(Source):
         if not self._length:
             raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
         self.schema = schema or Schema(
-            {name: of_array(a.shape[1:], _dtype(a)) for name, a in opened.items()}
+            {name: array_feature(a.shape[1:], _dtype(a)) for name, a in opened.items()}
         )
         self._row_bytes = sum(
             math.prod(a.shape[1:]) * _dtype(a).itemsize + len(name) + 10

@@ -67,7 +67,7 @@ def convert(
         checks.check_output(output, work, options.name, resume, overwrite)
         os.makedirs(work, exist_ok=True)
         job = Job(source, options, output, work)
-        plan = tasks.plan_of(job)
+        plan = tasks.make_plan(job)
         before = {path: storage.fingerprint(path) for path in source.files}
         checks.note_plan(work, checks.identity(source, options, plan, before))
         checks.check_space(output, work, plan, options)

@@ -89,7 +89,7 @@ class ServerLink:
                         f"{self._task.address}."
                     )
 
-    def lost_of(self, role: str) -> list[int]:
+    def lost_indices(self, role: str) -> list[int]:
         """Returns the indices of the lost tasks of a role."""
         with self._changed:
             return sorted(index for r, index in self.lost if r == role)
@@ -98,7 +98,7 @@ class ServerLink:
         """Waits up to `seconds` for a loss; returns the indices of the lost tasks of a role."""
         with self._changed:
             self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), seconds)
-        return self.lost_of(role)
+        return self.lost_indices(role)
 
     def _accept(self) -> None:
         while True:

@@ -55,7 +55,7 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                 f"with `.shard({int(stage._num_shards)}, {int(stage._index)})`. Remove it, and "
                 f"batch by the global batch size."
             )
-    _check_alike("\n".join(parts), "The `tf.data` pipeline", collective)
+    _check_match("\n".join(parts), "The `tf.data` pipeline", collective)
 
 
 def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
@@ -125,7 +125,7 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
             sample = array[rows] if isinstance(array, np.ndarray) else tf.gather(array, rows)
             digest = hashlib.sha256(_bytes(np.asarray(sample))).hexdigest()[:16]
             parts.append(f"values of digest {digest}")
-    _check_alike("\n".join(parts), "The arrays given as data", collective)
+    _check_match("\n".join(parts), "The arrays given as data", collective)
 
 
 def _bytes(array: np.ndarray) -> bytes:
@@ -155,8 +155,8 @@ def check_digests(digests: tf.Tensor) -> None:
     Raises:
         tf.errors.InvalidArgumentError: If the digests differ; the message names the ranks.
     """
-    alike = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
-    common = alike[tf.argmax(tf.reduce_sum(tf.cast(alike, tf.int32), 1))]
+    equal = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
+    common = equal[tf.argmax(tf.reduce_sum(tf.cast(equal, tf.int32), 1))]
     tf.debugging.Assert(
         tf.reduce_all(common),
         [
@@ -170,7 +170,7 @@ def check_digests(digests: tf.Tensor) -> None:
     )
 
 
-def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
+def check_gradients_match(gradients: Sequence, collective: Collective) -> None:
     """Asserts that the gradients of an update outside a step are the same on all ranks.
 
     Args:
@@ -197,7 +197,7 @@ def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
     )
 
 
-def _check_alike(description: str, what: str, collective: Collective) -> None:
+def _check_match(description: str, what: str, collective: Collective) -> None:
     digest = hashlib.sha256(description.encode()).digest()[:8]
     own = tf.constant(np.frombuffer(digest, np.int64))
     digests = collective.all_gather(own, "check_data").numpy().tolist()

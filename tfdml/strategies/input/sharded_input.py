@@ -195,13 +195,13 @@ def _with_known_counts(
         local_replicas: Number of this process's replicas.
     """
 
-    def of_all(rows: Sequence[int]) -> tf.Tensor:
+    def own_and_global(rows: Sequence[int]) -> tf.Tensor:
         return tf.constant([rows[rank], sum(rows)], tf.int64)
 
     def local_batch(index: tf.Tensor, *element) -> LocalBatch:
-        counts = of_all(full)
+        counts = own_and_global(full)
         if number is not None:
-            counts = tf.where(index < number - 1, counts, of_all(last))
+            counts = tf.where(index < number - 1, counts, own_and_global(last))
         shares = _shares(unpacked(element), local_replicas)
         # Not `tf.debugging.Assert`: its branch costs more than everything else here.
         tf.raw_ops.Assert(

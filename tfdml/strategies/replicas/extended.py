@@ -104,12 +104,12 @@ class ReplicaExtended(BatchExtended):
     # -- Properties ----------------------------------------------------------------------------
 
     @property
-    def alike(self) -> dict[str, Any]:
+    def must_match(self) -> dict[str, Any]:
         """The properties that must be the same on all processes, by name."""
         return {
             "strategy": type(self._container_strategy()).__name__,
             "devices": self.num_local_replicas,
-            **{name: repr(value) for name, value in self.options.alike.items()},
+            **{name: repr(value) for name, value in self.options.must_match.items()},
         }
 
     @property

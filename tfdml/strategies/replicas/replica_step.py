@@ -88,7 +88,7 @@ class ReplicaStep:
                 f"metric, or compute it in a callback."
             )
 
-    def with_results_now(self, output: Any) -> Any:
+    def recompute_output(self, output: Any) -> Any:
         """Returns an output of the step, computed again from the metrics' current results.
 
         Args:

@@ -19,7 +19,7 @@ from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.parameter_servers import data
 from tfdml.strategies.keras_seam.step.optimizers import each_row_once, inner_of
 from tfdml.strategies.parameter_server.chief.asynchronous import AsynchronousTraining
-from tfdml.strategies.parameter_server.chief.remote_function import functions_of
+from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.chief.scattered import (
     ScatteredEvaluation,
     ScatteredPrediction,
@@ -112,5 +112,5 @@ class ServerHooks(Hooks):
 
 
 def _give_up(model: keras.Model) -> None:
-    for function in functions_of(model):
+    for function in remote_functions(model):
         function.cancel()

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
-from tfdml.strategies.aggregation.accumulation import GatheredAlike, restart
-from tfdml.strategies.input.input_checks import check_gradients_alike
+from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
+from tfdml.strategies.input.input_checks import check_gradients_match
 from tfdml.strategies.keras_seam.current import (
     current_replicas,
     current_strategy,
@@ -39,7 +39,7 @@ def apply(
         given: Their variables; None for all variables of the optimizer.
     """
     if current_strategy() is None:
-        _apply_alike(keras_apply, optimizer, list(gradients), given)
+        _apply_same_gradients(keras_apply, optimizer, list(gradients), given)
         return
     if is_updating():
         # Keras's own call of the optimizer inside a loss scale.
@@ -110,12 +110,12 @@ def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _apply_alike(
+def _apply_same_gradients(
     original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
 ) -> None:
     """Applies gradients outside of a step, where they are the whole job's, on every replica."""
     strategy, inner = outer._distribution_strategy, inner_of(outer)
-    check_gradients_alike(grads, strategy.extended.collective)
+    check_gradients_match(grads, strategy.extended.collective)
     with strategy.scope():
         if not outer.built and given is not None:
             # Variables must be created outside of the replicas.
@@ -130,7 +130,7 @@ def _apply_alike(
         if not inner.gradient_accumulation_steps:
             strategy.run(update, args=(grads,))
             return
-        gathered = GatheredAlike(inner, variables)
+        gathered = SharedGatheredGradients(inner, variables)
         before = tf.convert_to_tensor(inner._iterations) + 0
 
         def take() -> None:

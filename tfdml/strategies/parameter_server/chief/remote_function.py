@@ -86,7 +86,7 @@ class LoggingFunction(RemoteFunction):
         self._ended.clear()
 
 
-def functions_of(model: keras.Model) -> Iterator[RemoteFunction]:
+def remote_functions(model: keras.Model) -> Iterator[RemoteFunction]:
     """Yields a model's remote functions for training, evaluation and prediction."""
     for function in (model.train_function, model.test_function, model.predict_function):
         if isinstance(function, RemoteFunction):

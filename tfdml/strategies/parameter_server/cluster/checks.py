@@ -167,7 +167,7 @@ def explain_loss(strategy: tf.distribute.Strategy, call: str, error: Exception) 
     """
     link = strategy.connection.link
     broken = isinstance(error, tf.errors.OpError)
-    lost = link.wait_for_loss(SERVER, _LINK_SECONDS) if broken else link.lost_of(SERVER)
+    lost = link.wait_for_loss(SERVER, _LINK_SECONDS) if broken else link.lost_indices(SERVER)
     if lost:
         names = ", ".join(
             f"{name_of(SERVER, i)} ({strategy.connection.task.cluster[SERVER][i]})" for i in lost

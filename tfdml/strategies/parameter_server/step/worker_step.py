@@ -98,7 +98,7 @@ class WorkerStep:
         """Takes a step in the graph; returns its metric contributions and own results, packed."""
         metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
-        with StepScope(own, stream, scale_of(self._model)) as scope:
+        with StepScope(own, stream, loss_scale_snapshot(self._model)) as scope:
             extra = own_numbers(self._step, self._step(given(batch)))
         self.own_names = list(extra)
         return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
@@ -125,7 +125,7 @@ def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
     }
 
 
-def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+def loss_scale_snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
     """Returns the loss scale and the steps since it changed, with their values at a step's start.
 
     Other workers may change both during the step, but the loss and its gradients need the same
