@@ -35,7 +35,7 @@ def test_numpy_that_is_refused(tmp_path):
         rows(path)
     np.save(path, np.ones(5))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="An input must be whole"):
+    with pytest.raises(ValueError, match="An input must be undamaged"):
         rows(path)
     np.save(path, np.array([1.0, np.inf]))
     with pytest.raises(ValueError, match="row 1: 'a' must be finite"):
@@ -100,8 +100,8 @@ BAD_ARRAYS = {
     "idx within its header": ("a", idx(3, 2, data=b"")[:9], "ends within its header"),
     "idx of no kind": ("a", b"\0\0\7\1" + bytes(8), "does not begin with an IDX header"),
     "gzip that is cut": ("a.gz", gzip.compress(idx(2, data=b"12"))[:-3], "is damaged"),
-    "hdf5 that is cut": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "An input must be whole"),
-    "npz that is cut": ("a.npz", b"PK\3\4" + bytes(40), "An input must be whole"),
+    "hdf5 that is cut": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "An input must be undamaged"),
+    "npz that is cut": ("a.npz", b"PK\3\4" + bytes(40), "An input must be undamaged"),
 }
 
 

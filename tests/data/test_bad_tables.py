@@ -90,7 +90,7 @@ def test_parquet_that_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Column 'a' must hold numbers"):
         rows(path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="An input must be whole"):
+    with pytest.raises(ValueError, match="An input must be undamaged"):
         rows(path)
 
 

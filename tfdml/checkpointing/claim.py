@@ -130,7 +130,7 @@ class Lease:
 
     def _await_a_change(self, before: dict) -> None:
         self._say(
-            f"{_in_words(before)} has had {self._path}. Is it still running? That shows within "
+            f"{_in_words(before)} last claimed {self._path}. Checking whether it still runs takes "
             f"{self._seconds:.0f} s."
         )
         deadline = time.monotonic() + self._seconds

@@ -144,9 +144,9 @@ def _run(
     for host in parsed_hosts:
         if host.is_public:
             typer.echo(
-                f"tfdml launch: {host.name} has a public address, and TensorFlow's servers and "
-                f"Horovod's rendezvous are not authenticated: whoever reaches their ports can run "
-                f"code there. Use a private network.",
+                f"tfdml launch: {host.name} has a public address, and TensorFlow's "
+                f"servers and Horovod's rendezvous are not authenticated: anyone who reaches their "
+                f"ports can run code there. Use a private network.",
                 err=True,
             )
     start = launcher.start_horovod if horovod else launcher.start_workers

@@ -34,7 +34,7 @@ def self_test(
     ] = "",
     only: Annotated[
         list[Strategy] | None,
-        typer.Option(help="Test this strategy alone; may be given several times."),
+        typer.Option(help="Test only this strategy; may be given several times."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file.", metavar="FILE")

@@ -114,7 +114,7 @@ def build(planned: BuildPlan, *, jobs: int, report: Report, rebuild: bool = Fals
         raise BuildError(
             "The directories of wheels and logs must be writable.",
             received=str(error),
-            fix="Choose others by `--wheel-dir` and XDG_CACHE_HOME.",
+            fix="Choose others with `--wheel-dir` and XDG_CACHE_HOME.",
         ) from error
     with _only_one(wheels.entry(planned.facts), report):
         if not rebuild and (wheel := wheels.find(planned.facts)):

@@ -75,9 +75,9 @@ def _check_cross_device_ops(
         )
     if cross_device_ops is not None and compressor is not None:
         raise ValueError(
-            f"`cross_device_ops` must be None with `compression`, which exchanges gradients "
-            f"itself. Received: cross_device_ops={cross_device_ops!r}, compression={compressor!r}. "
-            f"Leave one of them out."
+            f"`cross_device_ops` must be None with `compression`, which exchanges "
+            f"gradients itself. Received: cross_device_ops={cross_device_ops!r}, "
+            f"compression={compressor!r}. Leave one of them out."
         )
     hierarchical = isinstance(cross_device_ops, tf.distribute.HierarchicalCopyAllReduce)
     if hierarchical and num_devices > 1 and num_devices % 2:

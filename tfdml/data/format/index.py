@@ -82,7 +82,7 @@ def from_bytes(data: bytes, name: str) -> ShardIndex:
         ValueError: If it is damaged.
     """
     damaged = (
-        f"The index {name} must be whole. Received: {{}}. Run `tfdml records verify --repair`."
+        f"The index {name} must be undamaged. Received: {{}}. Run `tfdml records verify --repair`."
     )
     if len(data) < 28 or data[:8] != _MAGIC:
         raise ValueError(

@@ -130,7 +130,7 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
                 )
             return {name.replace("/", "."): (path, name) for name in names}
     except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+        raise ValueError(f"An input must be undamaged. Received: {path}; {error}.") from error
     stem = path.rsplit("/", 1)[-1].removesuffix(".gz").removesuffix(".npy")
     return {stem: (path, "")}
 
@@ -160,7 +160,7 @@ def open_array(path: str, name: str) -> Any:
                 f"An array must hold numbers or strings. Received: {path}, of Python objects, "
                 f"which are pickled: reading them could run code. Save it with a plain dtype."
             ) from error
-        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+        raise ValueError(f"An input must be undamaged. Received: {path}; {error}.") from error
 
 
 def _plain(array: np.ndarray, name: str) -> np.ndarray:

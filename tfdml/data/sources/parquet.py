@@ -48,7 +48,7 @@ class ParquetSource(Source):
         try:
             return pq.ParquetFile(storage.open_read(path))
         except pa.ArrowInvalid as error:
-            raise ValueError(f"An input must be whole. Received: {path}; {error}") from error
+            raise ValueError(f"An input must be undamaged. Received: {path}; {error}") from error
 
     @property
     def files(self) -> list[str]:

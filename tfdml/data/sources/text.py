@@ -36,7 +36,7 @@ class TextSource(Source):
             if head[:2] in _BOMS:
                 raise ValueError(
                     f"An input must be in UTF-8. Received: {path}, in {_BOMS[head[:2]]}. Convert "
-                    f"it by `iconv -f utf-16 -t utf-8`."
+                    f"it with `iconv -f utf-16 -t utf-8`."
                 )
 
     @property

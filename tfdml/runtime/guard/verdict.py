@@ -128,8 +128,8 @@ class Verdict:
 
 
 _LIKELY_DEAD = (
-    "it was killed (out of memory? see `dmesg`), a crash in native code, `os._exit`, or its "
-    "machine went down"
+    "it was killed (out of memory? see `dmesg`), a crash in native code, `os._exit`, or "
+    "its machine crashed"
 )
 _LIKELY_SILENT = "it was stopped (SIGSTOP, a debugger), its machine froze, or the network is cut"
 _LIKELY_MISMATCH = (

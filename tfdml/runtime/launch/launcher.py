@@ -293,7 +293,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     launcher = Path(python).with_name("horovodrun")
     if not launcher.exists():
         raise FileNotFoundError(
-            f"`horovodrun` must be installed beside {python}. Received: no {launcher}. Run "
+            f"`horovodrun` must be installed next to {python}. Received: no {launcher}. Run "
             f"`tfdml build-horovod`."
         )
     size = sum(host.ranks for host in hosts)

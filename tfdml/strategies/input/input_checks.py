@@ -191,7 +191,7 @@ def check_gradients_match(gradients: Sequence, collective: Collective) -> None:
             f"{collective.size} ranks, because every rank makes the same update. Received, on "
             f"rank {collective.rank}, gradients that differ from rank 0's on ranks:",
             tf.where(tf.reduce_any(digests != digests[:1], 1))[:, 0],
-            "Call `apply` in `strategy.run`, which sums them, or sum them by `strategy.reduce`.",
+            "Call `apply` in `strategy.run`, which sums them, or sum them with `strategy.reduce`.",
         ],
         summarize=64,
     )
@@ -210,7 +210,7 @@ def _check_match(description: str, what: str, collective: Collective) -> None:
     own, others = next(pair for pair in lines if pair[0] != pair[1])
     raise ValueError(
         f"{what} must be the same on all {collective.size} ranks, because batches are global: "
-        f"every rank reads all of them and works on its own rows. Received other data on "
+        f"every rank reads all of them and works on its own rows. Received different data on "
         f"{_ranks(odd)}: {own[:200]} on rank {rank}, {others[:200]} on rank {other} (this is rank "
         f"{collective.rank}). Give all ranks the whole data, not a part of it, with the same seeds "
         f"and sizes."

@@ -202,7 +202,7 @@ def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
     if calls:
         raise ValueError(
             f"The data must be a `tf.data` pipeline of TensorFlow's own operations, because the "
-            f"workers read it for themselves and Python runs on the chief alone. Received: a "
+            f"workers read it for themselves and Python runs only on the chief. Received: a "
             f"pipeline with {', '.join(calls)}, as `from_generator`, `py_function` and "
             f"`numpy_function` make it. {HOW_TO_READ}"
         )

@@ -75,7 +75,7 @@ def check_call(model: keras.Model, call: str, arguments: Mapping[str, Any]) -> N
     if inspect.isgenerator(x) or isinstance(x, keras.utils.PyDataset) or _is_torch_loader(x):
         raise ValueError(
             f"`x` must be a `tf.data.Dataset`, a function that makes one, or arrays, because the "
-            f"workers read the data for themselves and Python runs on the chief alone. Received: "
+            f"workers read the data for themselves and Python runs only on the chief. Received: "
             f"{type(x).__name__}. {HOW_TO_READ}"
         )
     is_data = callable(x) or isinstance(x, tf.data.Dataset)
