@@ -116,7 +116,7 @@ def build(planned: BuildPlan, *, jobs: int, report: Report, rebuild: bool = Fals
             received=str(error),
             fix="Choose others with `--wheel-dir` and XDG_CACHE_HOME.",
         ) from error
-    with _only_one(wheels.entry(planned.facts), report):
+    with _WheelLock(wheels.entry(planned.facts), report):
         if not rebuild and (wheel := wheels.find(planned.facts)):
             return Built(wheel, True, time.monotonic() - began, None)
         wheel = _build(planned, jobs, report)
@@ -215,7 +215,7 @@ def _progress(report: Report) -> Callable[[Path], None]:
     return look
 
 
-class _only_one:
+class _WheelLock:
     """Context manager that holds the lock of one wheel; reports if it has to wait."""
 
     def __init__(self, entry: Path, report: Report) -> None:

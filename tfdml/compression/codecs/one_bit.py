@@ -66,9 +66,9 @@ class OneBit(ChunkCompressor):
 
     def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple[ChunkCompressor, list[int]]]:
         """Returns a codec for each gradient, with tiles of its shape; see `ChunkCompressor`."""
-        return [(self._of(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
+        return [(self._for_shape(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
 
-    def _of(self, shape: tuple[int, ...]) -> "OneBit":
+    def _for_shape(self, shape: tuple[int, ...]) -> "OneBit":
         # If the matrix has short rows, a row of the tile holds several of them.
         columns = shape[-1] * -(-_COLUMNS // shape[-1])
         rows = -(-math.prod(shape) // columns)

@@ -38,7 +38,7 @@ class NativeStages:
 
     def __init__(self, library: ModuleType, compressor: ChunkCompressor, size: int, word: int):
         self._library, self._compressor = library, compressor
-        self._size, self._word = size, word
+        self._size, self._word_bytes = size, word
 
     def encode(
         self,
@@ -99,7 +99,7 @@ class NativeStages:
             **self._compressor.native,
             "block": self._compressor.block,
             "chunk": chunk,
-            "row_bytes": row + -row % self._word,
+            "row_bytes": row + -row % self._word_bytes,
         }
 
 

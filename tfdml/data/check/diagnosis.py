@@ -114,7 +114,7 @@ def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
 
 def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
     """Returns the number of rows that the pipeline fetches and parses together."""
-    return Spans.of(batch_size, dataset.reader(1).record_bytes).batches * batch_size
+    return Spans.for_batches(batch_size, dataset.reader(1).record_bytes).batches * batch_size
 
 
 def _disk(dataset: RecordDataset, seconds: float) -> Stage:

@@ -70,7 +70,7 @@ def open_source(
     if kind == "images":
         from tfdml.data.sources.images import ImageFolderSource
 
-        return ImageFolderSource(_only(paths, kind), images)
+        return ImageFolderSource(_single_path(paths, kind), images)
     if kind == "parquet":
         from tfdml.data.sources.parquet import ParquetSource
 
@@ -82,15 +82,15 @@ def open_source(
     from tfdml.data.sources import hub
 
     if kind == "tfds":
-        return hub.TfdsSource(_only(paths, kind), split or "train")
-    return hub.HuggingFaceSource(_only(paths, kind), split)
+        return hub.TfdsSource(_single_path(paths, kind), split or "train")
+    return hub.HuggingFaceSource(_single_path(paths, kind), split)
 
 
 def _is_named(value: str) -> bool:
     return "=" in value and value.split("=", 1)[0].isidentifier()
 
 
-def _only(paths: list[str], kind: str) -> str:
+def _single_path(paths: list[str], kind: str) -> str:
     if len(paths) != 1:
         raise ValueError(f"`input` of kind {kind} must be one directory. Received: {paths}.")
     return paths[0]

@@ -63,7 +63,7 @@ def convert(
     checks.check_places(source, output)
     storage.make_directory(output)
     work = _work_directory(output, options.name)
-    with _only_one(work, output):
+    with _exclusive(work, output):
         checks.check_output(output, work, options.name, resume, overwrite)
         os.makedirs(work, exist_ok=True)
         job = Job(source, options, output, work)
@@ -91,7 +91,7 @@ def _work_directory(output: str, name: str) -> str:
 
 
 @contextmanager
-def _only_one(work: str, output: str) -> Iterator[None]:
+def _exclusive(work: str, output: str) -> Iterator[None]:
     """Context manager: holds a lock that ends with the process, however that ends.
 
     Raises:

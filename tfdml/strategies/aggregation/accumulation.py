@@ -58,11 +58,11 @@ class Accumulator:
         )
 
     def _run(self, step: Callable[[], Any], updates: bool) -> Any:
-        with self._that(updates):
+        with self._updating(updates):
             return step()
 
     @contextlib.contextmanager
-    def _that(self, updates: bool) -> Iterator[None]:
+    def _updating(self, updates: bool) -> Iterator[None]:
         before, self.updates = self.updates, updates
         try:
             yield

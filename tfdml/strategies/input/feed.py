@@ -134,7 +134,7 @@ class Feed(abc.ABC):
     def _announce(self, values: Sequence[int], name: str) -> list[list[int]]:
         """Gathers numbers from all processes; returns, for each number, its values by rank."""
         own = tf.constant([values], tf.int64)
-        return self._collective.beside_steps.all_gather(own, name).numpy().T.tolist()
+        return self._collective.concurrent_with_steps.all_gather(own, name).numpy().T.tolist()
 
     def _open(self) -> Iterator:
         return open_iterator(self._dataset)

@@ -110,7 +110,11 @@ class ScatterFeed(Feed):
         self._packed.clear()
         # As int64, which every transport carries unchanged.
         words = tf.constant(np.frombuffer(own + bytes(-len(own) % 8), np.int64))
-        sent = self._collective.beside_steps.broadcast(words, f"{name}/data").numpy().tobytes()
+        sent = (
+            self._collective.concurrent_with_steps.broadcast(words, f"{name}/data")
+            .numpy()
+            .tobytes()
+        )
         spec = without_optionals(self.element_spec)
         pieces = zip([0, *ends[:-1]], ends, strict=True)
         return [self._splitter.split(_unpack(sent[begin:end], spec)) for begin, end in pieces]

@@ -64,7 +64,7 @@ class ReplicaExtended(BatchExtended):
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
         # Whether the ranks are not connected yet, see `join`; until then no rank may train.
-        self.must_join = self._comes_and_goes = False
+        self.must_join = self._is_elastic = False
         # Variables that already hold the whole job's value: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         # Number of names given to exchanges of each kind, by the graph being traced.
@@ -79,7 +79,7 @@ class ReplicaExtended(BatchExtended):
         Variables created later start from each process's own values, because a process that has
         just joined creates them earlier than the others.
         """
-        self.collective, self.must_join, self._comes_and_goes = collective, False, True
+        self.collective, self.must_join, self._is_elastic = collective, False, True
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 
@@ -175,7 +175,7 @@ class ReplicaExtended(BatchExtended):
             return lambda: tf.zeros_like(
                 tf.convert_to_tensor(start() if callable(start) else start, dtype=dtype)
             )
-        if replica_id > 0 or self.collective.size == 1 or self._comes_and_goes:
+        if replica_id > 0 or self.collective.size == 1 or self._is_elastic:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )

@@ -148,7 +148,7 @@ class ReplicaHooks(Hooks):
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
         """Makes the iterator yield local batches of global batches; see `feed_modes`."""
         extended = strategy.extended
-        with call.having(extended=extended), extended.global_steps():
+        with call.overriding(extended=extended), extended.global_steps():
             keras_init(iterator, strategy, *args, **kwargs)
         iterator.data_adapter, iterator._distributed_dataset = local_batches(
             iterator.data_adapter,

@@ -56,7 +56,7 @@ def _update(
     """Makes the update in every replica, or accumulates the gradients for a later one."""
     inner = inner_of(optimizer)
     variables = list(inner._trainable_variables if given is None else given)
-    grads = [each_row_once(g, v) for g, v in zip(gradients, variables, strict=True)]
+    grads = [sum_repeated_rows(g, v) for g, v in zip(gradients, variables, strict=True)]
     extended = current_replicas()
     if extended is None:
         with updating():
@@ -121,7 +121,7 @@ def _apply_same_gradients(
             # Variables must be created outside of the replicas.
             outer.build(list(given))
         variables = list(inner._trainable_variables if given is None else given)
-        grads = [each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+        grads = [sum_repeated_rows(g, v) for g, v in zip(grads, variables, strict=True)]
 
         def update(values: list) -> None:
             with updating():
@@ -153,7 +153,7 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
     return [names[id(variable)] for variable in variables]
 
 
-def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
+def sum_repeated_rows(gradient: Any, variable: keras.Variable) -> Any:
     """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
 
     In a graph, the shape of an embedding's gradient is unknown. XLA cannot compile code in which

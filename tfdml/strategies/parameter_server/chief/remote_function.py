@@ -29,7 +29,7 @@ class RemoteFunction:
         self._strategy = strategy
         self._step = step
         self._window = InFlightTasks(strategy.coordinator)
-        self._most = _AHEAD * strategy.size
+        self._max_in_flight = _AHEAD * strategy.size
 
     def join(self) -> None:
         """Waits until all tasks are done."""

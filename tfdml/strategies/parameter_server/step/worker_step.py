@@ -92,24 +92,24 @@ class WorkerStep:
     def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
         """Runs the model's step in the graph; returns its outputs."""
         with StepScope([], stream):
-            return self._step(given(batch))
+            return self._step(step_input(batch))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
         """Takes a step in the graph; returns its metric contributions and own results, packed."""
         metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
         with StepScope(own, stream, loss_scale_snapshot(self._model)) as scope:
-            extra = own_numbers(self._step, self._step(given(batch)))
+            extra = non_metric_outputs(self._step, self._step(step_input(batch)))
         self.own_names = list(extra)
         return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
 
 
-def given(batch: Any) -> Any:
+def step_input(batch: Any) -> Any:
     """Returns a step's input from a batch that was passed as a function's argument."""
     return without_optionals(unpacked(batch) if isinstance(batch, tuple) else batch)
 
 
-def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
+def non_metric_outputs(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
     """Returns the numbers among a step's outputs that are not metrics' results.
 
     Raises:
