@@ -165,7 +165,7 @@ def image_row(path: str, options: ImageOptions, values: Any) -> Row:
     """Returns the row of an image file, with the values `values(image)`."""
     where = _shown(os.fsencode(path))
     if not path.lower().endswith(EXTENSIONS):
-        return Row(where, None, "does not have an image file's name")
+        return Row(where, None, "is not an image file according to its name")
     try:
         return Row(where, values(prepare(storage.read_bytes(path), options)))
     except (ValueError, OSError) as error:
