@@ -146,7 +146,9 @@ def test_a_newer_minor_version(library):
         with pytest.raises(ImportError, match=re.escape(f"changed are {', '.join(changed)}.")):
             known_versions.check(library, version)
     else:
-        with pytest.warns(UserWarning, match=rf"{version}, .*: what it replaces is the same"):
+        with pytest.warns(
+            UserWarning, match=rf"{version}, .*: the functions that it replaces are the same"
+        ):
             known_versions.check(library, version)
 
 
@@ -177,7 +179,7 @@ def test_newer_keras_without_a_class_is_refused(other_keras):
 def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
     said = made_with(other_keras(next_patch(), ANOTHER_FIT))
     assert said.startswith("made")
-    assert f"warned: tfdml was not tried with Keras {next_patch()}" in said
+    assert f"warned: tfdml was not tested with Keras {next_patch()}" in said
     assert f"it differs in {FIT}." in said
 
 

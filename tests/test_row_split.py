@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdml import row_split
-from tfdml.data.read.sharding import worker_of
+from tfdml.data.read.sharding import process_replicas
 from tfdml.row_split import LocalReplicas, OwnShareDataset
 from tfdml.strategies.input.local_batch import BatchSplitter
 
@@ -44,7 +44,7 @@ def test_strategies_and_data_use_this_split_only():
     class Two:
         num_replicas_in_sync, size, rank = 6, 2, 1
 
-    assert worker_of(Two()) == LocalReplicas(3, 3, 6)
+    assert process_replicas(Two()) == LocalReplicas(3, 3, 6)
     assert BatchSplitter.bounds is LocalReplicas.bounds
     assert BatchSplitter.rows is LocalReplicas.rows
 

@@ -63,12 +63,12 @@ def __getattr__(name: str) -> Any:
     elif name == "alone":
         value = importlib.import_module(f"{__name__}.strategies.alone").alone
     else:
-        return _of_tensorflow(name)
+        return _find_in_tensorflow(name)
     globals()[name] = value
     return value
 
 
-def _of_tensorflow(name: str) -> Any:
+def _find_in_tensorflow(name: str) -> Any:
     """Returns the object of that name in `tf.distribute`, importing TensorFlow."""
     # Python looks up special names, and names of submodules before it imports them.
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}"):

@@ -73,7 +73,7 @@ def check(library: str, version: str) -> None:
     fix = f"Run `pip install '{library}=={_minor(last)}.*'`."
     if installed.major != last.major or installed.release[:2] < first.release[:2]:
         raise ImportError(
-            f"{name} must be {supported} for this version of tfdml, which knows its insides. "
+            f"{name} must be {supported} for this version of tfdml, which relies on its internals. "
             f"Received: {name} {version}. {fix}"
         )
     same_minor = [r for r in known if r.release[:2] == installed.release[:2]]
@@ -82,13 +82,17 @@ def check(library: str, version: str) -> None:
     if changed and not same_minor:
         raise ImportError(
             f"{name} {version} must have the functions that tfdml replaces as {name} {nearest} has "
-            f"them, because tfdml was not tried with it. Received: changed are "
+            f"them, because tfdml was not tested with it. Received: changed are "
             f"{', '.join(changed)}. {fix}"
         )
     if changed or not same_minor:
-        what = f"it differs in {', '.join(changed)}" if changed else "what it replaces is the same"
+        what = (
+            f"it differs in {', '.join(changed)}"
+            if changed
+            else "the functions that it replaces are the same"
+        )
         warnings.warn(
-            f"tfdml was not tried with {name} {version}, but with {name} {nearest}: {what}. "
+            f"tfdml was not tested with {name} {version}, but with {name} {nearest}: {what}. "
             f"If results are not as expected: {fix}",
             stacklevel=2,
         )

@@ -191,7 +191,7 @@ def _integer(environment: Mapping[str, str], name: str, launcher: str) -> int:
     if value is None or not value.strip().isdecimal():
         raise ValueError(
             f"`{name}` must be a non-negative integer, because {launcher} seems to have started "
-            f"this process. Received: {name}={value!r}. Start all processes by one launcher, or "
+            f"this process. Received: {name}={value!r}. Start all processes with one launcher, or "
             f"unset its variables to run on one process."
         )
     return int(value)

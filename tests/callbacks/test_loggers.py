@@ -56,7 +56,7 @@ def test_chief_only_in_plain_keras(ranks):
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (keras.callbacks.ReduceLROnPlateau(), "must only read .* ReduceLROnPlateau, which all"),
+        (keras.callbacks.ReduceLROnPlateau(), "must only observe .* ReduceLROnPlateau, which must"),
         (lambda: None, "must be a Keras callback. Received: .*function"),
     ],
     ids=["all ranks", "no callback"],
@@ -67,7 +67,7 @@ def test_chief_only_rejects_wrong_callbacks(callback, message):
 
 
 def test_chief_only_rejects_tfdml_callbacks():
-    with pytest.raises(ValueError, match="FaultTolerantCheckpoint, which all ranks must run"):
+    with pytest.raises(ValueError, match="FaultTolerantCheckpoint, which must run on all ranks"):
         tfdml.callbacks.ChiefOnly(tfdml.callbacks.FaultTolerantCheckpoint("run"))
 
 

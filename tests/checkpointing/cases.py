@@ -14,7 +14,7 @@ import tfdml
 from tests.checkpointing import stores  # noqa: F401 (registers the stores)
 from tests.harness import rank_job
 from tfdml.callbacks.checkpoint.session import end_session, session_of
-from tfdml.checkpointing import Files, files_of
+from tfdml.checkpointing import Files, open_files
 
 SAMPLES, BATCH = 40, 8
 STEPS = SAMPLES // BATCH
@@ -195,5 +195,5 @@ def train(
         "losses": draws.losses,
         "batches": draws.batches,
         "trained": int(built.optimizer.iterations.numpy()),
-        "saved": [n for n in files_of(directory).names(directory) if n != "lock"],
+        "saved": [n for n in open_files(directory).names(directory) if n != "lock"],
     }

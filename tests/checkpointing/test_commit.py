@@ -263,7 +263,7 @@ def test_only_damaged_checkpoints_are_refused_unless_allowed(base):
     for _ in range(2):  # The second time, a damaged one has been set aside already.
         with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
             own.newest(0)
-    assert own.newest(0, start_anew=True) is None
+    assert own.newest(0, allow_fresh_start=True) is None
     assert own.newest(1) is None
 
 

@@ -37,7 +37,7 @@ class Training:
 )
 def test_advised_interval_keeps_the_cost_below_the_limit(every, still, slower, write):
     advice = Training(every, still, slower, write).run(1000)
-    steps = int(re.search(r"or (\d+) steps it", advice)[1])
+    steps = int(re.search(r"or (\d+) steps takes", advice)[1])
     cost = still + slower * write / (0.1 + slower)
     assert cost / (0.1 * steps) <= LIMIT * 1.1
     # Not longer than needed: a save must not begin before the previous one is written, either.
@@ -53,8 +53,8 @@ def test_advice_is_given_once_after_enough_saves():
 
 def test_callback_logs_the_advice(ranks, tmp_path):
     said = ranks(1).run(messages_of_training, str(tmp_path))[0]
-    (line,) = [line for line in said if "one save every" in line]
-    assert re.search(r"At one save every [\d.e-]+ s or \d+ steps it is below 3.5 %", line)
+    (line,) = [line for line in said if "One save every" in line]
+    assert re.search(r"One save every [\d.e-]+ s or \d+ steps takes less than 3.5 %", line)
 
 
 def messages_of_training(directory: str) -> list[str]:

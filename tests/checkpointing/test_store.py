@@ -10,7 +10,7 @@ from tests.checkpointing.faulty_files import Crash
 from tests.checkpointing.stores import CrashingStore, FailingStore
 from tests.checkpointing.test_commit import RANKS, check_found, tensors
 from tfdml import checkpointing
-from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files, files_of
+from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files, open_files
 from tfdml.checkpointing.claim import DirectoryInUse, Lease
 
 
@@ -38,15 +38,15 @@ def save(files: Files, url: str, step: int) -> None:
 
 def check(url: str, steps: tuple[int, ...], said: list | None = None) -> int:
     """Recovers as a restart does; returns the step that was found."""
-    own = opened(files_of(url), url, said)
+    own = opened(open_files(url), url, said)
     own.claim()
     found = own.newest(0)
     assert found is not None
     check_found(found, steps)
-    left = [n for n in files_of(url).names(url) if not n.startswith("damaged-")]
+    left = [n for n in open_files(url).names(url) if not n.startswith("damaged-")]
     assert left == [*own.checkpoints(), "lock"]
     for name in own.checkpoints():
-        checkpointing.verify(files_of(url), f"{url}/{name}")
+        checkpointing.verify(open_files(url), f"{url}/{name}")
     own.release()
     return found.manifest.step
 
@@ -101,7 +101,7 @@ def test_the_marker_comes_last(url, mutant):
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(url):
-    files, said = files_of(url), []
+    files, said = open_files(url), []
     for step in (1, 2):
         manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
         for rank in (1, 0):
@@ -143,7 +143,7 @@ def test_transient_errors_are_retried(url, error):
     ],
 )
 def test_lasting_errors_are_reported_and_keep_the_previous_checkpoint(url, error, tries):
-    save(files_of(url), url, 1)
+    save(open_files(url), url, 1)
     files = FailingStore(url, error, times=10**6, patience=0.3)
     manifest = CheckpointManifest(0, 0, 2, 1, (), {})
     with pytest.raises(OSError, match=str(error.args[-1])):
@@ -154,11 +154,11 @@ def test_lasting_errors_are_reported_and_keep_the_previous_checkpoint(url, error
 
 def test_store_without_its_plugin_is_refused_at_once():
     with pytest.raises(ValueError, match="`directory` must be local, or in a store whose plug-in"):
-        files_of("nosuchstore://bucket/run")
+        open_files("nosuchstore://bucket/run")
 
 
 def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -> Lease:
-    made = Lease(url, files_of(url), said.append, seconds)
+    made = Lease(url, open_files(url), said.append, seconds)
     made._files.look_every = 0.05
     if host:
         made._own["host"] = host

@@ -99,7 +99,7 @@ def test_broken_tensorflow(environment_without, tfdml_command):
 def test_time_limit_of_the_all_reduce():
     finding = check_all_reduce(["gloo"], seconds=0.5)
     assert finding.status is Status.ERROR
-    assert "not done after" in finding.what
+    assert "not finished after" in finding.what
     left = [p.pid for p in psutil.process_iter(["cmdline"]) if _is_worker(p)]
     assert left == []
 

@@ -98,7 +98,7 @@ def test_equal_results_pass():
         ([event("horovod", weights=(1.0, 2.001)), event("horovod", 1)], "differ from one process"),
         ([event("horovod", losses=(2.0, 1.001)), event("horovod", 1)], "same losses"),
         ([event("horovod", weights=(1.0, np.nan)), event("horovod", 1)], "by nan"),
-        ([event("horovod"), event("horovod", 1, digest="b")], "not the same bits"),
+        ([event("horovod"), event("horovod", 1, digest="b")], "not bit-identical"),
     ],
 )
 def test_different_results_fail(events, reason):
@@ -202,7 +202,7 @@ def test_a_tampered_exchange_is_reported(tmp_path, what):
     assert done.returncode == 1, done.stdout + done.stderr
     assert runs["one_process"]["status"] == "right"
     assert runs["multi_worker_mirrored"]["status"] == "wrong"
-    reason = "differ from one process's" if what == "gradient" else "not the same bits"
+    reason = "differ from one process's" if what == "gradient" else "not bit-identical"
     assert reason in runs["multi_worker_mirrored"]["reason"]
     assert "MultiWorkerMirroredStrategy is wrong: " in done.stdout
     assert "-m tfdml.cli.selftest.program multi_worker_mirrored" in done.stdout

@@ -371,7 +371,7 @@ def test_owner_state_of_other_parts_is_refused():
     goes_on(QSGD(4), BUCKET)
     with pytest.raises(
         ValueError,
-        match=r"bucket_bytes`. Received: part/g/layer_4/kernel of \[3300, 512\], kept is",
+        match=r"bucket_bytes`. Received: part/g/layer_4/kernel of \[3300, 512\], but the model",
     ):
         goes_on(QSGD(4), 1 << 20)
 

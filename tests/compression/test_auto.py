@@ -159,7 +159,7 @@ def test_ranks_agree_to_compress_on_a_slow_link(capfd):
     said = capfd.readouterr().out.splitlines()
     assert len(said) == 2, "One line before, one after; rank 0 alone."
     assert "Predicted for a step's exchange: no compression" in said[0]
-    assert "Goes on with QSGD(" in said[1]
+    assert "Continues with QSGD(" in said[1]
 
 
 class Heavy(Float16):

@@ -35,13 +35,13 @@ def test_wrong_numpy_files_are_refused(tmp_path):
         rows(path)
     np.save(path, np.ones(5))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="An input must be whole"):
+    with pytest.raises(ValueError, match="An input must be undamaged"):
         rows(path)
     np.save(path, np.array([1.0, np.inf]))
     with pytest.raises(ValueError, match="row 1: 'a' must be finite"):
         rows(path)
     np.savez(tmp_path / "b.npz", x=np.ones(2), y=np.ones(3))
-    with pytest.raises(ValueError, match="All arrays must have equally many rows"):
+    with pytest.raises(ValueError, match="All arrays must have the same number of rows"):
         rows(tmp_path / "b.npz")
 
 
@@ -98,10 +98,10 @@ BAD_ARRAYS = {
     "idx without all values": ("a", idx(3, 2, data=b"12345"), "must hold 6 bytes of values"),
     "idx with more": ("a", idx(2, data=b"123"), "must hold 2 bytes of values"),
     "idx within its header": ("a", idx(3, 2, data=b"")[:9], "ends within its header"),
-    "idx of no kind": ("a", b"\0\0\7\1" + bytes(8), "does not begin as an IDX file"),
+    "idx of no kind": ("a", b"\0\0\7\1" + bytes(8), "does not begin with an IDX header"),
     "gzip that is cut": ("a.gz", gzip.compress(idx(2, data=b"12"))[:-3], "is damaged"),
-    "hdf5 that is cut": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "An input must be whole"),
-    "npz that is cut": ("a.npz", b"PK\3\4" + bytes(40), "An input must be whole"),
+    "hdf5 that is cut": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "An input must be undamaged"),
+    "npz that is cut": ("a.npz", b"PK\3\4" + bytes(40), "An input must be undamaged"),
 }
 
 

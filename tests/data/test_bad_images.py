@@ -124,7 +124,7 @@ def test_wrong_image_folders_are_refused(tmp_path, case):
     message = {
         "empty class": r"\['empty'\] folders without images",
         "loop": "links that lead in a circle",
-        "beside": "1.png beside the classes",
+        "beside": "1.png next to the classes",
         "other file": "notes.txt: is not an image file",
         "inside": "`output` must not be within the input",
     }[case]

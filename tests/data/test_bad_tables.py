@@ -57,7 +57,7 @@ BAD_JSONL = {
     "missing": ('{"a": 1, "b": 2}\n{"a": 1}', "row 2: columns ..b.. are missing"),
     "more": ('{"a": 1}\n' * 1500 + '{"a": 1, "c": 2}', "columns ..c.. are not in the schema"),
     "null": ('{"a": 1}\n{"a": null}', "row 2: 'a' must be an integer. Received: None"),
-    "twice": ('{"a": 1}\n{"a": 1, "a": 2}', "a name is there twice"),
+    "twice": ('{"a": 1}\n{"a": 1, "a": 2}', "a name appears twice"),
     "cut": ('{"a": 1}\n{"a": ', "row 2: is not JSON"),
     "no object": ('{"a": 1}\n[1]', "row 2: is not JSON: must be an object"),
 }
@@ -90,7 +90,7 @@ def test_wrong_parquet_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Column 'a' must hold numbers"):
         rows(path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="An input must be whole"):
+    with pytest.raises(ValueError, match="An input must be undamaged"):
         rows(path)
 
 

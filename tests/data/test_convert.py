@@ -131,7 +131,7 @@ def test_resume_after_a_kill(tmp_path, how, shuffle):
     # A file under its final name is complete.
     finished = {p.name: p.read_bytes() for p in output.glob("*.tfrecord")}
     refused = start(*arguments, "-o", str(output))
-    assert "Go on with it by --resume" in refused.communicate(timeout=120)[1]
+    assert "Continue it with --resume" in refused.communicate(timeout=120)[1]
     resumed = start(*arguments, "-o", str(output), "--resume")
     said, error = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, error
@@ -255,7 +255,7 @@ def test_resume_with_another_input_is_refused(tmp_path, monkeypatch):
             convert(source, str(tmp_path / "out"), ConversionOptions(shards=4))
     time.sleep(0.01)
     table(path, 101)
-    with pytest.raises(ValueError, match="must go on with the same input"):
+    with pytest.raises(ValueError, match="must be used with the same input"):
         convert(
             open_source([str(path)]),
             str(tmp_path / "out"),

@@ -99,7 +99,7 @@ def test_unfinished_epoch_is_accepted(dataset, tmp_path):
     use(manifest, tmp_path / "notes", 2, None, 0, 4)
     code, said = prove(tmp_path / "set", tmp_path / "notes")
     assert code == 0
-    assert "epoch 0: 48 samples used, not used to its end" in said
+    assert "epoch 0: 48 samples used, incomplete" in said
 
 
 def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
@@ -112,4 +112,4 @@ def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
     (tmp_path / "empty").mkdir()
     code, said = prove(tmp_path / "set", tmp_path / "empty")
     assert code == 1
-    assert "`ledger` must be a directory with notes" in said
+    assert "`ledger` must be a directory with a ledger" in said

@@ -126,10 +126,10 @@ def test_spans_cut_all_batches_and_begin_with_one(power, steps):
 
 
 def test_spans_hold_many_small_records_and_few_large_ones():
-    assert Spans.of(256, 200.0).batches == 64
-    assert Spans.of(256, 20_000.0).batches == 1
-    assert Spans.of(8, 100_000.0).batches == 8
-    assert Spans.of(100_000, 8.0).batches == 1
+    assert Spans.for_batches(256, 200.0).batches == 64
+    assert Spans.for_batches(256, 20_000.0).batches == 1
+    assert Spans.for_batches(8, 100_000.0).batches == 8
+    assert Spans.for_batches(100_000, 8.0).batches == 1
 
 
 @given(layouts(), st.integers(0, 2**40))

@@ -278,7 +278,7 @@ def test_blocks_are_read_once(tmp_path):
         ({"split": "test"}, "`split` must be one of"),
         ({"on_corrupt": "ignore"}, "`on_corrupt` must be"),
         ({"window": 0}, "`window` must be positive"),
-        ({"state": {"epoch": 1}}, "`state` must be a pipeline's"),
+        ({"state": {"epoch": 1}}, "`state` must be the state of a pipeline"),
         ({"batch_size": 200, "end": "drop"}, "`batch_size` must be at most the number"),
     ],
 )

@@ -199,7 +199,7 @@ def test_full_disk_stops_caching_but_not_reading(dataset, tmp_path):
     pipeline = read_tfrecords(
         manifest.directory, 16, features=["id"], cache=str(tmp_path / "copies")
     )
-    with pytest.warns(UserWarning, match="No more is kept in cache="):
+    with pytest.warns(UserWarning, match="Nothing more is cached in cache="):
         assert sorted(np.concatenate(list(pipeline))) == list(range(100))
 
 

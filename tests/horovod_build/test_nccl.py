@@ -150,7 +150,7 @@ def test_no_nccl_library(site):
 
 def test_a_compiler_that_does_not_run(site):
     (site / "nvidia/cu13/bin/nvcc").write_text("#!/bin/sh\necho 'no such GPU' >&2\n")
-    with pytest.raises(BuildError, match="compiler must say its version. Received: ''"):
+    with pytest.raises(BuildError, match="compiler must report its version. Received: ''"):
         cuda.find({"PATH": ""}, site)
 
 

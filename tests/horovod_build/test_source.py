@@ -70,7 +70,7 @@ def test_rank_waits_for_queued_tensors(tmp_path):
 @pytest.mark.parametrize("name", CHANGES)
 def test_unexpected_source_is_refused(tmp_path, name):
     archive = archive_with(tmp_path / "a.tar.gz", {**FILES, name: "something else\n"})
-    with pytest.raises(BuildError, match="must have exactly once: .* Received: it 0 times"):
+    with pytest.raises(BuildError, match="must contain exactly once: .* Received: it 0 times"):
         horovod_source.unpack(archive, tmp_path)
 
 

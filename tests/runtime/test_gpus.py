@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.pool import RankPool
 from tests.runtime import gpu_cases as cases
-from tfdml.runtime.gpus import server_config, share_of
+from tfdml.runtime.gpus import assigned_gpus, server_config
 from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.topology import Topology, local_variables, on_this_host
 
@@ -49,12 +49,12 @@ def process() -> Iterator[RankPool]:
     ],
 )
 def test_share_of_gpus_of_a_process(gpus, local_size, shares):
-    assert [share_of(gpus, topology_of(i, local_size)) for i in range(local_size)] == shares
+    assert [assigned_gpus(gpus, topology_of(i, local_size)) for i in range(local_size)] == shares
 
 
 def test_fewer_gpus_than_processes():
     with pytest.raises(ValueError, match="2 GPUs for 3 processes"):
-        share_of(2, topology_of(1, 3))
+        assigned_gpus(2, topology_of(1, 3))
 
 
 @pytest.mark.parametrize(

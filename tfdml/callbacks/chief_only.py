@@ -42,12 +42,12 @@ class ChiefOnly(keras.callbacks.Callback):
             )
         if isinstance(callback, _FOR_ALL) or type(callback).__module__.startswith("tfdml."):
             raise ValueError(
-                f"`callback` must only read and write elsewhere. Received: "
-                f"{type(callback).__name__}, which all ranks must run. Give it to `fit` itself."
+                f"`callback` must only observe training, as a logger does. Received: "
+                f"{type(callback).__name__}, which must run on all ranks. Pass it to `fit` itself."
             )
         self.callback = callback
         self.async_safe = getattr(callback, "async_safe", False)
-        self._works = True
+        self._is_active = True
         for name in filter(_is_hook, dir(callback)):
             # Keras waits for every batch if a callback overrides a batch method.
             if not hasattr(getattr(callback, name), "_is_default"):
@@ -56,8 +56,8 @@ class ChiefOnly(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Determines whether this is rank 0, and passes the model on."""
         super().set_model(model)
-        self._works = getattr(model.distribute_strategy, "is_chief", True)
-        if self._works:
+        self._is_active = getattr(model.distribute_strategy, "is_chief", True)
+        if self._is_active:
             self.callback.set_model(model)
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class ChiefOnly(keras.callbacks.Callback):
         self.callback.set_params(params)
 
     def _pass_on(self, name: str, *args: Any, **kwargs: Any) -> None:
-        if self._works:
+        if self._is_active:
             getattr(self.callback, name)(*args, **kwargs)
 
 

@@ -79,5 +79,5 @@ class GradientNoiseScale(keras.callbacks.Callback):
             return
         Console(highlight=False).print(
             f"Gradient noise scale: {self.estimate().scale:,.0f} rows. A global batch of about "
-            f"{suggested:,} trades steps for rows evenly; far larger ones save few steps."
+            f"{suggested:,} is a fair trade of steps for rows; far larger batches save few steps."
         )

@@ -64,7 +64,7 @@ class StepMonitor(keras.callbacks.Callback):
         super().__init__()
         if not 0 <= threshold <= 1:
             raise ValueError(
-                f"`threshold` must be a part of a step, from 0 to 1. Received: "
+                f"`threshold` must be a fraction of a step, from 0 to 1. Received: "
                 f"threshold={threshold!r}."
             )
         self._threshold = threshold

@@ -5,7 +5,7 @@ from tfdml.checkpointing.commit import save
 from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory, NoWholeCheckpoint
 from tfdml.checkpointing.files import Files
 from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint, verify
-from tfdml.checkpointing.store import StoreFiles, files_of
+from tfdml.checkpointing.store import StoreFiles, open_files
 from tfdml.checkpointing.writer import Writer
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "NoWholeCheckpoint",
     "StoreFiles",
     "Writer",
-    "files_of",
+    "open_files",
     "save",
     "verify",
 ]

@@ -242,9 +242,9 @@ def differences(one: str, other: str) -> list[str]:
     ends = []
     for directory in (one, other):
         own = CheckpointDirectory(directory, Files(), print)
-        left = [n for n in os.listdir(directory) if n.startswith(PARTIAL)]
-        if left:
-            return [f"{directory} has leftovers: {', '.join(left)}"]
+        partial = [n for n in os.listdir(directory) if n.startswith(PARTIAL)]
+        if partial:
+            return [f"{directory} has partial checkpoints: {', '.join(partial)}"]
         fits = sorted({int(name.split("-")[1]) for name in own.checkpoints()})
         if not fits:
             return [f"{directory} has no checkpoint"]

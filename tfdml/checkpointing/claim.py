@@ -35,15 +35,15 @@ class Claim(Protocol):
         """Gives the directory up."""
 
 
-def claim_of(path: str, files: Files, say: Callable[[str], None]) -> Claim:
+def make_claim(path: str, files: Files, say: Callable[[str], None]) -> Claim:
     """Returns a claim of the kind that fits a directory: a lock on a disk, a lease in a store."""
     return LockFile(path) if files.renames_whole else Lease(path, files, say)
 
 
 def _refusal(path: str, owner: str) -> DirectoryInUse:
     return DirectoryInUse(
-        f"`directory` must be used by one job at a time. Received: {path}, which {owner} has. End "
-        f"that job, or choose another directory."
+        f"`directory` must be used by one job at a time. Received: {path}, which {owner} "
+        f"uses. End that job, or choose another directory."
     )
 
 
@@ -130,7 +130,7 @@ class Lease:
 
     def _await_a_change(self, before: dict) -> None:
         self._say(
-            f"{_in_words(before)} has had {self._path}. Is it still running? That shows within "
+            f"{_in_words(before)} last claimed {self._path}. Checking whether it still runs takes "
             f"{self._seconds:.0f} s."
         )
         deadline = time.monotonic() + self._seconds

@@ -188,13 +188,13 @@ def _await(files: Files, path: str, seconds: float, given_up: Callable[[], bool]
     deadline, pause = time.monotonic() + seconds, 0.001
     while not files.exists(path + _NOTE):
         if files.exists(path + _FAILED):
-            raise OSError(f"{who} could not write its part, and says why.")
+            raise OSError(f"{who} could not write its part; see its error message.")
         if given_up():
-            raise OSError(f"{who} is waited for no more.")
+            raise OSError(f"{who} is no longer waited for.")
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{who} must write its part of a checkpoint within {seconds:.0f} s. Received: "
-                f"no {path}. The directory must be the same one for all ranks; see that rank's "
+                f"no {path}. All ranks must see the same directory; see that rank's "
                 f"output."
             )
         time.sleep(pause)

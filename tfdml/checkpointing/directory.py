@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.checkpointing import manifest as manifests
-from tfdml.checkpointing.claim import claim_of
+from tfdml.checkpointing.claim import make_claim
 from tfdml.checkpointing.commit import PARTIAL, is_committed, remove_checkpoint
 from tfdml.checkpointing.files import Files, remove_tree
 from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint
@@ -61,7 +61,7 @@ class CheckpointDirectory:
         self._files = files
         self._say = say
         files.make_directory(path)
-        self._claim = claim_of(path, files, say)
+        self._claim = make_claim(path, files, say)
 
     # -- Ownership -----------------------------------------------------------------------------
 
@@ -102,18 +102,18 @@ class CheckpointDirectory:
         numbers = {name: manifests.fit_of(name) for name in self._names()}
         return [n for n, f in numbers.items() if f is not None and fit in (None, f)]
 
-    def newest(self, fit: int, start_anew: bool = False) -> Checkpoint | None:
+    def newest(self, fit: int, allow_fresh_start: bool = False) -> Checkpoint | None:
         """Returns the newest whole checkpoint of a `fit`; sets damaged ones aside.
 
         Args:
             fit: Number of the call of `fit` in the program.
-            start_anew: Whether to train from scratch if all checkpoints are damaged.
+            allow_fresh_start: Whether to train from scratch if all checkpoints are damaged.
 
         Returns:
             The checkpoint; None if training starts from scratch.
 
         Raises:
-            NoWholeCheckpoint: If all checkpoints are damaged, and `start_anew` is not set.
+            NoWholeCheckpoint: If all checkpoints are damaged, and `allow_fresh_start` is not set.
         """
         damaged = [n for n in self._names() if n.startswith(f"{DAMAGED}fit-{fit:03d}-")]
         for name in reversed(self.checkpoints(fit)):
@@ -123,10 +123,10 @@ class CheckpointDirectory:
             except DamagedCheckpoint as error:
                 damaged.append(self._set_aside(name))
                 self._say(f"A damaged checkpoint is set aside as {damaged[-1]}: {error}")
-        if damaged and not start_anew:
+        if damaged and not allow_fresh_start:
             raise NoWholeCheckpoint(
-                f"`directory` must have a whole checkpoint. Received: {self.path} with damaged "
-                f"ones only: {', '.join(damaged)}. Restore them from a backup, pass "
+                f"`directory` must have an undamaged checkpoint. Received: {self.path} with "
+                f"damaged ones only: {', '.join(damaged)}. Restore them from a backup, pass "
                 f"`allow_fresh_start=True` to train from scratch, or choose another directory."
             )
         return None

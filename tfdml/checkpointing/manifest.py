@@ -105,9 +105,9 @@ def read_manifest(files: Files, directory: str) -> CheckpointManifest:
     try:
         fields = json.loads(data)["checkpoint"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path} is not what was written: {error}.") from error
+        raise DamagedCheckpoint(f"{path} is damaged: {error}.") from error
     if _encode(fields) != data:
-        raise DamagedCheckpoint(f"{path} has another checksum than was written.")
+        raise DamagedCheckpoint(f"{path} is damaged: its checksum differs from the recorded one.")
     if fields["version"] > VERSION:
         raise ValueError(
             f"{path} must be of version {VERSION} or less. Received: {fields['version']}. Read it "
@@ -149,7 +149,7 @@ def read_member(files: Files, directory: str, member: RankFile) -> bytes:
     if len(data) != member.bytes:
         raise DamagedCheckpoint(f"{path} has {len(data)} bytes instead of {member.bytes}.")
     if zlib.crc32(data) != member.crc32:
-        raise DamagedCheckpoint(f"{path} has another checksum than was written.")
+        raise DamagedCheckpoint(f"{path} is damaged: its checksum differs from the recorded one.")
     return data
 
 

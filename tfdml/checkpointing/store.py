@@ -30,7 +30,7 @@ _MISTAKES = (
 )
 
 
-def files_of(path: str, say: Callable[[str], None] = print) -> Files:
+def open_files(path: str, say: Callable[[str], None] = print) -> Files:
     """Returns the file system of a directory, local or in a store.
 
     Args:
@@ -68,7 +68,7 @@ class StoreFiles(Files):
                 f"for s3://)."
             ) from error
         self._say = say
-        self._again = tenacity.Retrying(
+        self._retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_pass),
             wait=tenacity.wait_random_exponential(multiplier=min(1.0, patience / 100), max=20.0),
             stop=tenacity.stop_after_delay(patience),
@@ -78,7 +78,7 @@ class StoreFiles(Files):
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         self._say(
-            f"WARNING: {state.fn.__name__} in the store failed, and is tried again: "
+            f"WARNING: {state.fn.__name__} in the store failed, and will be retried: "
             f"{state.outcome.exception()!r}"
         )
 
@@ -89,7 +89,7 @@ class StoreFiles(Files):
             OSError: If it still fails.
         """
         try:
-            return self._again(operation, *args, **options)
+            return self._retrying(operation, *args, **options)
         except Exception as error:
             if isinstance(error, OSError) or not _may_pass(error):
                 raise

@@ -38,8 +38,8 @@ def bench(
 
     `tfdml bench --hosts node1:1,node2:1 --horovod --model model.keras`
 
-    It is what `compression="auto"` measures at its start, for all compressors. Without a model the
-    table is for six layers of 2,048 x 2,048 numbers. It takes half a minute.
+    These are the measurements that `compression="auto"` makes at its start, for all compressors.
+    Without a model the table is for six layers of 2,048 x 2,048 numbers. Takes half a minute.
     """
     program = ["-m", "tfdml.cli.bench_rank"]
     program += ["--horovod"] if horovod else []
@@ -50,7 +50,7 @@ def bench(
         )
         if sum(host.ranks for host in parsed_hosts) < 2:
             raise ValueError(
-                f"`hosts` must have two ranks or more, to measure what is between them. "
+                f"`hosts` must have at least two ranks, to measure the connection between them. "
                 f"Received: hosts={hosts!r}."
             )
         start = launcher.start_horovod if horovod else launcher.start_workers

@@ -10,7 +10,7 @@ from tfdml.horovod_build import BuildError
 
 def build_codecs(
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Compile again even if that has been done.")
+        bool, typer.Option("--rebuild", help="Compile again even if they are compiled already.")
     ] = False,
 ) -> None:
     """Compile the codecs of compressed training for the installed TensorFlow.
@@ -21,11 +21,13 @@ def build_codecs(
 
     `tfdml build-codecs --rebuild`
 
-    On processors all codecs but `RandomK` and `PowerSGD` in turns then take less time, down to a
-    tenth, and send the same bits; only `PowerSGD`'s matrices are summed in another order.
-    Without, or with GPUs, XLA compiles TensorFlow's own operations. `tfdml build-horovod` does this
-    too; it takes half a minute and a C++ compiler. What is compiled is for processors with AVX2 and
-    FMA, or 64-bit ARM (**untested**), and is kept within the installed package.
+    On CPUs, all codecs except `RandomK` and `PowerSGD` in turns then take less time, down to a
+    tenth, and send the same bits; only `PowerSGD`'s matrices are summed in a different order.
+    Without compiled codecs, or with GPUs, XLA compiles TensorFlow's own operations.
+
+    Needs a C++ compiler and takes half a minute; `tfdml build-horovod` does it too. The compiled
+    codecs are for CPUs with AVX2 and FMA, or 64-bit ARM (**untested**), and are stored within the
+    installed package.
     """
     console = Console(highlight=False, soft_wrap=True)
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from tfdml.cli.build_codecs import compile_codecs
 from tfdml.horovod_build import BuildError, BuildOptions, build, install, plan
 
-_LIBRARIES = "What Horovod is built with"
+_LIBRARIES = "Build options of Horovod"
 
 
 def build_horovod(
@@ -46,7 +46,7 @@ def build_horovod(
             "-j",
             min=1,
             help="Run this many compilers at a time, each with up to 1.5 GB of memory.",
-            show_default="one a core, as memory allows",
+            show_default="one per core, as memory allows",
         ),
     ] = None,
     wheel_dir: Annotated[

@@ -35,7 +35,7 @@ def chaos(
     ] = 600.0,
     rank: Annotated[int, typer.Option(min=0, help="Rank that gets the faults.")] = 0,
 ) -> None:
-    """Kill and hinder a training script at many points, and check that nothing is lost.
+    """Kill and disturb a training script at many points, and check that nothing is lost.
 
     For example:
 
@@ -43,13 +43,13 @@ def chaos(
 
     `tfdml chaos --seed 1 -- tfdml launch --workers 2 train.py`
 
-    The script uses `FaultTolerantCheckpoint`, and seeds (`keras.utils.set_random_seed`). It is run
-    once without faults. Then it is run again and again, with its checkpoints in a directory of
-    their own, and gets faults at random points: SIGKILL, SIGTERM, SIGSTOP and power failures at an
+    The script must use `FaultTolerantCheckpoint`, and seeds (`keras.utils.set_random_seed`). It is
+    run once without faults. Then it is run repeatedly, with its checkpoints in a separate
+    directory, with faults at random points: SIGKILL, SIGTERM, SIGSTOP and power failures at an
     operation on files, after a step, while restoring or at any time; full disks, I/O errors and
-    short writes; flipped bits and truncation of checkpoints. After each the same command is started
-    again. In the end weights, optimizer, metrics and history must be the same bits as without
-    faults, and nothing may be left over. The exit code is 1 if they are not.
+    short writes; flipped bits and truncation of checkpoints. After each fault the same command is
+    restarted. In the end weights, optimizer, metrics and history must be bit-identical to those
+    without faults, and no partial checkpoint may remain. The exit code is 1 otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="tfdml-chaos-") as scratch:
         runner = _Runner(command, Path(scratch), timeout, rank)
@@ -75,7 +75,7 @@ class _Runner:
         ended = self._start(FaultPlan(str(whole)))
         if not ended.ok or not whole.exists():
             raise RuntimeError(
-                f"COMMAND must end well, and save with `FaultTolerantCheckpoint`. Received: exit "
+                f"COMMAND must succeed, and save with `FaultTolerantCheckpoint`. Received: exit "
                 f"code {ended.returncode}, {'no' if not whole.exists() else 'a'} directory.\n"
                 f"{ended.output[-2000:]}"
             )
@@ -96,7 +96,7 @@ class _Runner:
             kinds.update(f"{f.kind}, {f.where}" for f in happened)
             lost += bool(reason)
             words = "; ".join(f"{f.kind} at {f.where} {f.number}" for f in happened)
-            typer.echo(f"run {run}: {words or 'no fault'}: {reason or 'the same bits'}")
+            typer.echo(f"run {run}: {words or 'no fault'}: {reason or 'bit-identical'}")
             shutil.rmtree(directory, ignore_errors=True)
         for kind, count in sorted(kinds.items()):
             typer.echo(f"{count:5d} {kind}")
@@ -119,7 +119,7 @@ class _Runner:
                 continue
             ended = self._start(FaultPlan(str(directory), fault, self._rank))
             if ended.timed_out:
-                return [*happened, fault], f"no end within {self._timeout:.0f} s"
+                return [*happened, fault], f"did not end within {self._timeout:.0f} s"
             if ended.ok and fault.kind != "short write":
                 break  # The run was over before its fault.
             happened.append(fault)
@@ -127,7 +127,7 @@ class _Runner:
         if not ended.ok:
             return happened, f"the restart failed: {ended.output[-1500:]}"
         different = faults.differences(whole, str(directory))
-        return happened, f"not the same: {', '.join(different[:5])}" if different else None
+        return happened, f"different: {', '.join(different[:5])}" if different else None
 
     def _start(self, plan: FaultPlan) -> child.Ended:
         environment = child_environment(**{faults.VARIABLE: plan.to_json()})

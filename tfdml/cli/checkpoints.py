@@ -9,14 +9,14 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tfdml.checkpointing import Files, files_of
+from tfdml.checkpointing import Files, open_files
 from tfdml.checkpointing.commit import is_committed
 from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
 
 app = typer.Typer(
     help=(
-        "Look at the checkpoints of `FaultTolerantCheckpoint`, and make model files of them.\n\n"
+        "Inspect the checkpoints of `FaultTolerantCheckpoint`, and export them as model files.\n\n"
         "For example:\n\n"
         "`tfdml checkpoints inspect run1`\n\n"
         "`tfdml checkpoints export run1 model.keras`"
@@ -31,7 +31,7 @@ _Directory = Annotated[
 
 @app.command()
 def inspect(directory: _Directory) -> None:
-    """Show each checkpoint: where training was, how many ranks wrote it, whole or damaged.
+    """Show each checkpoint: its place in training, the number of ranks, and whether it is damaged.
 
     For example:
 
@@ -39,10 +39,10 @@ def inspect(directory: _Directory) -> None:
 
     `tfdml checkpoints inspect run1/fit-000-epoch-0002-step-0000000010`
 
-    A name says where training was: the fit, the epoch and the step. "finished" is a whole one of
+    A checkpoint's name has the fit, the epoch and the step. "finished" marks an undamaged one of
     the end of a fit. All files are read and checked; the exit code is 1 if one is damaged.
     """
-    files = files_of(directory)
+    files = open_files(directory)
     found = _checkpoints(files, directory)
     console, damaged = Console(highlight=False), []
     table = _table("Checkpoint", "Ranks", "MB", "Saved", "")
@@ -78,7 +78,7 @@ def export(
     directory: _Directory,
     output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
 ) -> None:
-    """Make a .keras file of the newest checkpoint that is whole.
+    """Make a .keras file from the newest undamaged checkpoint.
 
     For example:
 
@@ -86,8 +86,8 @@ def export(
 
     `tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras`
 
-    It has the model and its weights, without the optimizer's state. With `use_ema` they are the
-    weights that were trained, not their moving averages.
+    The file has the model and its weights, without the optimizer's state. With `use_ema` they are
+    the trained weights, not their moving averages.
     """
     try:
         _export(_newest(directory), output)
@@ -115,13 +115,13 @@ def _checkpoints(files: Files, directory: str) -> list[str]:
 
 
 def _newest(directory: str) -> Checkpoint:
-    files = files_of(directory)
+    files = open_files(directory)
     for path in reversed(_checkpoints(files, directory)):
         try:
             return Checkpoint(files, path, verify(files, path))
         except DamagedCheckpoint as error:
-            typer.echo(f"passed over, because it is damaged: {error}", err=True)
-    raise ValueError(f"`directory` must have a whole checkpoint. Received: {directory}.")
+            typer.echo(f"skipped, because it is damaged: {error}", err=True)
+    raise ValueError(f"`directory` must have an undamaged checkpoint. Received: {directory}.")
 
 
 def _contents(checkpoint: Checkpoint) -> Table:
@@ -149,7 +149,7 @@ def _export(checkpoint: Checkpoint, output: Path) -> None:
     if layout["architecture"] is None:
         raise ValueError(
             "The model must have a configuration to be exported without its code. Received: a "
-            "model of a class of its own without `get_config`. Run the training script with the "
+            "model of a custom class without `get_config`. Run the training script with the "
             "checkpoint's directory instead, and call `model.save`."
         )
     # Imported here because it takes seconds, and inspecting checkpoints does not need it.

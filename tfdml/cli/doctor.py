@@ -28,23 +28,23 @@ def doctor(
     data: Annotated[
         str,
         typer.Option(
-            help="Time how this TFRecord data set is read instead.",
+            help="Measure instead how fast this TFRecord data set is read.",
             metavar="PATH",
             rich_help_panel="Reading data",
         ),
     ] = "",
     split: Annotated[
         str | None,
-        typer.Option(help="Read this split of it.", metavar="NAME", rich_help_panel="Reading data"),
+        typer.Option(
+            help="Split of that data set to read.", metavar="NAME", rich_help_panel="Reading data"
+        ),
     ] = None,
     batch_size: Annotated[
         int,
-        typer.Option(
-            min=1, help="Read this many records in a batch.", rich_help_panel="Reading data"
-        ),
+        typer.Option(min=1, help="Number of records in a batch.", rich_help_panel="Reading data"),
     ] = 256,
 ) -> None:
-    """Check this machine, and say what to do about each thing that is wrong.
+    """Check this machine, and show a fix for each problem.
 
     For example:
 
@@ -55,8 +55,8 @@ def doctor(
     Checks the versions, the settings of Keras, the devices, Horovod and the host name, and runs an
     all-reduce on two processes. Takes about 20 seconds. The exit code is 1 if training cannot work.
 
-    With `--data` it times each stage of reading a data set that `tfdml records convert` has
-    written, on one process of this machine, and says which one limits it and what helps.
+    With `--data`, times each stage of reading a data set that `tfdml records convert` has written,
+    in one process on this machine, and shows the slowest stage and how to speed it up.
     """
     if data:
         return diagnose_data(data, split, batch_size)
@@ -98,7 +98,9 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
         console.print()
     number = {status: sum(f.status is status for f in findings) for status in Status}
     if number[Status.ERROR]:
-        console.print("Training does not work here yet: see the errors above, from the first on.")
+        console.print(
+            "Training does not work here yet: fix the errors above, beginning with the first."
+        )
     elif number[Status.WARNING]:
         console.print("Training works here. The warnings above may matter to you.")
     else:

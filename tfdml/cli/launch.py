@@ -21,12 +21,12 @@ def launch(
     hosts: Annotated[
         str,
         typer.Option(
-            help="Machines to start it on by ssh, each with its number of processes.",
+            help="Machines to start the job on by ssh, each with its number of processes.",
             metavar="NAME:N,...",
         ),
     ] = "",
     horovod: Annotated[
-        bool, typer.Option("--horovod", help="Start it by horovodrun, for HorovodStrategy.")
+        bool, typer.Option("--horovod", help="Start the job with horovodrun, for HorovodStrategy.")
     ] = False,
     ps: Annotated[
         int,
@@ -35,23 +35,29 @@ def launch(
         ),
     ] = 0,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Start a job that failed again, at most this often.")
+        int, typer.Option(min=0, help="Restart a failed job, at most this many times.")
     ] = 0,
     min_workers: Annotated[
         int,
         typer.Option(
-            min=0, help="Start again with this many processes if some hosts are gone; 0 for all."
+            min=0,
+            help="Restart on the remaining hosts if they have this many processes; 0 for all.",
         ),
     ] = 0,
     print_slurm: Annotated[
-        bool, typer.Option("--print-slurm", help="Print a script for sbatch, and start nothing.")
+        bool,
+        typer.Option(
+            "--print-slurm", help="Print a script for sbatch instead of starting the job."
+        ),
     ] = False,
     print_kubernetes: Annotated[
         bool,
-        typer.Option("--print-kubernetes", help="Print a TrainJob or MPIJob, and start nothing."),
+        typer.Option(
+            "--print-kubernetes", help="Print a TrainJob or MPIJob instead of starting the job."
+        ),
     ] = False,
 ) -> None:
-    """Start a training script on several processes, and end them all when one fails.
+    """Start a training script on several processes, and stop them all when one fails.
 
     For example:
 
@@ -63,29 +69,30 @@ def launch(
 
     `tfdml launch --horovod --workers 2 train.py`
 
-    Each process is a worker of `MultiWorkerMirroredStrategy`, with a `TF_CONFIG` of its own; with
+    Each process is a worker of `MultiWorkerMirroredStrategy`, with its own `TF_CONFIG`; with
     `--horovod` a rank of `HorovodStrategy`. With `--ps` the script runs on one more process, the
     chief of a `ParameterServerStrategy`, and workers and servers run `tfdml serve`; a worker that
     dies is started again.
 
-    With `--max-restarts 3` a job that has failed, or was asked to end, is started again; with
-    `FaultTolerantCheckpoint` it continues where it was. `--min-workers 2` starts it on those hosts
-    that still answer, if they have that many ranks.
+    With `--max-restarts 3` a job that fails, or is asked to end, is restarted up to three times;
+    with `FaultTolerantCheckpoint` it resumes where it was. `--min-workers 2` restarts it on the
+    hosts that still answer, if they have at least two ranks.
 
-    Lines begin with their rank. When a rank fails, its last lines are shown first, and the exit
-    code is its own. Nothing is left running, whatever ends this command.
+    Each line of output begins with its rank. When a rank fails, its last lines are printed, and
+    its exit code becomes this command's. No process is left running, however this command ends.
 
-    TensorFlow's servers and Horovod's rendezvous are **not authenticated**: whoever reaches their
-    ports can run code. On one machine the ranks reach each other at the loopback address; across
-    machines use a private network.
+    TensorFlow's servers and Horovod's rendezvous are **not authenticated**: anyone who reaches
+    their ports can run code. On one machine the ranks communicate over the loopback address;
+    across machines use a private network.
     """
     try:
         if ps:
             if hosts or horovod:
                 raise ValueError(
-                    "`--ps` must be without `--hosts` and `--horovod`: it starts a job on this "
-                    "machine. Received: both. For several machines see `--print-slurm` and "
-                    "`--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
+                    "`--ps` must be used without `--hosts` and `--horovod`: it starts the job "
+                    "on this machine only. Received: both. For several machines see "
+                    "`--print-slurm` and `--print-kubernetes`, or run `tfdml serve` with a "
+                    "TF_CONFIG on each."
                 )
             if print_slurm or print_kubernetes:
                 make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
@@ -117,7 +124,8 @@ def _manifest(
     ranks = {host.ranks for host in parsed_hosts}
     if len(ranks) != 1:
         raise ValueError(
-            f"`hosts` must have equally many ranks each for a scheduler. Received: {sorted(ranks)}."
+            f"`hosts` must each have the same number of ranks for a scheduler. Received: "
+            f"{sorted(ranks)}."
         )
     make = scheduler_scripts.slurm if for_slurm else scheduler_scripts.kubernetes
     if len(parsed_hosts) == 1 and not for_slurm and not horovod:
@@ -136,9 +144,9 @@ def _run(
     for host in parsed_hosts:
         if host.is_public:
             typer.echo(
-                f"tfdml launch: {host.name} has a public address, and TensorFlow's servers and "
-                f"Horovod's rendezvous are not authenticated: whoever reaches their ports can run "
-                f"code there. Use a private network.",
+                f"tfdml launch: {host.name} has a public address, and TensorFlow's "
+                f"servers and Horovod's rendezvous are not authenticated: anyone who reaches their "
+                f"ports can run code there. Use a private network.",
                 err=True,
             )
     start = launcher.start_horovod if horovod else launcher.start_workers

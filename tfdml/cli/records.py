@@ -22,7 +22,7 @@ from rich.text import Text
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Convert data to sharded TFRecords, look at them, and verify them.\n\n"
+        "Convert data to sharded TFRecords, inspect them, and verify them.\n\n"
         "For example:\n\n"
         "`tfdml records convert photos -o data/photos`\n\n"
         "`tfdml records verify data/photos`"
@@ -45,21 +45,21 @@ def convert(
         typer.Option(
             help="Kind of the input: images, csv, jsonl, parquet, numpy, hdf5, idx, tfrecord, tfds "
             "or huggingface.",
-            show_default="found by the names",
+            show_default="from the file names",
         ),
     ] = None,
     schema: Annotated[
         Path | None,
         typer.Option(
             help='JSON file with the features, such as {"label": "int64"}.',
-            show_default="found from the input",
+            show_default="inferred from the input",
         ),
     ] = None,
     image_column: Annotated[
         str | None, typer.Option(help="Column of a table with paths of images.")
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="Column of such a table with names of classes.")
+        str | None, typer.Option(help="Column of that table with the class names.")
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Delimiter of CSV.")] = None,
     input_split: Annotated[
@@ -96,7 +96,7 @@ def convert(
     ] = False,
     on_error: Annotated[
         str,
-        typer.Option(help="End at a bad row (strict), or write it to a file of rejects (skip)."),
+        typer.Option(help="Stop at a bad row (strict), or write it to a file of rejects (skip)."),
     ] = "strict",
     max_errors: Annotated[
         int | None, typer.Option(min=0, help="Number of rows that may be skipped.")
@@ -111,7 +111,7 @@ def convert(
             "-p",
             min=1,
             help="Number of processes.",
-            show_default="one a core, one for little input",
+            show_default="one per core, one for a small input",
         ),
     ] = None,
     resume: Annotated[
@@ -129,8 +129,8 @@ def convert(
 
     `tfdml records convert image=images.gz label=labels.gz --kind idx -o data/digits`
 
-    The bytes written are the same for any number of processes. Interrupted, it continues with
-    `--resume`. TensorFlow Datasets opens what is written by `tfds.builder_from_directory`.
+    The bytes written are the same for any number of processes. `--resume` continues an interrupted
+    conversion. TensorFlow Datasets opens the result with `tfds.builder_from_directory`.
     """
     from tfdml.data.format.image_options import ImageOptions
     from tfdml.data.format.schema import Schema
@@ -174,7 +174,7 @@ def convert(
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except KeyboardInterrupt:
-        typer.echo("tfdml records convert: interrupted. Continue it with --resume.", err=True)
+        typer.echo("tfdml records convert: interrupted. Continue with --resume.", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml records convert: {error}", err=True)
@@ -202,7 +202,8 @@ def _splits(text: str) -> tuple[tuple[str, float], ...]:
         return tuple((n, float(r)) for n, r in (part.split("=") for part in text.split(",")))
     except ValueError as error:
         raise ValueError(
-            f"`split` must be a name, or such as train=0.9,test=0.1. Received: {text!r}."
+            f"`split` must be a name, or names with their parts, such as train=0.9,test=0.1. "
+            f"Received: {text!r}."
         ) from error
 
 
@@ -231,12 +232,12 @@ def verify(
     path: Annotated[str, typer.Argument(help="The data set's directory, or its manifest.")],
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Write damaged shards again, without their bad records."),
+        typer.Option("--repair", help="Rewrite damaged shards without their bad records."),
     ] = False,
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="Prove by the notes of `read_tfrecords(ledger=...)` that each epoch was exact."
+            help="Check with the ledger of `read_tfrecords(ledger=...)` that each epoch was exact."
         ),
     ] = None,
 ) -> None:
@@ -248,7 +249,7 @@ def verify(
 
     `tfdml records verify data/photos --repair`
 
-    The exit code is 0 if all is sound, and 1 if not, also where it has been repaired.
+    The exit code is 0 if nothing is damaged, and otherwise 1, even after a repair.
     """
     from tfdml.data.check.verification import verify as check
 
@@ -274,7 +275,7 @@ def _prove(ledger: str) -> bool:
 
     account = Account(ledger)
     for epoch, samples in account.epochs.items():
-        state = "not used to its end" if epoch in account.unfinished else "whole"
+        state = "incomplete" if epoch in account.unfinished else "whole"
         typer.echo(f"epoch {epoch}: {samples} samples used, {state}")
     for problem in account.problems:
         typer.echo(problem)
@@ -297,7 +298,7 @@ def inspect(
         Path | None, typer.Option(help="Draw the first images into this PNG file.")
     ] = None,
 ) -> None:
-    """Show the schema, counts, a few records, and how many there are of each class.
+    """Show the schema, counts, a few records, and the number of records of each class.
 
     For example:
 

@@ -23,14 +23,14 @@ def serve(
 
     `tfdml serve --start-limit 3600`
 
-    The role is in `TF_CONFIG`. On one machine `tfdml launch --ps` runs this command.
+    `TF_CONFIG` sets the role. On one machine `tfdml launch --ps` runs this command.
 
-    The training script runs on the chief alone, with `tfdml.ParameterServerStrategy`. This
-    command runs everywhere else, before or after the chief has started. It ends with 0 when the
+    The training script runs only on the chief, with `tfdml.ParameterServerStrategy`. This
+    command runs everywhere else, before or after the chief has started. It exits with 0 when the
     chief is done, and with 70 when the chief is lost or has failed.
 
-    TensorFlow's servers are **not authenticated**: whoever reaches their ports can run code. Use a
-    private network.
+    TensorFlow's servers are **not authenticated**: anyone who reaches their ports can run code. Use
+    a private network.
     """
     try:
         code = server.serve(server_task.task_from_environment(), start_limit, silence_limit)

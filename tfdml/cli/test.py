@@ -34,13 +34,13 @@ def self_test(
     ] = "",
     only: Annotated[
         list[Strategy] | None,
-        typer.Option(help="Test this strategy alone; may be given several times."),
+        typer.Option(help="Test only this strategy; may be given several times."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Train a small model under each installed strategy, and say which are right and how fast.
+    """Train a small model under each installed strategy; show which are right, and their speed.
 
     For example:
 
@@ -51,7 +51,7 @@ def self_test(
     `tfdml test --only multi_worker_mirrored --json results.json`
 
     One process of plain Keras is the reference: losses and weights of the others must agree with
-    it, and weights must be the same bits on all ranks. One run is compressed. Takes a minute or
+    it, and weights must be bit-identical on all ranks. One run is compressed. Takes a minute or
     two. The exit code is 1 if a strategy failed or is wrong.
     """
     try:

@@ -40,7 +40,7 @@ class Collective(abc.ABC):
         return self.topology.size
 
     @property
-    def beside_steps(self) -> "Collective":
+    def concurrent_with_steps(self) -> "Collective":
         """Collective for a second thread while a step runs, in any order with the step's."""
         return self
 

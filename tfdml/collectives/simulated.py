@@ -28,7 +28,7 @@ class _Meeting:
         parts, names = list(self.parts), list(self.names)
         self.barrier.wait()  # No rank deposits a new part before all have read the old ones.
         if len(set(names)) > 1:
-            raise RuntimeError(f"All ranks must call one collective. Received: names={names}.")
+            raise RuntimeError(f"All ranks must call the same collective. Received: names={names}.")
         return parts
 
 

@@ -46,7 +46,7 @@ class TensorFlowCollective(Collective):
             self._device, _GROUP_KEY + 2 * number + ("GPU" in self._device), self.size, options
         )
         self._others = {d: TensorFlowCollective(topology, [d], options) for d in others}
-        self._beside_steps: Collective = self
+        self._concurrent_with_steps: Collective = self
         if "GPU" in self._device:
             host = tf.DeviceSpec.from_string(self._device).replace(
                 device_type="CPU", device_index=0
@@ -55,16 +55,16 @@ class TensorFlowCollective(Collective):
                 timeout_seconds=options.timeout_seconds,
                 implementation=tf.distribute.experimental.CommunicationImplementation.RING,
             )
-            self._beside_steps = TensorFlowCollective(topology, [host.to_string()], ring)
+            self._concurrent_with_steps = TensorFlowCollective(topology, [host.to_string()], ring)
 
     def on(self, device: str | None) -> Collective:
         """Returns the collective of a device and its peers; see `Collective`."""
         return self._others.get(device, self)
 
     @property
-    def beside_steps(self) -> Collective:
+    def concurrent_with_steps(self) -> Collective:
         """Collective for a second thread: a ring between the hosts' memories if steps use GPUs."""
-        return self._beside_steps
+        return self._concurrent_with_steps
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""

@@ -78,8 +78,8 @@ class Committer(ResumingCallback):
         scale_learning_rate(1.0, 1, rule)  # Validates `rule`.
         if rule != "none" and steps is not None:
             raise ValueError(
-                f"`steps` must be None with rule={rule!r}, because batches change between epochs "
-                f"alone. Received: steps={steps!r}."
+                f"`steps` must be None with rule={rule!r}, because batches change "
+                f"only between epochs. Received: steps={steps!r}."
             )
         if not isinstance(checkpoint, FaultTolerantCheckpoint | None):
             raise TypeError(

@@ -34,8 +34,8 @@ class KerasState:
         self._strategy = model.distribute_strategy
         if not hasattr(self._strategy.extended, "collective"):
             raise ValueError(
-                "`model` must be made in the scope of a `HorovodStrategy`, whose ranks may come "
-                f"and go. Received: a model of {type(self._strategy).__name__}. Use "
+                "`model` must be made in the scope of a `HorovodStrategy`, whose number "
+                f"of ranks may change. Received: a model of {type(self._strategy).__name__}. Use "
                 "`FaultTolerantCheckpoint` with another strategy."
             )
         if not model.optimizer.built:

@@ -114,9 +114,9 @@ def build(planned: BuildPlan, *, jobs: int, report: Report, rebuild: bool = Fals
         raise BuildError(
             "The directories of wheels and logs must be writable.",
             received=str(error),
-            fix="Choose others by `--wheel-dir` and XDG_CACHE_HOME.",
+            fix="Choose others with `--wheel-dir` and XDG_CACHE_HOME.",
         ) from error
-    with _only_one(wheels.entry(planned.facts), report):
+    with _WheelLock(wheels.entry(planned.facts), report):
         if not rebuild and (wheel := wheels.find(planned.facts)):
             return Built(wheel, True, time.monotonic() - began, None)
         wheel = _build(planned, jobs, report)
@@ -184,7 +184,7 @@ def compile_wheel(
             f"Horovod's build must end with a wheel, but it {limit}.",
             received=f"exit code {ended.returncode}, and these last lines:\n"
             f"{source.last_lines(_errors(ended.output), 12)}\n",
-            fix="Mend what the log names and run the command again.",
+            fix="Fix what the log reports, and run the command again.",
             log=log,
         )
     return wheels[0]
@@ -215,7 +215,7 @@ def _progress(report: Report) -> Callable[[Path], None]:
     return look
 
 
-class _only_one:
+class _WheelLock:
     """Context manager that holds the lock of one wheel; reports if it has to wait."""
 
     def __init__(self, entry: Path, report: Report) -> None:

@@ -72,14 +72,14 @@ class Libraries:
         cuda, nccl = self.cuda, self.nccl
         if cuda.parent == self.wheels:
             cuda = _linked(cuda, folder / "cuda", ("bin", "include", "nvvm"))
-        told = {}
+        settings = {}
         if self.nccl_is_a_wheel:
             nccl = _linked(nccl, folder / "nccl", ("include",))
-            told["HOROVOD_NCCL_LINK"] = "SHARED"  # The wheel has no static library.
+            settings["HOROVOD_NCCL_LINK"] = "SHARED"  # The wheel has no static library.
             # Relative to `horovod/tensorflow`, the folder of Horovod's library.
-            told[RPATH_VARIABLE] = "$ORIGIN/../../nvidia/nccl/lib"
+            settings[RPATH_VARIABLE] = "$ORIGIN/../../nvidia/nccl/lib"
         return {
-            **told,
+            **settings,
             "HOROVOD_CUDA_HOME": str(cuda),
             "HOROVOD_NCCL_HOME": str(nccl),
             # Horovod asks the first `nvcc` which GPUs it can compile for.
@@ -201,7 +201,7 @@ def _compiler_version(cuda: Path, environment: Mapping[str, str]) -> str:
     version = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     if version is None:
         raise BuildError(
-            "CUDA's compiler must say its version.",
+            "CUDA's compiler must report its version.",
             received=f"{said.strip()[-300:]!r} from `{' '.join(command)}`",
             fix="Install it again, or set HOROVOD_CUDA_HOME to another CUDA toolkit.",
         )

@@ -42,7 +42,7 @@ def load() -> Loaded | str:
     return Loaded(**{**facts, "transports": tuple(facts["transports"])})
 
 
-def _say() -> None:
+def _print_facts() -> None:
     from importlib import resources
 
     import horovod
@@ -61,4 +61,4 @@ def _say() -> None:
 
 
 if __name__ == "__main__":
-    _say()
+    _print_facts()

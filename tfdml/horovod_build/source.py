@@ -86,7 +86,7 @@ def unpack(archive: Path, directory: Path) -> Path:
         for before, after in changes:
             if content.count(before) != 1:
                 raise BuildError(
-                    f"{name} must have exactly once: {before.strip()!r}.",
+                    f"{name} must contain exactly once: {before.strip()!r}.",
                     received=f"it {content.count(before)} times",
                     fix=f"Remove {archive} and run the command again.",
                 )

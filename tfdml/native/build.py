@@ -35,8 +35,8 @@ def build(rebuild: bool = False) -> tuple[Path, bool]:
     if not library.supports_processor():
         raise BuildError(
             "The processor must have AVX2 and FMA, or be a 64-bit ARM.",
-            received="one that has not",
-            fix="Go on without: TensorFlow's own operations are used, with the same results.",
+            received="one that has neither",
+            fix="Nothing to do: TensorFlow's own operations are used, with the same results.",
         )
     environment = topology.child_environment()
     compiler = requirements.find_compiler(environment)
@@ -54,7 +54,7 @@ def build(rebuild: bool = False) -> tuple[Path, bool]:
         raise BuildError(
             f"The directory {target.parent} must be writable.",
             received=str(error),
-            fix="Install tfdml into an environment of your own.",
+            fix="Install tfdml into an environment where you may write.",
         ) from error
     return target, True
 
@@ -72,6 +72,6 @@ def _compile(compiler: str, file: Path, environment: dict[str, str]) -> None:
         raise BuildError(
             "The operations must compile against TensorFlow's headers.",
             received=last_lines(errors or ended.output, 5) or f"exit code {ended.returncode}",
-            fix="Try another compiler by CXX, or go on without: TensorFlow's own operations are "
+            fix="Try another compiler with CXX, or do nothing: TensorFlow's own operations are "
             "used, with the same results.",
         )

@@ -93,7 +93,7 @@ class LARS(LayerwiseOptimizer):
         if momentum_correction and not classic_momentum:
             raise ValueError(
                 "`momentum_correction` must be False with classic_momentum=False, whose momentum "
-                "is free of the rate. Received: momentum_correction=True."
+                "does not contain the learning rate. Received: momentum_correction=True."
             )
         super().__init__(
             learning_rate,

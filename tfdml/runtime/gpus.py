@@ -38,7 +38,7 @@ def own_devices(
         _check_visible(named, gpus)
         _let_grow(gpus)
         return list(named or _names(_num_logical(gpus))[:most])
-    own = _up_to_last(named) if named else share_of(len(gpus), process)[:most]
+    own = _up_to_last(named) if named else assigned_gpus(len(gpus), process)[:most]
     try:
         tf.config.set_visible_devices([gpus[i] for i in own if i < len(gpus)], "GPU")
     except RuntimeError:  # TensorFlow uses its devices already.
@@ -66,14 +66,14 @@ def server_config(role: str, process: Topology, num_gpus: int) -> tf.compat.v1.C
         process: Topology of this process among the workers of its host.
         num_gpus: Number of GPUs that the process sees.
     """
-    own = share_of(num_gpus, process)[:1] if role == WORKER else []
+    own = assigned_gpus(num_gpus, process)[:1] if role == WORKER else []
     if not own:
         return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     options = tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=f"{own[0]}")
     return tf.compat.v1.ConfigProto(gpu_options=options)
 
 
-def share_of(num_gpus: int, process: Topology) -> list[int]:
+def assigned_gpus(num_gpus: int, process: Topology) -> list[int]:
     """Returns the numbers of a process's GPUs: an equal share for each process of its host.
 
     A process that sees one GPU owns it: the launcher or scheduler has given each its own.
@@ -114,9 +114,9 @@ def _check_visible(named: Sequence[str] | None, gpus: list) -> None:
     if named and _num_logical(gpus) < len(_up_to_last(named)) <= _num_physical():
         raise ValueError(
             f"`devices` must be visible to TensorFlow. Received: devices={list(named)!r}, where "
-            f"{len(gpus)} of {_num_physical()} GPUs are visible, as an earlier strategy of this "
-            f"process or `tf.config.set_visible_devices` has it. Name all GPUs of the process in "
-            f"its first strategy."
+            f"{len(gpus)} of {_num_physical()} GPUs are visible, as an earlier strategy of "
+            f"this process or `tf.config.set_visible_devices` has set. Name all GPUs of the "
+            f"process in its first strategy."
         )
 
 

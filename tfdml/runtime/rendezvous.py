@@ -35,7 +35,8 @@ def wait_for_peers(addresses: Sequence[str], rank: int, limit: float) -> None:
     except OSError as error:
         raise OSError(
             f"The port of every rank must be free on its machine. Received on rank {rank}: "
-            f"{addresses[rank]}, {error.strerror}. End what listens there, or choose another port."
+            f"{addresses[rank]}, {error.strerror}. Stop the program that listens there, or choose "
+            f"another port."
         ) from error
     deadline = time.monotonic() + limit
     missing = {r: "" for r in range(len(addresses)) if r != rank}
@@ -70,7 +71,7 @@ def _explain(addresses: Sequence[str], rank: int, limit: float, missing: dict[in
     ranks = ", ".join(map(str, missing))
     problems = "; ".join(f"rank {r} at {addresses[r]}: {p}" for r, p in missing.items())
     return (
-        f"All {len(addresses)} ranks must come within `start_limit`, {limit:.0f} s. Received on "
+        f"All {len(addresses)} ranks must connect within `start_limit`, {limit:.0f} s. Received on "
         f"rank {rank}: no answer from rank {ranks} ({problems}). Start the script on every machine "
         f"of the cluster, and check addresses and firewalls."
     )

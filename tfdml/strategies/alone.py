@@ -63,10 +63,10 @@ def check_started_alone(strategy: str) -> None:
     else:
         fix = "Use `tfdml.HorovodStrategy` here; `tfdml launch` starts workers without Horovod."
     raise ValueError(
-        f"`{strategy}` must be made in a process that was started for it, or each process trains a "
-        f"model of its own. Received: a job of one process, in rank {job.rank} of {job.size} "
-        f"as {job.launcher} says. {fix} If each process is to train by itself, make the strategy "
-        f"under `with tfdml.alone():`."
+        f"`{strategy}` must be made in a process that was started for it, or each process "
+        f"trains a separate model. Received: a job of one process, in rank {job.rank} of "
+        f"{job.size} according to {job.launcher}. {fix} If each process is to train by itself, "
+        f"make the strategy under `with tfdml.alone():`."
     )
 
 

@@ -30,7 +30,7 @@ class ReplicaOptions:
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
 
     @property
-    def alike(self) -> dict[str, Any]:
+    def must_match(self) -> dict[str, Any]:
         """The options that must be the same on all processes, by name."""
         fields = [f.name for f in dataclasses.fields(self) if not f.metadata]
         return {name: getattr(self, name) for name in fields}

@@ -75,14 +75,14 @@ def _check_cross_device_ops(
         )
     if cross_device_ops is not None and compressor is not None:
         raise ValueError(
-            f"`cross_device_ops` must be None with `compression`, which has exchanges of its own. "
-            f"Received: cross_device_ops={cross_device_ops!r}, compression={compressor!r}. Leave "
-            f"one of them out."
+            f"`cross_device_ops` must be None with `compression`, which exchanges "
+            f"gradients itself. Received: cross_device_ops={cross_device_ops!r}, "
+            f"compression={compressor!r}. Leave one of them out."
         )
     hierarchical = isinstance(cross_device_ops, tf.distribute.HierarchicalCopyAllReduce)
     if hierarchical and num_devices > 1 and num_devices % 2:
         raise ValueError(
             f"`cross_device_ops` must not be a HierarchicalCopyAllReduce with an odd number of "
-            f"devices, of which TensorFlow leaves one out of the sums. Received: {num_devices} "
-            f"devices. Leave it out, or use `tf.distribute.NcclAllReduce()`."
+            f"devices, because TensorFlow leaves one of them out of the sums. Received: "
+            f"{num_devices} devices. Leave it out, or use `tf.distribute.NcclAllReduce()`."
         )

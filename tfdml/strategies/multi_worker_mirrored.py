@@ -66,16 +66,19 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         check_desync: int = 0,
         start_limit: float = 300.0,
     ):
-        told = communication_options or tf.distribute.experimental.CommunicationOptions()
-        if told.bytes_per_pack and bucket_bytes == BUCKET_BYTES:
-            bucket_bytes = told.bytes_per_pack
+        communication_options = (
+            communication_options or tf.distribute.experimental.CommunicationOptions()
+        )
+        if communication_options.bytes_per_pack and bucket_bytes == BUCKET_BYTES:
+            bucket_bytes = communication_options.bytes_per_pack
+        implementation = communication_options.implementation.name
         options = arguments.check(
             devices,
             compression,
             silence_limit=silence_limit,
             check_desync=check_desync,
             bucket_bytes=bucket_bytes,
-            communication_options=f"{told.implementation.name} {told.timeout_seconds}",
+            communication_options=f"{implementation} {communication_options.timeout_seconds}",
         )
         arguments.check_seconds("start_limit", start_limit)
         self._cluster_resolver = (
@@ -84,19 +87,21 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         # Slurm's resolver selects this process's GPUs here, and the server then takes them.
         self._cluster_resolver.cluster_spec()
         own = own_devices(devices, topology.on_this_host())
-        member = join(cluster_resolver, told, start_limit)
+        member = join(cluster_resolver, communication_options, start_limit)
         if member is None:
             super().__init__(LocalCollective(), own, options)
             self.extended.aggregator_choice.device_group = device_group(
-                topology.Topology(), self.extended.local_devices, told
+                topology.Topology(), self.extended.local_devices, communication_options
             )
             return
         # In a cluster, device names include the job and task.
         task = member.devices[0].rsplit("/device:", 1)[0]
         own = [f"{task}/device:{device}" for device in own]
-        collective = TensorFlowCollective(member.topology, own, told)
+        collective = TensorFlowCollective(member.topology, own, communication_options)
         super().__init__(collective, own, options)
-        self.extended.aggregator_choice.device_group = device_group(member.topology, own, told)
+        self.extended.aggregator_choice.device_group = device_group(
+            member.topology, own, communication_options
+        )
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

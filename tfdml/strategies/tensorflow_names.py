@@ -59,8 +59,9 @@ class Names:
             return self._own[name]
         if name.endswith("Strategy") and name not in _AS_THEY_ARE and hasattr(self._module, name):
             raise AttributeError(
-                f"tfdml has no `{name}`. Its strategies give the numbers of one device, which "
-                f"TensorFlow's of this name does not promise. Write `tf.distribute.` before it."
+                f"tfdml has no `{name}`. Its strategies reproduce the results of one device, "
+                f"which TensorFlow's strategy of this name does not promise. Write "
+                f"`tf.distribute.` before it."
             )
         return getattr(self._module, name)
 

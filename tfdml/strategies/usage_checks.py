@@ -70,7 +70,7 @@ def _check_not_distributed(name: str, data: Any) -> None:
         if isinstance(leaf, of_tensorflow) and not isinstance(leaf, tf.Variable):
             raise ValueError(
                 f"`{name}` must be arrays, a dataset of global batches, or what "
-                f"`experimental_distribute_dataset` of the model's own strategy has made of one. "
+                f"`experimental_distribute_dataset` of the model's own strategy has made from one. "
                 f"Received: {type(leaf).__name__}, made by `distribute_datasets_from_function`, by "
                 f"another strategy, or by `iter`. Pass the dataset itself: the strategy "
                 f"distributes it."

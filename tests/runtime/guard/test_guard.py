@@ -70,7 +70,7 @@ def test_unequal_exchanges_end_the_job_in_seconds(ranks, again):
         ranks(2).run(cases.unequal_exchanges, again)
     # The guard waits for 5 s; with its default limit this took two minutes.
     assert time.monotonic() - began < 45
-    assert "exchanges something else than rank 0 in one step" in str(failure.value)
+    assert "exchanges something different from rank 0 in one step" in str(failure.value)
 
 
 @pytest.mark.parametrize("what", ["width", "dtype"])
@@ -79,7 +79,7 @@ def test_a_different_variable_is_an_error_on_every_rank(ranks, what):
         ranks(2).run(cases.different, what)
     assert sorted(failure.value.errors) == [0, 1]
     for error in failure.value.errors.values():
-        assert "Variables must be the same ones on all 2 ranks" in error
+        assert "Variables must be the same on all 2 ranks" in error
         assert "kernel (6, " in error
         assert "Detected at node" not in error
 
@@ -89,7 +89,7 @@ def test_changed_weight_is_detected(ranks):
         ranks(3).run(cases.changed_weights, 2)
     assert sorted(failure.value.errors) == [0, 1, 2]
     for error in failure.value.errors.values():
-        assert "Received: another value of" in error
+        assert "Received: a different value of" in error
         assert "bias on rank 1 (" in error
 
 

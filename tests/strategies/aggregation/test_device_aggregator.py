@@ -8,7 +8,7 @@ from tests.compression import training_cases
 from tests.strategies.aggregation import device_aggregator_cases as cases
 from tests.strategies.compare import assert_close
 from tests.strategies.contract import compiled_cases
-from tfdml.compression.exchange.redistribution import of_ranks
+from tfdml.compression.exchange.redistribution import states_by_rank
 
 
 def test_results_of_collective_operations_between_devices(ranks):
@@ -101,5 +101,5 @@ def test_state_moves_from_devices_to_processes_and_back(ranks):
 
 def test_ranks_are_processes_or_devices():
     devices = {"device_1/a": 1, "device_0/a": 0, "device_10/a": 10, "gathered/0/0": 5}
-    assert of_ranks([devices]) == [{"a": 0}, {"a": 1}, {"a": 10}]
-    assert of_ranks([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]
+    assert states_by_rank([devices]) == [{"a": 0}, {"a": 1}, {"a": 10}]
+    assert states_by_rank([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]

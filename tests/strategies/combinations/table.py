@@ -100,7 +100,7 @@ SHOWN = Equal(by_default=True)
 # Float16 rounds sums over two devices, or over two halves of a batch, in a different order.
 ROUNDED = Equal(rtol=1e-3, atol=2e-5)
 ONE_CODEC = Refused("`compression` must be a compressor such as", by_default=True)
-NOT_ON_WORKERS = Refused("nothing that a step leaves out is kept on a worker")
+NOT_ON_WORKERS = Refused("keep no residual for the next step")
 NO_XLA_ON_SERVERS = Refused("`jit_compile` must not be True, because XLA cannot read variables")
 NO_DEVICES = Apart(
     "a worker has one replica", "__init__() got an unexpected keyword argument 'devices'"
@@ -134,7 +134,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sign": EQUAL,
         "sparse": EQUAL,
         "low_rank": EQUAL,
-        "momentum": Refused("`candidates` must be compressors that can take turns", True),
+        "momentum": Refused("`candidates` must be compressors that can be measured in turns", True),
     },
     "accumulation": {
         "cast": ROUNDED,

@@ -76,7 +76,7 @@ def test_a_loss_scale(ranks):
 @pytest.mark.parametrize(
     ("case", "args", "words"),
     [
-        (custom_cases.several_optimizers, (), "`train_step` of its own"),
+        (custom_cases.several_optimizers, (), "custom `train_step`"),
         (model_cases.synchronized_batch_norm, (), "exchange something in the middle"),
         (cases.masked_loss, ("sum_over_batch_size",), "exchange something in the middle"),
     ],

@@ -123,7 +123,7 @@ def test_ranks_read_their_own_shards(ranks, strategy):
 @pytest.mark.parametrize(
     ("what", "messages"),
     [
-        ("other bits", ["Received another batch on ranks: 1. Seed what draws"] * 2),
+        ("other bits", ["Received a different batch on ranks: 1. Seed what draws"] * 2),
         ("fewer batches", ["the end of the data on rank 1 after 3 batches"] * 2),
         ("no part", ["no batch on rank 1"] * 2),
     ],

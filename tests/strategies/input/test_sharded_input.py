@@ -94,7 +94,9 @@ def test_unknown_row_count_on_one_rank_makes_all_agree_per_batch():
 
 def test_deviating_row_count_is_an_error(monkeypatch):
     monkeypatch.setattr(sharded_input, "known_rows", lambda dataset: 7)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their pipeline says"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="as many rows as their pipeline declares"
+    ):
         _portions([8, 8], 4)
 
 

@@ -57,7 +57,7 @@ def test_a_killed_worker_is_tolerated_and_rejoins(cluster, tmp_path):
 def test_a_killed_server_ends_fit_with_its_name(cluster, tmp_path):
     at_step(tmp_path, 20, lambda: cluster.send("ps", 0, signal.SIGKILL))
     message = cluster.run(faults.fit_for_ever, str(tmp_path))
-    assert "ServerLostError: `fit` cannot go on, because parameter server 0" in message
+    assert "ServerLostError: `fit` cannot continue, because parameter server 0" in message
 
 
 def test_a_killed_chief_ends_workers_and_servers(cluster, tmp_path):

@@ -76,7 +76,7 @@ def test_launch_runs_a_whole_job(tmp_path):
     assert done.stdout.count("predicted 16 True") == 2
     for name in ("[worker 0] ", "[ps 0] "):
         assert f"{name}tfdml serve" in done.stderr
-    assert done.stderr.count("ends, the chief is done.") == 2
+    assert done.stderr.count("ends, because the chief is done.") == 2
     assert not left_of(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_script_started_in_another_role_is_reported(role, tmp_path):
         env={**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 1
-    assert "The training script must run on the chief alone" in done.stderr
+    assert "The training script must run only on the chief" in done.stderr
     assert "Run `tfdml serve` here instead" in done.stderr
 
 
@@ -166,7 +166,7 @@ def test_a_chief_that_never_comes():
     server = served({"chief": [chief], "worker": [worker], "ps": [ps]}, "ps", "--start-limit", "1")
     _, said = server.communicate(timeout=90)
     assert server.returncode == 70
-    assert f"the chief at {chief} has not come within 1 s" in said
+    assert f"the chief at {chief} did not answer within 1 s" in said
 
 
 def test_serve_rejects_the_chief():
@@ -179,7 +179,7 @@ def test_serve_rejects_the_chief():
 def test_launch_explains_incompatible_options_of_ps(tmp_path):
     done = run("launch", "--ps", "1", "--hosts", "a:1", "x.py")
     assert done.returncode == 2
-    assert "`--ps` must be without `--hosts`" in done.stderr
+    assert "`--ps` must be used without `--hosts`" in done.stderr
 
 
 def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
@@ -284,5 +284,5 @@ def test_launch_restarts_a_job_that_resumes(tmp_path, role):
     out, said = job.communicate(timeout=200)
     assert job.returncode == 0, said[-3000:]
     assert "restart 1 of 1" in said
-    assert "goes on at step" in out + said
+    assert "continues at step" in out + said
     assert "iterations 500" in out

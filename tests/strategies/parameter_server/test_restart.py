@@ -28,7 +28,7 @@ def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
         with pytest.raises(RankFailure) as failure:
             cluster.run(restart.train, str(directory), synchronous, True)
     if role == "ps":
-        assert "ServerLostError: `fit` cannot go on" in failure.value.errors[0]
+        assert "ServerLostError: `fit` cannot continue" in failure.value.errors[0]
     with started() as cluster:
         result = cluster.run(restart.train, str(directory), synchronous, False)
     first = result.pop("first_step")

@@ -63,9 +63,9 @@ class CallbackState:
         unknown = sorted(set(states) - set(self._names))
         if unknown:
             raise ValueError(
-                f"`callbacks` must be those that the checkpoint was saved with, in their order. "
-                f"Received: {self._names}, and a state of {unknown}. Change them back, or begin in "
-                f"another directory."
+                f"`callbacks` must be those that the checkpoint was saved with, in the same order. "
+                f"Received: {self._names}, and a state of {unknown}. Change them back, "
+                f"or use another directory."
             )
         for name, callback, start in zip(self._names, self._callbacks, self._start, strict=True):
             state = _unpacked(states.get(name, {}), arrays)

@@ -84,8 +84,8 @@ class SaveCost:
         apart = max(cost / LIMIT, statistics.median(self._writes))
         now = (self._saved_at[-1] - self._saved_at[0]) / (len(self._saved_at) - 1)
         return (
-            f"checkpoints take {100 * cost / now:.2g} % of training time: {cost:.2g} s a save "
-            f"({still:.2g} s of standstill, {slower:.2g} s of slower steps during the write). At "
-            f"one save every {apart:.3g} s or {math.ceil(apart / step)} steps it is below "
-            f"{100 * LIMIT:.1f} %."
+            f"checkpoints take {100 * cost / now:.2g} % of training time: {cost:.2g} s "
+            f"per save ({still:.2g} s with training paused, {slower:.2g} s of slower steps during "
+            f"the write). One save every {apart:.3g} s or {math.ceil(apart / step)} steps takes "
+            f"less than {100 * LIMIT:.1f} %."
         )

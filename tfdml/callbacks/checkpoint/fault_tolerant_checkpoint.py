@@ -201,5 +201,5 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.ranks.any_rank(True)
         if self._run.ranks.rank == 0:
             now = self.progress
-            say(f"asked to end, saved after step {now.step} of epoch {now.epoch}.")
+            say(f"preempted, saved after step {now.step} of epoch {now.epoch}.")
         sys.exit(PREEMPTED_EXIT_CODE)

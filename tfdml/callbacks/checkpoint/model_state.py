@@ -79,8 +79,8 @@ class ModelState:
         if said:
             raise ValueError(
                 f"The model and its optimizer must be those that {path} was saved with. Received: "
-                f"{said}. Change it back, or train in another directory; `tfdml checkpoints "
-                f"export` makes a weights file of the checkpoint that `load_weights` takes."
+                f"{said}. Change it back, or train in another directory; `tfdml "
+                f"checkpoints export` writes the checkpoint's weights to a file for `load_weights`."
             )
 
     def _difference(self, saved: dict[str, Any]) -> str:

@@ -136,7 +136,7 @@ class CheckpointRun:
         begin_with(self._model, epochs if state["stopped"] else saved.epoch)
         self._saved.restore(self._training)
         if self.ranks.rank == 0:
-            what = "has finished" if saved.finished else f"goes on at step {state['step']}"
+            what = "has finished" if saved.finished else f"continues at step {state['step']}"
             say(f"epoch {saved.epoch} {what}, from {path}")
         if not self.progress.step:
             self._saved = None

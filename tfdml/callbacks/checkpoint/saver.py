@@ -72,10 +72,12 @@ class Saver:
             self._writer.wait()
         except OSError as error:
             said = f"A checkpoint could not be written to {self._session.path} on rank "
-            said += f"{self._ranks.rank}: {error}. Those from before are whole."
+            said += f"{self._ranks.rank}: {error}. Earlier checkpoints are undamaged."
             if self._raises:
-                raise OSError(f"{said} Make room, and start the job again.") from error
-            say(f"WARNING: {said} Training goes on without it.")
+                raise OSError(
+                    f"{said} Fix the cause (free disk space, for example), and start the job again."
+                ) from error
+            say(f"WARNING: {said} Training continues without it.")
 
     def give_up(self) -> None:
         """Stops waiting for other ranks' parts, which are lost; removes partial checkpoints."""

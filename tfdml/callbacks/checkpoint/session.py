@@ -12,7 +12,7 @@ from tfdml.checkpointing import (
     DirectoryInUse,
     Files,
     NoWholeCheckpoint,
-    files_of,
+    open_files,
 )
 from tfdml.checkpointing.chaos import VARIABLE, Chaos, FaultPlan
 from tfdml.topology import launched, setting
@@ -107,7 +107,7 @@ def session_of(path: str) -> Session:
     """Returns this process's session for a directory."""
     path = _full(path)
     if path not in _sessions:
-        files = files_of(path, say)
+        files = open_files(path, say)
         if plan := _plan():
             fault = plan.fault if launched().rank == plan.rank else None
             counts = f"{plan.directory}.counts" if launched().rank == 0 else None

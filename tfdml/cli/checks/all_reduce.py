@@ -50,12 +50,16 @@ def check_all_reduce(transports: Sequence[str], seconds: float = SECONDS) -> Fin
 
 
 def _failure(ended: child.Ended, seconds: float) -> Finding:
-    how = f"not done after {seconds:.0f} s" if ended.timed_out else f"exit code {ended.returncode}"
+    how = (
+        f"not finished after {seconds:.0f} s"
+        if ended.timed_out
+        else f"exit code {ended.returncode}"
+    )
     lines = [line for line in ended.output.splitlines() if line.strip()]
     return error(
         _NAME,
         "\n".join([f"2 processes: {how}", *(line[:200] for line in lines[-6:])]),
-        "Mend the findings above first. Then look for a firewall on the loopback interface, and "
+        "Fix the problems above first. Then look for a firewall on the loopback interface, and "
         "for a horovodrun of another Python environment.",
     )
 

@@ -23,11 +23,11 @@ def check_codecs() -> Finding:
     return warning(_NAME, f"do not load:\n{what}", "Compile them: tfdml build-codecs --rebuild")
 
 
-def _say() -> None:
+def _print_facts() -> None:
     from tfdml import native
 
     print(native.load() is not None)
 
 
 if __name__ == "__main__":
-    _say()
+    _print_facts()

@@ -42,11 +42,11 @@ def check_devices() -> Finding:
     return ok("Devices", f"{what}: {', '.join(gpus)}" if gpus else f"{what}: training on the CPU")
 
 
-def _say() -> None:
+def _print_facts() -> None:
     import tensorflow as tf
 
     print(json.dumps([device.name for device in tf.config.list_physical_devices("GPU")]))
 
 
 if __name__ == "__main__":
-    _say()
+    _print_facts()

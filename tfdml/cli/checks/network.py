@@ -35,14 +35,14 @@ def check_host_name(name: str | None = None) -> Finding:
         return warning(
             _NAME,
             f"{name} resolves to {address}, which only this machine can reach",
-            "For one machine, nothing. For several, let the name resolve to an address that the "
-            f"others reach, in /etc/hosts: {_suggestion(name)}",
+            "On a single machine nothing needs to be done. On several, make the name resolve to an "
+            f"address that the others can reach, in /etc/hosts: {_suggestion(name)}",
         )
     if failure := _cannot_listen(answers[0]):
         return error(
             _NAME,
             f"{name} resolves to {address}, on which this machine cannot listen ({failure})",
-            "Let the name resolve to an address of this machine, in /etc/hosts: "
+            "Make the name resolve to an address of this machine, in /etc/hosts: "
             f"{_suggestion(name)}",
         )
     return ok(_NAME, f"{name} resolves to {address}")

@@ -61,7 +61,7 @@ def check_tensorflow() -> Finding:
         return error(
             "TensorFlow",
             " and ".join(f"{each.distribution} {each.version}" for each in several)
-            + ": written one over the other",
+            + ": installed over each other",
             f"Keep one: pip uninstall {' '.join(each.distribution for each in several)}, then "
             f"pip install the one that you want.",
         )
@@ -125,7 +125,7 @@ def _in_range(name: str, version: str, key: str, what: str) -> Finding:
         return ok(name, version if allowed is None else f"{version}  (supported: {allowed})")
     return warning(
         name,
-        f"{version}, which tfdml was never tried with",
+        f"{version}, which tfdml was not tested with",
         f"Use {what} of the supported versions {allowed}.",
     )
 

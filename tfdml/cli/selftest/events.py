@@ -72,6 +72,6 @@ def without_events(text: str) -> str:
     return _MARKED.sub("", text)
 
 
-def _print(told: dict) -> None:
-    sys.stdout.write(f"<tfdml-test {json.dumps(told)}>\n")
+def _print(fields: dict) -> None:
+    sys.stdout.write(f"<tfdml-test {json.dumps(fields)}>\n")
     sys.stdout.flush()

@@ -131,11 +131,13 @@ def command(job: Job, workers: int, hosts: str, parsed_hosts: list[Host]) -> lis
     return [*launch, "--workers", str(workers), "--", *program, "--ranks-here", str(workers)]
 
 
-def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB_SECONDS) -> Ended:
+def run(
+    arguments: list[str], on_event: Callable[[Event], None], seconds: float = JOB_SECONDS
+) -> Ended:
     """Runs a job's command to its end; none of its processes outlives this one.
 
     Args:
-        told: Command to run.
+        arguments: Command to run.
         on_event: Callable that receives each event as it arrives.
         seconds: Time limit in seconds.
     """
@@ -147,7 +149,7 @@ def run(told: list[str], on_event: Callable[[Event], None], seconds: float = JOB
         # The supervisor ends the job and all its processes when its standard input closes, either
         # by this process or because this process is gone.
         process = subprocess.Popen(
-            [sys.executable, "-m", "tfdml.runtime.launch.supervisor", *told],
+            [sys.executable, "-m", "tfdml.runtime.launch.supervisor", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -120,8 +120,8 @@ def explain(
         console.print(text, markup=False, soft_wrap=False)
 
     say(
-        "Right: losses and weights of one process within 1e-04 (compressed: 1e-03), and weights "
-        "of the same bits on all replicas. Speed: samples/s against one process."
+        "Right: losses and weights equal those of one process within 1e-04 (compressed: 1e-03), "
+        "and weights are bit-identical on all replicas. Speed: samples/s against one process."
     )
     names = {result.run.name for result in results}
     if hosts and names & {"mirrored", "parameter_server"}:
@@ -167,7 +167,7 @@ def _explain_failure(console: Console, result: Result, command: Sequence[str]) -
     else:
         console.print(
             "  Run `tfdml doctor`, and look for another version of TensorFlow or Keras on one of "
-            "the hosts. The run by itself:",
+            "the hosts. To repeat only this run:",
             markup=False,
         )
     console.print(f"    {shlex.join(command)}", markup=False, soft_wrap=True)

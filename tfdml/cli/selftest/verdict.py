@@ -83,7 +83,7 @@ def judge(run: Run, ended: Ended, replicas: int, ranks: int, reference: Event | 
     off_by = 0.0 if reference is None else _difference(first, reference)
     result = Result(run, Status.RIGHT, replicas, off_by, first.samples_per_second)
     if len(set(digests)) > 1:
-        reason = "the weights are not the same bits on all replicas"
+        reason = "the weights are not bit-identical on all replicas"
         return dataclasses.replace(result, status=Status.WRONG, reason=reason)
     if any(event.losses != first.losses for event in ends):
         reason = "the ranks' histories do not have the same losses"

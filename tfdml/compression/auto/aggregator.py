@@ -121,7 +121,7 @@ class AutoAggregator(GradientAggregator):
             f"{self._collective.size} ranks, {link.latency * 1e3:.2f} ms, "
             f"{link.bandwidth * 8e-6:.0f} Mbit/s. Predicted for a step's exchange: "
             f"{_listed(choice.names, dict(enumerate(choice.predicted)))}. "
-            f"Begins with {choice.names[choice.current]}."
+            f"Starts with {choice.names[choice.current]}."
         )
 
     def _after_step(self, label: str) -> tf.Tensor:
@@ -152,7 +152,7 @@ class AutoAggregator(GradientAggregator):
         if choice.after(seconds):
             self._say(
                 f"Measured for a step: {_listed(choice.names, choice.measured)}. "
-                f"Goes on with {choice.names[choice.current]}."
+                f"Continues with {choice.names[choice.current]}."
             )
         return np.int32(choice.current)
 

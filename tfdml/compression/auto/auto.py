@@ -36,14 +36,14 @@ class Auto(Compressor):
         for c in self.candidates:
             if not isinstance(c, Compressor) or isinstance(c, Auto) or c.replaces_momentum:
                 raise ValueError(
-                    f"`candidates` must be compressors that can take turns, such as "
+                    f"`candidates` must be compressors that can be measured in turns, such as "
                     f"tfdml.compression.QSGD(8); not Auto, nor one that replaces the optimizer's "
                     f"momentum. Received: {c!r}."
                 )
         if not self.candidates:
             raise ValueError(
                 "`candidates` must name a compressor, such as [tfdml.compression.QSGD(8)], or be "
-                "None for a choice. Received: candidates=[]."
+                "None for the default candidates. Received: candidates=[]."
             )
 
     def get_config(self) -> dict[str, Any]:

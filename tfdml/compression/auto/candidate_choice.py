@@ -32,14 +32,14 @@ class CandidateChoice:
         self._order = sorted(range(len(names)), key=lambda i: self.predicted[i])
         self.current = self._order[0]
         self.measured: dict[int, float] = {}
-        self._settled: float | None = None
+        self._settled_seconds: float | None = None
         self._before: int | None = None
-        self._odd, self._patience = 0, _PATIENCE
+        self._deviations, self._patience = 0, _PATIENCE
 
     @property
     def settled(self) -> bool:
         """Whether no trial is in progress."""
-        return self._settled is not None
+        return self._settled_seconds is not None
 
     def after(self, seconds: float) -> bool:
         """Records the time of a step with `current` and chooses the next candidate.
@@ -50,7 +50,7 @@ class CandidateChoice:
         Returns:
             Whether the trials have just ended.
         """
-        if self._settled is not None:
+        if self._settled_seconds is not None:
             self._watch(seconds)
             return False
         self.measured[self.current] = seconds
@@ -59,7 +59,7 @@ class CandidateChoice:
             self.current = untried[0]
             return False
         self.current = self._fastest()
-        self._settled = self.measured[self.current]
+        self._settled_seconds = self.measured[self.current]
         self._patience = 2 * self._patience if self.current == self._before else _PATIENCE
         return True
 
@@ -78,12 +78,12 @@ class CandidateChoice:
         return best
 
     def _watch(self, seconds: float) -> None:
-        changed = abs(seconds - self._settled) > _CHANGE * self._settled
-        self._odd = self._odd + 1 if changed else 0
-        if self._odd < self._patience:
+        changed = abs(seconds - self._settled_seconds) > _CHANGE * self._settled_seconds
+        self._deviations = self._deviations + 1 if changed else 0
+        if self._deviations < self._patience:
             return
         # The link or the load has changed, so the predictions no longer hold.
-        self._settled, self._odd, self._before = None, 0, self.current
+        self._settled_seconds, self._deviations, self._before = None, 0, self.current
         self._least = [0.0] * len(self.names)
         self.predicted = [0.0] * len(self.names)
         self.measured = {self.current: seconds}

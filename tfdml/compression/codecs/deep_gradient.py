@@ -114,7 +114,7 @@ class DeepGradientCompression(ChunkCompressor):
         if type(optimizer) is not keras.optimizers.SGD:
             raise ValueError(
                 f"`DeepGradientCompression` must be used with keras.optimizers.SGD: the momentum "
-                f"that it corrects is defined for that alone. Received: "
+                f"that it corrects is defined only for it. Received: "
                 f"{type(optimizer).__name__}. Choose another compressor, such as "
                 f"tfdml.compression.TopK(0.01), for this optimizer."
             )

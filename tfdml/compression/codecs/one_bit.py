@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from tfdml.compression.codecs.packing import (
     bytes_to_floats,
+    fixed_point_one,
     floats_to_bytes,
     largest_or_nan,
     pack,
-    to_whole,
+    round_to_int,
     unpack,
-    whole_one,
 )
 from tfdml.compression.compressor import ChunkCompressor
 
@@ -48,6 +48,12 @@ class OneBit(ChunkCompressor):
         self._rows, self._columns = _ROWS, _COLUMNS
         self._tiled: dict[tuple[int, int], OneBit] = {}
 
+    @classmethod
+    def _with_tile(cls, rows: int, columns: int) -> "OneBit":
+        codec = cls()
+        codec._rows, codec._columns = rows, columns
+        return codec
+
     @property
     def block(self) -> int:
         """Values per tile; see `ChunkCompressor`."""
@@ -60,17 +66,16 @@ class OneBit(ChunkCompressor):
 
     def parts(self, shapes: Sequence[Sequence[int]]) -> list[tuple[ChunkCompressor, list[int]]]:
         """Returns a codec for each gradient, with tiles of its shape; see `ChunkCompressor`."""
-        return [(self._of(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
+        return [(self._for_shape(tuple(shape)), [i]) for i, shape in enumerate(shapes)]
 
-    def _of(self, shape: tuple[int, ...]) -> "OneBit":
+    def _for_shape(self, shape: tuple[int, ...]) -> "OneBit":
         # If the matrix has short rows, a row of the tile holds several of them.
         columns = shape[-1] * -(-_COLUMNS // shape[-1])
         rows = -(-math.prod(shape) // columns)
         # Matrices with few rows get lower tiles, so that the chunks are not mostly padding.
         tile = min(_ROWS, max(8, rows // 8 // 8 * 8)), columns
         if tile not in self._tiled:
-            self._tiled[tile] = OneBit()
-            self._tiled[tile]._rows, self._tiled[tile]._columns = tile
+            self._tiled[tile] = OneBit._with_tile(*tile)
         return self._tiled[tile]
 
     def row_bytes(self, length: int) -> int:
@@ -86,7 +91,7 @@ class OneBit(ChunkCompressor):
         largest = tf.reshape(largest, [rows, -1, self._rows])
         columns = self._sizes_of_columns(sizes, tf.reduce_max(largest, 2))
         # Row scales with the least squared error.
-        whole = to_whole(sizes * _inverse(largest, _ONE)[..., None])
+        whole = round_to_int(sizes * _inverse(largest, _ONE)[..., None])
         products = tf.reduce_sum(tf.cast(whole * columns[:, :, None], tf.int64), 3)
         squares = tf.reduce_sum(tf.cast(columns * columns, tf.int64), 2, keepdims=True)
         ratios = tf.cast(products, tf.float32) / tf.cast(squares, tf.float32)
@@ -108,10 +113,12 @@ class OneBit(ChunkCompressor):
             sizes: Magnitudes, shape `[rows, tiles, rows of a tile, columns]`.
             largest: Each tile's largest magnitude, shape `[rows, tiles]`.
         """
-        whole = to_whole(sizes * _inverse(largest, whole_one(self._rows))[..., None, None])
+        whole = round_to_int(
+            sizes * _inverse(largest, fixed_point_one(self._rows))[..., None, None]
+        )
         sums = tf.cast(tf.reduce_sum(whole, 2), tf.float32)
         scale = _MOST / tf.maximum(tf.reduce_max(sums, 2, keepdims=True), 1.0)
-        return tf.maximum(to_whole(sums * scale), 1)
+        return tf.maximum(round_to_int(sums * scale), 1)
 
     def decode(self, payload: tf.Tensor, length: int) -> tf.Tensor:
         """Decodes rows of values; see `ChunkCompressor`."""

@@ -100,7 +100,7 @@ def largest_or_nan(blocks: tf.Tensor) -> tf.Tensor:
     return tf.where(largest < 0x7F800000, tf.bitcast(largest, tf.float32), float("nan"))
 
 
-def whole_one(block: int) -> float:
+def fixed_point_one(block: int) -> float:
     """Returns the integer that stands for 1 where a block's values up to 1 are summed as integers.
 
     Such sums fit into int32 and do not depend on the order of summation.
@@ -108,7 +108,7 @@ def whole_one(block: int) -> float:
     return 2.0 ** (30 - math.ceil(math.log2(block)))
 
 
-def to_whole(values: tf.Tensor) -> tf.Tensor:
+def round_to_int(values: tf.Tensor) -> tf.Tensor:
     """Returns the values rounded to integers: int32."""
     return tf.cast(tf.round(values), tf.int32)
 
@@ -123,7 +123,7 @@ def sums_of_squares(units: tf.Tensor) -> tf.Tensor:
         units: Values from -1 to 1, shape `[rows, blocks, block]`.
     """
     low_bits = min(15, 30 - math.ceil(math.log2(units.shape[2])))
-    whole = to_whole(units * units * 4.0**low_bits)
+    whole = round_to_int(units * units * 4.0**low_bits)
     high = tf.reduce_sum(tf.bitwise.right_shift(whole, low_bits), 2)
     low = tf.reduce_sum(tf.bitwise.bitwise_and(whole, 2**low_bits - 1), 2)
     sums = tf.cast(high, tf.float32) * 2.0**low_bits + tf.cast(low, tf.float32)

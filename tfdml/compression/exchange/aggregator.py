@@ -106,7 +106,7 @@ class CompressedAggregator(GradientAggregator):
     def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
         """Returns the indices of the gradients that are compressed, and of the others."""
         count = len(gradients.values)
-        compressed = [i for i in range(count) if self._takes(gradients.values[i])]
+        compressed = [i for i in range(count) if self._is_compressed(gradients.values[i])]
         return compressed, [i for i in range(count) if i not in compressed]
 
     def _compressed_buckets(self, indices: Sequence[int], gradients: StepGradients) -> list[Bucket]:
@@ -168,14 +168,14 @@ class CompressedAggregator(GradientAggregator):
     def _name(self, gradients: StepGradients) -> str:
         return f"{self._prefix}{gradients.label}"
 
-    def _takes(self, gradient: Gradient) -> bool:
+    def _is_compressed(self, gradient: Gradient) -> bool:
         if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
             return False
         return self._compressor.takes(gradient.shape, gradient.dtype)
 
     def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
         """Returns the sum of an uncompressed gradient after the memory's update, e.g. momentum."""
-        variables = self._kept.of_gradient(name, self._memory.init_plain, total.shape)
+        variables = self._kept.gradient_state(name, self._memory.init_plain, total.shape)
         if not variables:
             return total
         state = {key: value * scales.memory for key, value in _values(variables).items()}
@@ -214,7 +214,7 @@ class CompressedAggregator(GradientAggregator):
     def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
         """Returns what the compressor's memory keeps of each gradient."""
         return [
-            self._kept.of_gradient(name, self._memory.init, gradient.shape)
+            self._kept.gradient_state(name, self._memory.init, gradient.shape)
             for name, gradient in zip(gradients.names, gradients.values, strict=True)
         ]
 
@@ -247,7 +247,7 @@ class CompressedAggregator(GradientAggregator):
         own, names = gradients.values, gradients.names
         memories = self._memories(gradients)
         states = [
-            self._kept.of_gradient(n, self._compressor.init, n, g.shape)
+            self._kept.gradient_state(n, self._compressor.init, n, g.shape)
             for n, g in zip(names, own, strict=True)
         ]
         sums, finite, after, states_after = sum_in_rounds(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.error_feedback import State
-from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, of_ranks, redistributed
+from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, redistributed, states_by_rank
 
 
 class KeptState:
@@ -36,16 +36,16 @@ class KeptState:
         Raises:
             ValueError: If a variable that exists has another shape.
         """
-        before = of_ranks(before)
+        before = states_by_rank(before)
         if len(before) != size:
             before = redistributed(before, size)
-        self._before = {n: value for n, value in before[rank].items() if self._is_mine(n)}
+        self._before = {n: value for n, value in before[rank].items() if self._is_own(n)}
         for name, variable in self.variables.items():
-            if self._is_mine(name):
+            if self._is_own(name):
                 start = variable if name.startswith(CHUNK_LAYOUT) else tf.zeros_like(variable)
                 variable.assign(self._start(name, start))
 
-    def of_gradient(
+    def gradient_state(
         self, name: str, init: Callable[..., State], *arguments: object
     ) -> dict[str, tf.Variable]:
         """Returns the state variables of one gradient.
@@ -57,7 +57,7 @@ class KeptState:
         """
         with tf.init_scope():
             start = init(*arguments)
-            return {key: self._made(f"{key}/{name}", value) for key, value in start.items()}
+            return {key: self._variable(f"{key}/{name}", value) for key, value in start.items()}
 
     def scalar(self, name: str, dtype: tf.DType = tf.float32) -> tf.Variable:
         """Returns a variable of shape `[]` that starts at 0.
@@ -79,14 +79,14 @@ class KeptState:
             ValueError: If the restored value has another shape.
         """
         with tf.init_scope():
-            return self._made(name, start())
+            return self._variable(name, start())
 
-    def _made(self, name: str, start: tf.Tensor) -> tf.Variable:
+    def _variable(self, name: str, start: tf.Tensor) -> tf.Variable:
         if name not in self.variables:
             self.variables[name] = unmanaged_variable(self._start(name, start))
         return self.variables[name]
 
-    def _is_mine(self, name: str) -> bool:
+    def _is_own(self, name: str) -> bool:
         """Returns whether a state variable does not belong to another candidate's exchanges."""
         of = name.partition("/")[2]
         return of.startswith(self._prefix) or not of.partition("/")[0].isdigit()
@@ -99,8 +99,8 @@ class KeptState:
         if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
             raise ValueError(
                 f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "
-                f"{name} of {_in_words(value)}, kept is {_in_words(start)}. Begin anew, or go on "
-                f"as before."
+                f"{name} of {_in_words(value)}, but the model needs {_in_words(start)}. "
+                f"Restore the former settings, or train from scratch."
             )
         return tf.constant(value)
 

@@ -38,7 +38,7 @@ class NativeStages:
 
     def __init__(self, library: ModuleType, compressor: ChunkCompressor, size: int, word: int):
         self._library, self._compressor = library, compressor
-        self._size, self._word = size, word
+        self._size, self._word_bytes = size, word
 
     def encode(
         self,
@@ -49,7 +49,7 @@ class NativeStages:
         seed: tf.Tensor,
     ) -> tuple[tf.Tensor, list[State]]:
         """Returns the bytes of all chunks, and the new residuals."""
-        payload, left = self._library.tfdml_encode(
+        payload, residuals = self._library.tfdml_encode(
             gradients=[tf.cast(g, tf.float32) for g in gradients],
             residuals=[s["residual"] for s in states if s],
             scale=scale,
@@ -58,20 +58,20 @@ class NativeStages:
             rows=self._size,
             **self._codec(self._chunk(g.shape for g in gradients)),
         )
-        return payload, [{"residual": each} for each in left] or [{} for _ in states]
+        return payload, [{"residual": each} for each in residuals] or [{} for _ in states]
 
     def add(
         self, received: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
         """Returns the encoded sum of a chunk, and the owner's new residual."""
-        encoded, left = self._library.tfdml_add(
+        encoded, residuals = self._library.tfdml_add(
             received=received,
             residuals=list(server.values()),
             kept=kept,
             seed=seed,
             **self._codec(chunk),
         )
-        return encoded, dict(zip(server, left, strict=True))
+        return encoded, dict(zip(server, residuals, strict=True))
 
     def decode(
         self,
@@ -99,7 +99,7 @@ class NativeStages:
             **self._compressor.native,
             "block": self._compressor.block,
             "chunk": chunk,
-            "row_bytes": row + -row % self._word,
+            "row_bytes": row + -row % self._word_bytes,
         }
 
 

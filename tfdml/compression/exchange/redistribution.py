@@ -14,7 +14,7 @@ _OWN = ("residual/", "velocity/")
 OWNER_RESIDUAL, CHUNK_LAYOUT = "server_residual/", "part/"
 
 
-def of_ranks(
+def states_by_rank(
     states: Sequence[Mapping[str, np.ndarray]],
 ) -> list[dict[str, np.ndarray]]:
     """Returns one state per rank, splitting the states of processes with several devices.
@@ -54,8 +54,8 @@ def redistributed(
     names = states[0].keys()
     if any(s.keys() != names for s in states):
         raise ValueError(
-            "`states` must be of all ranks of one job, at the same step. Received: some that "
-            "differ in their names."
+            "`states` must be those of all ranks of one job, at the same step. "
+            "Received: states with different names."
         )
     if size < 1:
         raise ValueError(f"`size` must be a positive number of ranks. Received: size={size}.")

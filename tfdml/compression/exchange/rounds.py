@@ -67,7 +67,7 @@ def compiled_stages(
     memory = compressor.memory(size)
     first, *between, last = compressor.steps
     compiled = functools.partial(tf.function, jit_compile=True)
-    whole, part = (compiled, _as_it_is) if compressor.compiles else (_as_it_is, compiled)
+    whole, part = (compiled, _uncompiled) if compressor.compiles else (_uncompiled, compiled)
 
     @part
     def before(gradients, memories, scale, kept):
@@ -95,5 +95,5 @@ def compiled_stages(
     return begin, [whole(step) for step in between], end
 
 
-def _as_it_is(function: Callable) -> Callable:
+def _uncompiled(function: Callable) -> Callable:
     return function

@@ -138,7 +138,7 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         return [memory.update(*each) for each in zip(values, parts, middles, strict=True)]
 
     @compiled
-    def left(total, encoded):
+    def residual(total, encoded):
         return total - encoded
 
     @compiled
@@ -163,7 +163,7 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         total = compressor.decode_sum(_unpadded(compressor, received, chunk), chunk)
         total = added(total, server, kept)
         encoded = compressor.encode(total[None, :], seed)
-        states = {key: left(total, compressor.decode(encoded, chunk)[0]) for key in server}
+        states = {key: residual(total, compressor.decode(encoded, chunk)[0]) for key in server}
         return _padded(compressor, encoded), states
 
     def decode(gathered, shapes, dtypes, scale):

@@ -114,7 +114,7 @@ def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
 
 def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
     """Returns the number of rows that the pipeline fetches and parses together."""
-    return Spans.of(batch_size, dataset.reader(1).record_bytes).batches * batch_size
+    return Spans.for_batches(batch_size, dataset.reader(1).record_bytes).batches * batch_size
 
 
 def _disk(dataset: RecordDataset, seconds: float) -> Stage:
@@ -149,7 +149,7 @@ def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
             yield reader.read(ids), len(ids)
 
     compressed = any(path.endswith(".gz") for path in dataset.paths)
-    fix = "Larger records, or fewer of them, cost less each; or use more processes."
+    fix = "Write fewer and larger records, which take less time each, or use more processes."
     if compressed:
         fix = "Convert without `--gzip`: decompression is part of this."
     detail = f"windows of {window:,} records" + (", gzip" if compressed else "")
@@ -218,7 +218,7 @@ def _advice(dataset: RecordDataset) -> list[str]:
     if len(sizes) > 1 and sizes.max() > 2 * np.median(sizes):
         advice.append(
             f"Shards are uneven, {sizes.min() / 1e6:.1f} to {sizes.max() / 1e6:.1f} MB: that does "
-            f"no harm here, because records are dealt by number; other readers wait for the "
-            f"longest one."
+            f"no harm here, because records are assigned to ranks by number; other readers wait "
+            f"for the longest one."
         )
     return advice

@@ -108,7 +108,7 @@ def _check(manifest: DatasetManifest, shard: Shard) -> tuple[list[Problem], list
     if len(data) != shard.bytes:
         problems.append(Problem(path, f"has {len(data)} bytes instead of {shard.bytes}"))
     if hashlib.sha256(data).hexdigest() != shard.sha256:
-        problems.append(Problem(path, "its digest is another one than the manifest's"))
+        problems.append(Problem(path, "its digest differs from the manifest's"))
     found = _index(path, shard, problems)
     bad, records = _records(path, data, found)
     problems += bad
@@ -127,7 +127,7 @@ def _index(path: str, shard: Shard, problems: list[Problem]) -> ShardIndex | Non
         return None
     if hashlib.sha256(data).hexdigest() == shard.index_sha256:
         return index.from_bytes(data, path + SUFFIX)
-    problems.append(Problem(path + SUFFIX, "its digest is another one than the manifest's"))
+    problems.append(Problem(path + SUFFIX, "its digest differs from the manifest's"))
     return None
 
 

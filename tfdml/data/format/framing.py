@@ -63,7 +63,7 @@ def check_length(record: bytes) -> None:
     """Raises a ValueError if a record is too long for TensorFlow to parse."""
     if len(record) > LARGEST_RECORD:
         raise ValueError(
-            f"A record must have fewer than 2 GiB, because protocol buffers end there. Received: "
+            f"A record must have fewer than 2 GiB, the limit of protocol buffers. Received: "
             f"{len(record)} bytes. Split it, or store a path instead of the data."
         )
 

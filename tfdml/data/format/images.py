@@ -16,7 +16,7 @@ LARGEST_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
 # Modes that TensorFlow decodes faithfully.
 _PLAIN = ("L", "RGB", "P", "1")
-FIX = "Convert it by --fix-images, which makes upright 8-bit RGB of the first frame"
+FIX = "Convert it with --fix-images, which makes upright 8-bit RGB of the first frame"
 
 
 def prepare(data: bytes, options: ImageOptions) -> bytes:

@@ -82,10 +82,12 @@ def from_bytes(data: bytes, name: str) -> ShardIndex:
         ValueError: If it is damaged.
     """
     damaged = (
-        f"The index {name} must be whole. Received: {{}}. Run `tfdml records verify --repair`."
+        f"The index {name} must be undamaged. Received: {{}}. Run `tfdml records verify --repair`."
     )
     if len(data) < 28 or data[:8] != _MAGIC:
-        raise ValueError(damaged.format(f"{len(data)} bytes that do not begin as an index does"))
+        raise ValueError(
+            damaged.format(f"{len(data)} bytes that do not begin with an index header")
+        )
     if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
         raise ValueError(damaged.format("a wrong checksum"))
     records, blocks = np.frombuffer(data, "<u8", 2, 8).tolist()

@@ -27,13 +27,13 @@ def infer(records: Iterable[Mapping[str, Any]]) -> Schema:
         for name, value in record.items():
             found = seen.setdefault(str(name), set())
             if value is not None:
-                found.add(feature_of(value, str(name)))
+                found.add(infer_feature(value, str(name)))
     if not count:
         raise ValueError("The input must hold at least one record. Received: none.")
     return Schema({name: _join(name, found) for name, found in seen.items()})
 
 
-def feature_of(value: Any, name: str) -> Feature:
+def infer_feature(value: Any, name: str) -> Feature:
     """Returns the feature that stores one value.
 
     Raises:
@@ -46,9 +46,9 @@ def feature_of(value: Any, name: str) -> Feature:
     if isinstance(value, str | bytes):
         return Feature(STRING)
     if isinstance(value, np.ndarray) and value.dtype.name in RAW_DTYPES:
-        return of_array(value.shape, value.dtype)
+        return array_feature(value.shape, value.dtype)
     if isinstance(value, list | tuple):
-        inner = {feature_of(v, name) for v in value if v is not None}
+        inner = {infer_feature(v, name) for v in value if v is not None}
         inner = _join(name, inner) if inner else None
         if inner is None:
             return Feature(INT64, (None,), "unknown")
@@ -60,7 +60,7 @@ def feature_of(value: Any, name: str) -> Feature:
     )
 
 
-def of_array(shape: tuple[int, ...], dtype: Any) -> Feature:
+def array_feature(shape: tuple[int, ...], dtype: Any) -> Feature:
     """Returns the feature that stores a NumPy array.
 
     Raises:

@@ -132,7 +132,7 @@ def load(path: str) -> DatasetManifest:
             said["counts"],
         )
     except FileNotFoundError as error:
-        raise ValueError(f"`path` must be there. Received: {path!r}.") from error
+        raise ValueError(f"`path` must exist. Received: {path!r}.") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"`path` must be a manifest of version {VERSION} or before. Received: {path!r}; "

@@ -141,8 +141,8 @@ def _float32(values: np.ndarray, allow_nonfinite: bool) -> np.ndarray:
     finite = np.isfinite(values)
     if not allow_nonfinite and not finite.all():
         raise ValueError(
-            f"must be finite. Received: {values[~finite].flat[0]} (allow it by `allow_nonfinite`, "
-            f"--allow-nonfinite)"
+            f"must be finite. Received: {values[~finite].flat[0]} (allow it with "
+            f"`allow_nonfinite`, --allow-nonfinite)"
         )
     if values.dtype.itemsize > 4:
         large = finite & (np.abs(values) > LARGEST_FLOAT32)
@@ -190,7 +190,7 @@ def _raw(value: Any, feature: Feature, allow_nonfinite: bool) -> bytes:
         )
     if array.dtype.kind == "f" and not allow_nonfinite and not np.isfinite(array).all():
         raise ValueError(
-            "must be finite. Received: NaN or infinity (allow it by `allow_nonfinite`, "
+            "must be finite. Received: NaN or infinity (allow it with `allow_nonfinite`, "
             "--allow-nonfinite)"
         )
     return array.astype(array.dtype.newbyteorder("<")).tobytes()

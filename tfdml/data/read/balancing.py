@@ -50,8 +50,7 @@ class BalancedDataset:
         unknown = [c for c in ratios if c not in found]
         if unknown:
             raise ValueError(
-                f"`ratios` must be of classes that the data have, {found[:20]}. Received: "
-                f"{unknown}."
+                f"`ratios` must name classes of the data, {found[:20]}. Received: {unknown}."
             )
         self._drawn = [found.index(c) for c in ratios]
         self._ratios = normalised(list(ratios.values()))
@@ -146,7 +145,7 @@ def class_of_records(dataset: RecordDataset, feature: str) -> np.ndarray:
     if feature not in schema or schema[feature].kind not in ("int64", "string"):
         fit = [n for n, f in schema.items() if f.kind in ("int64", "string") and f.shape == ()]
         raise ValueError(
-            f"`balance` must be a feature that is a whole number or a string, one of {fit}. "
+            f"`balance` must be a feature of one integer or string, one of {fit}. "
             f"Received: {feature!r}."
         )
     parse = parser(schema, [feature])

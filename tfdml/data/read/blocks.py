@@ -62,7 +62,7 @@ class BlockReader:
         self._copies = copies
         self._shards, self._indices = list(shards), list(indices)
         counts = [len(i.block_records) for i in indices]
-        self.layout = layout_of(indices)
+        self.layout = make_layout(indices)
         self._first_ids = self.layout.first_ids
         self._first_block = np.cumsum(counts) - counts
         self._offsets = [i.block_offsets for i in indices]
@@ -203,7 +203,7 @@ class BlockReader:
         return stored, sound
 
 
-def layout_of(indices: Sequence[ShardIndex]) -> Layout:
+def make_layout(indices: Sequence[ShardIndex]) -> Layout:
     """Returns the layout of the records of shards."""
     return Layout(
         np.concatenate([i.block_records.astype(np.int64) for i in indices]),

@@ -52,7 +52,9 @@ class DiskCopies:
             os.replace(partial, path)
         except OSError as error:
             self._is_full = True
-            warnings.warn(f"No more is kept in cache={self._directory!r}: {error}.", stacklevel=2)
+            warnings.warn(
+                f"Nothing more is cached in cache={self._directory!r}: {error}.", stacklevel=2
+            )
 
 
 def block_reader(

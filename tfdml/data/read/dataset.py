@@ -9,7 +9,7 @@ from tfdml.data.format import manifest as manifests
 from tfdml.data.format import storage
 from tfdml.data.format.manifest import DatasetManifest
 from tfdml.data.order import Bucketed, Order, Sequential, Shuffled
-from tfdml.data.read.blocks import BlockReader, layout_of, read_indices, window_bytes
+from tfdml.data.read.blocks import BlockReader, make_layout, read_indices, window_bytes
 from tfdml.data.read.caching import block_reader
 
 WINDOW_BYTES = 64 << 20
@@ -79,7 +79,7 @@ class RecordDataset:
                     f"`tfdml records verify`."
                 )
         self.paths = paths
-        self.layout = layout_of(self.indices)
+        self.layout = make_layout(self.indices)
 
     @property
     def records(self) -> int:

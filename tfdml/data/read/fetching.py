@@ -29,7 +29,7 @@ class Spans(NamedTuple):
     batches: int
 
     @classmethod
-    def of(cls, rows: int, record_bytes: float) -> "Spans":
+    def for_batches(cls, rows: int, record_bytes: float) -> "Spans":
         """Returns spans for batches of `rows` own rows, with records of `record_bytes` bytes."""
         most = min(SPAN_RECORDS, SPAN_BYTES / max(1.0, record_bytes)) / max(1, rows)
         return cls(1 << max(0, int(most).bit_length() - 1))
@@ -91,7 +91,7 @@ class Fetcher:
         self._order_of, self._seed = order_of, seed
         self._skips_corrupt, self._ledger = skips_corrupt, ledger
         self._own_rows = worker.count(batches.batch_size)
-        self.spans = Spans.of(self._own_rows, reader.record_bytes)
+        self.spans = Spans.for_batches(self._own_rows, reader.record_bytes)
         self.skipped: dict[int, str] = {}
         self._planned: dict[tuple[int, int, int], Rows] = {}
         self._lock = threading.Lock()

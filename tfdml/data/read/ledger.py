@@ -76,7 +76,9 @@ class Account:
         self.unfinished: list[int] = []
         notes = [_read_notes(path) for path in sorted(Path(directory).glob("*.jsonl"))]
         if not notes:
-            raise ValueError(f"`ledger` must be a directory with notes. Received: {directory!r}.")
+            raise ValueError(
+                f"`ledger` must be a directory with a ledger. Received: {directory!r}."
+            )
         self._recipe = notes[0][0]
         if any(recipe != self._recipe for recipe, _ in notes):
             self.problems.append("the runs differ in their data, order or batch size")

@@ -134,10 +134,10 @@ class LayoutGroup:
                 shuffling.shards_at_once,
                 shuffling.keep_shards,
             )
-        return _Moved(order, self._first_id)
+        return _ShiftedIds(order, self._first_id)
 
 
-class _Moved:
+class _ShiftedIds:
     """Order with an offset added to its ids."""
 
     def __init__(self, order: Order, first_id: int):

@@ -217,8 +217,8 @@ class TFRecordPipeline(tf.data.Dataset):
         """Begins a pass; returns its epoch, first sample, own batches and spans: int64, `[4]`."""
         epoch, first = self._next.epoch, self._next.sample
         self._fetcher.begin_pass()
-        left = len(self._order(epoch)) - first
-        steps = self._reading.batches.own_steps(left, self._worker)
+        remaining = len(self._order(epoch)) - first
+        steps = self._reading.batches.own_steps(remaining, self._worker)
         if not steps:
             self._end_pass(epoch)
         return np.array([epoch, first, steps, self._fetcher.spans.count(steps)], np.int64)

@@ -44,12 +44,15 @@ def from_state(state: dict[str, Any] | None, recipe: dict[str, Any]) -> Position
         differ = {k: (state[k], v) for k, v in recipe.items() if state[k] != v}
         position = Position(int(state["epoch"]), int(state["sample"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"`state` must be a pipeline's. Received: {state!r}.") from error
+        raise ValueError(
+            f"`state` must be the state of a pipeline. Received: {state!r}."
+        ) from error
     if differ:
         said = ", ".join(f"{k}: {was!r}, now {now!r}" for k, (was, now) in differ.items())
         raise ValueError(
             f"`state` must be of a pipeline with the same data and order. Received: {said}. "
-            f"Resume with the former arguments, or leave `state` out to begin anew."
+            f"Resume with the former arguments, or leave `state` out to start from the first "
+            f"sample."
         )
     return position
 

@@ -12,7 +12,7 @@ from tfdml.data.read.mixing import MixedDataset
 from tfdml.data.read.parsing import ImageDecoding
 from tfdml.data.read.pipeline import TFRecordPipeline
 from tfdml.data.read.read_options import ReadOptions
-from tfdml.data.read.sharding import Batches, worker_of
+from tfdml.data.read.sharding import Batches, process_replicas
 
 
 def read_tfrecords(
@@ -140,7 +140,7 @@ def read_tfrecords(
         ledger=ledger,
         cache=str(cache) if cache is not None else None,
     )
-    worker = worker_of(strategy or tf.distribute.get_strategy())
+    worker = process_replicas(strategy or tf.distribute.get_strategy())
     return TFRecordPipeline(dataset, options, worker, state)
 
 

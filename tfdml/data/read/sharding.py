@@ -11,7 +11,7 @@ from tfdml.row_split import LocalReplicas
 ENDS = ("exact", "drop", "pad")
 
 
-def worker_of(strategy: Any) -> LocalReplicas:
+def process_replicas(strategy: Any) -> LocalReplicas:
     """Returns this process's replicas in a strategy's job.
 
     Args:
@@ -67,9 +67,9 @@ class Batches:
 
     def own_steps(self, records: int, worker: LocalReplicas) -> int:
         """Returns the number of global batches in which a worker has rows: at most one fewer."""
-        steps, left = self.steps(records), records % self.batch_size
-        short = self.end == "exact" and left
-        own = worker.count(left if short else self.batch_size)
+        steps, remainder = self.steps(records), records % self.batch_size
+        short = self.end == "exact" and remainder
+        own = worker.count(remainder if short else self.batch_size)
         return steps - 1 if steps and not own and short else steps
 
     def rows(self, order: Order, first: int, step: int, worker: LocalReplicas) -> Rows:
@@ -96,17 +96,17 @@ class Batches:
         by_id = np.argsort(batch * (int(ids.max(initial=0)) + 1) + ids, kind="stable")
         ids, positions = ids[by_id], position + by_id
         weights = np.ones(len(ids), np.float32)
-        left = len(ids) % size
-        if self.end == "pad" and left:
+        remainder = len(ids) % size
+        if self.end == "pad" and remainder:
             ids, positions = (
-                np.append(v, np.resize(v[-left:], size - left)) for v in (ids, positions)
+                np.append(v, np.resize(v[-remainder:], size - remainder)) for v in (ids, positions)
             )
-            weights = np.append(weights, np.zeros(size - left, np.float32))
-            left = 0
+            weights = np.append(weights, np.zeros(size - remainder, np.float32))
+            remainder = 0
         if worker.is_alone:
             return Rows(ids, weights, positions)
-        whole, short = worker.rows(size), worker.rows(left)
-        last = len(ids) - left
+        whole, short = worker.rows(size), worker.rows(remainder)
+        last = len(ids) - remainder
         return Rows(
             *(
                 np.append(v[:last].reshape(-1, size)[:, whole], v[last:][short])

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdml.data import optional
 from tfdml.data.format import storage
-from tfdml.data.format.inference import of_array
+from tfdml.data.format.inference import array_feature
 from tfdml.data.format.schema import Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
@@ -39,12 +39,12 @@ class ArraySource(Source):
                 raise ValueError(f"An array must have rows. Received: {name!r} of shape ().")
         lengths = {name: len(array) for name, array in opened.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"All arrays must have equally many rows. Received: {lengths}.")
+            raise ValueError(f"All arrays must have the same number of rows. Received: {lengths}.")
         self._length = next(iter(lengths.values()))
         if not self._length:
             raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
         self.schema = schema or Schema(
-            {name: of_array(a.shape[1:], _dtype(a)) for name, a in opened.items()}
+            {name: array_feature(a.shape[1:], _dtype(a)) for name, a in opened.items()}
         )
         self._row_bytes = sum(
             math.prod(a.shape[1:]) * _dtype(a).itemsize + len(name) + 10
@@ -130,7 +130,7 @@ def arrays_in(path: str) -> dict[str, tuple[str, str]]:
                 )
             return {name.replace("/", "."): (path, name) for name in names}
     except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+        raise ValueError(f"An input must be undamaged. Received: {path}; {error}.") from error
     stem = path.rsplit("/", 1)[-1].removesuffix(".gz").removesuffix(".npy")
     return {stem: (path, "")}
 
@@ -160,7 +160,7 @@ def open_array(path: str, name: str) -> Any:
                 f"An array must hold numbers or strings. Received: {path}, of Python objects, "
                 f"which are pickled: reading them could run code. Save it with a plain dtype."
             ) from error
-        raise ValueError(f"An input must be whole. Received: {path}; {error}.") from error
+        raise ValueError(f"An input must be undamaged. Received: {path}; {error}.") from error
 
 
 def _plain(array: np.ndarray, name: str) -> np.ndarray:
@@ -182,7 +182,7 @@ def read_idx(path: str) -> np.ndarray:
         except (OSError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES:
-        raise ValueError(f"{path} does not begin as an IDX file does")
+        raise ValueError(f"{path} does not begin with an IDX header")
     dtype, dimensions = np.dtype(_IDX_DTYPES[data[2]]), data[3]
     if len(data) < 4 + 4 * dimensions:
         raise ValueError(f"{path} ends within its header")

@@ -80,7 +80,7 @@ class CsvSource(TextSource):
         if twice or not columns or "" in columns:
             raise ValueError(
                 f"A header must name each column once. Received: {columns} in {path}"
-                f"{f'; {twice} are there twice' if twice else ''}."
+                f"{f'; {twice} appear twice' if twice else ''}."
             )
         self._begins[path] = end
         return columns

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdml.data import optional
 from tfdml.data.format import storage
-from tfdml.data.format.inference import infer, of_array
+from tfdml.data.format.inference import array_feature, infer
 from tfdml.data.format.schema import FLOAT, IMAGE, INT64, STRING, Feature, Schema
 from tfdml.data.sources.source import Chunk, Row, Source
 
@@ -127,7 +127,7 @@ def _tfds_features(prefix: str, features: Any) -> Iterator[tuple[str, Feature]]:
             elif None in shape:
                 yield key, Feature(FLOAT if dtype.kind == "f" else INT64, shape)
             else:
-                yield key, of_array(shape, dtype)
+                yield key, array_feature(shape, dtype)
 
 
 def _hugging_face() -> ModuleType:

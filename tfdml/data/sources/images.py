@@ -40,12 +40,12 @@ class ImageFolderSource(Source):
         ]
         if outside or empty or not classes:
             received = (
-                f"{_shown(outside[0])} beside the classes"
+                f"{_shown(outside[0])} next to the classes"
                 if outside
                 else f"{empty or 'no'} folders without images"
             )
             raise ValueError(
-                f"An image folder must have one folder a class, each with images. Received: "
+                f"An image folder must have one folder per class, each with images. Received: "
                 f"{received} in {folder}. Move or remove them."
             )
         self._names = names
@@ -165,7 +165,7 @@ def image_row(path: str, options: ImageOptions, values: Any) -> Row:
     """Returns the row of an image file, with the values `values(image)`."""
     where = _shown(os.fsencode(path))
     if not path.lower().endswith(EXTENSIONS):
-        return Row(where, None, "is not an image file, by its name")
+        return Row(where, None, "is not an image file according to its name")
     try:
         return Row(where, values(prepare(storage.read_bytes(path), options)))
     except (ValueError, OSError) as error:

@@ -50,7 +50,7 @@ class JsonlSource(TextSource):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError(f"a name is there twice in {[name for name, _ in pairs]}")
+        raise ValueError(f"a name appears twice in {[name for name, _ in pairs]}")
     return values
 
 

@@ -59,7 +59,7 @@ def open_source(
     paths = [value.split("=", 1)[1] if _is_named(value) else value for value in inputs]
     for path in paths:
         if not storage.exists(path):
-            raise ValueError(f"`input` must be there. Received: {path!r}.")
+            raise ValueError(f"`input` must exist. Received: {path!r}.")
     kind = kind or _kind(paths)
     if kind not in KINDS:
         raise ValueError(f"`kind` must be one of {KINDS}. Received: kind={kind!r}.")
@@ -70,7 +70,7 @@ def open_source(
     if kind == "images":
         from tfdml.data.sources.images import ImageFolderSource
 
-        return ImageFolderSource(_only(paths, kind), images)
+        return ImageFolderSource(_single_path(paths, kind), images)
     if kind == "parquet":
         from tfdml.data.sources.parquet import ParquetSource
 
@@ -82,15 +82,15 @@ def open_source(
     from tfdml.data.sources import hub
 
     if kind == "tfds":
-        return hub.TfdsSource(_only(paths, kind), split or "train")
-    return hub.HuggingFaceSource(_only(paths, kind), split)
+        return hub.TfdsSource(_single_path(paths, kind), split or "train")
+    return hub.HuggingFaceSource(_single_path(paths, kind), split)
 
 
 def _is_named(value: str) -> bool:
     return "=" in value and value.split("=", 1)[0].isidentifier()
 
 
-def _only(paths: list[str], kind: str) -> str:
+def _single_path(paths: list[str], kind: str) -> str:
     if len(paths) != 1:
         raise ValueError(f"`input` of kind {kind} must be one directory. Received: {paths}.")
     return paths[0]
@@ -112,7 +112,7 @@ def _kind(paths: list[str]) -> str:
     kind = kinds.pop()
     if kind is None:
         raise ValueError(
-            f"`input` must be of a kind that its name tells. Received: {paths[0]!r}. Give `kind`, "
+            f"`input` must have a name that shows its kind. Received: {paths[0]!r}. Give `kind`, "
             f"one of {KINDS}."
         )
     return kind
@@ -173,7 +173,7 @@ def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Sourc
         twice = sorted(arrays.keys() & found.keys())
         if twice:
             raise ValueError(
-                f"Each array must have a name of its own. Received: {twice} twice. Name them: "
+                f"Each array must have a unique name. Received: {twice} twice. Name them: "
                 f"NAME=PATH."
             )
         arrays |= found

@@ -38,7 +38,7 @@ class ParquetSource(Source):
                 )
         twice = sorted({c for c in arrow[0].names if arrow[0].names.count(c) > 1})
         if twice:
-            raise ValueError(f"Columns must have names of their own. Received: {twice} twice.")
+            raise ValueError(f"Columns must have unique names. Received: {twice} twice.")
         self.schema = schema or Schema(
             feature for field in arrow[0] for feature in _features(field.name, field.type)
         )
@@ -48,7 +48,7 @@ class ParquetSource(Source):
         try:
             return pq.ParquetFile(storage.open_read(path))
         except pa.ArrowInvalid as error:
-            raise ValueError(f"An input must be whole. Received: {path}; {error}") from error
+            raise ValueError(f"An input must be undamaged. Received: {path}; {error}") from error
 
     @property
     def files(self) -> list[str]:

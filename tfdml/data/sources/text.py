@@ -36,7 +36,7 @@ class TextSource(Source):
             if head[:2] in _BOMS:
                 raise ValueError(
                     f"An input must be in UTF-8. Received: {path}, in {_BOMS[head[:2]]}. Convert "
-                    f"it by `iconv -f utf-16 -t utf-8`."
+                    f"it with `iconv -f utf-16 -t utf-8`."
                 )
 
     @property
@@ -111,20 +111,20 @@ def records(data: bytes, quoted: bool) -> list[tuple[int, int]]:
 
 def split(path: str, begin: int, quoted: bool) -> Iterator[tuple[int, int, int]]:
     """Yields the offset, size in bytes and number of records of each chunk of a file."""
-    left, offset = b"", begin
+    rest, offset = b"", begin
     with storage.open_read(path) as file:
         file.seek(begin)
         while data := file.read(CHUNK_BYTES):
-            left += data
-            ends = ends_of_records(left, quoted)
+            rest += data
+            ends = ends_of_records(rest, quoted)
             if not len(ends):
                 continue
             length = int(ends[-1])
-            if count := _count(left, ends):
+            if count := _count(rest, ends):
                 yield offset, length, count
-            left, offset = left[length:], offset + length
-    if left.strip(b"\r\n"):
-        yield offset, len(left), 1
+            rest, offset = rest[length:], offset + length
+    if rest.strip(b"\r\n"):
+        yield offset, len(rest), 1
 
 
 def _count(data: bytes, ends: np.ndarray) -> int:

@@ -43,7 +43,7 @@ def check_output(output: str, work: str, name: str, resume: bool, overwrite: boo
     if resume:
         if name + SUFFIX in there or not os.path.isdir(work):
             raise ValueError(
-                f"`resume` must be given for a conversion that was ended. Received: {output!r}, "
+                f"`resume` must be given only for an interrupted conversion. Received: {output!r}, "
                 f"which has {'a finished one' if name + SUFFIX in there else 'none'}."
             )
         for file in there:
@@ -51,13 +51,13 @@ def check_output(output: str, work: str, name: str, resume: bool, overwrite: boo
                 storage.remove(storage.join(output, file))
     elif os.path.isdir(work):
         raise ValueError(
-            f"`output` has a conversion that was ended. Received: {output!r}. Go on with it by "
-            f"--resume, or begin anew by --overwrite."
+            f"`output` must not have an interrupted conversion. Received: {output!r}. Continue it "
+            f"with --resume, or start over with --overwrite."
         )
     elif there:
         raise ValueError(
             f"`output` must be empty. Received: {output!r}, with {there[:3]}. Choose another "
-            f"directory, or remove its data set {name!r} by --overwrite."
+            f"directory, or remove its data set {name!r} with --overwrite."
         )
 
 
@@ -86,8 +86,8 @@ def note_plan(work: str, identity: dict[str, Any]) -> None:
     differ = sorted(key for key in said if said[key] != before.get(key))
     if differ:
         raise ValueError(
-            f"`resume` must go on with the same input and options. Received: another "
-            f"{', '.join(differ)}. Begin anew by --overwrite."
+            f"`resume` must be used with the same input and options. Received: "
+            f"a different {', '.join(differ)}. Start over with --overwrite."
         )
 
 
@@ -118,5 +118,5 @@ def check_unchanged(before: dict[str, list]) -> None:
     if changed:
         raise ValueError(
             f"The input must not change while it is converted. Received: {len(changed)} changed "
-            f"files, such as {changed[0]}. Begin anew by --overwrite."
+            f"files, such as {changed[0]}. Start over with --overwrite."
         )

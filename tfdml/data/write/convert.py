@@ -63,11 +63,11 @@ def convert(
     checks.check_places(source, output)
     storage.make_directory(output)
     work = _work_directory(output, options.name)
-    with _only_one(work, output):
+    with _exclusive(work, output):
         checks.check_output(output, work, options.name, resume, overwrite)
         os.makedirs(work, exist_ok=True)
         job = Job(source, options, output, work)
-        plan = tasks.plan_of(job)
+        plan = tasks.make_plan(job)
         before = {path: storage.fingerprint(path) for path in source.files}
         checks.note_plan(work, checks.identity(source, options, plan, before))
         checks.check_space(output, work, plan, options)
@@ -91,7 +91,7 @@ def _work_directory(output: str, name: str) -> str:
 
 
 @contextmanager
-def _only_one(work: str, output: str) -> Iterator[None]:
+def _exclusive(work: str, output: str) -> Iterator[None]:
     """Context manager: holds a lock that ends with the process, however that ends.
 
     Raises:
@@ -104,7 +104,7 @@ def _only_one(work: str, output: str) -> Iterator[None]:
     except filelock.Timeout as error:
         raise ValueError(
             f"`output` must be written by one conversion at a time. Received: {output!r}, which "
-            f"another one is writing. Wait for it, or choose another directory."
+            f"another conversion is writing. Wait for it, or choose another directory."
         ) from error
     try:
         yield
@@ -129,7 +129,7 @@ def _run(
     if written + len(rejects) != plan.rows:
         raise ValueError(
             f"All {plan.rows} rows must be written or skipped. Received: {written} written, "
-            f"{len(rejects)} skipped. The input has changed; begin anew by --overwrite."
+            f"{len(rejects)} skipped. The input has changed; start over with --overwrite."
         )
     counts = {"in": plan.rows, "written": written, "rejected": len(rejects)}
     return _manifest(job, splits, counts), rejects

@@ -55,7 +55,7 @@ class Rejects:
         """
         if self._options.on_error == "strict":
             raise TooManyErrors(
-                f"{where}: {reason}. Mend it, or skip such rows by --on-error skip."
+                f"{where}: {reason}. Fix it, or skip such rows with --on-error skip."
             )
         self.rows.append({"where": where, "reason": reason})
         check_errors(self._options, len(self.rows), self.rows[-1])

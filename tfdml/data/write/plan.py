@@ -52,7 +52,7 @@ class ConversionOptions:
 
     def __post_init__(self) -> None:
         if not self.name or set(self.name) & set('/\\:*?"<>| \n'):
-            raise ValueError(f"`name` must be a part of a file's name. Received: {self.name!r}.")
+            raise ValueError(f"`name` must be usable in a file name. Received: {self.name!r}.")
         if self.shards is not None and self.shards < 1 or self.shard_bytes < 1:
             raise ValueError(
                 f"`shards` and `shard_bytes` must be positive. Received: shards={self.shards}, "
@@ -64,7 +64,7 @@ class ConversionOptions:
                 f"`splits` must have positive parts that sum to 1. Received: {dict(self.splits)}."
             )
         if len({name for name, _ in self.splits}) < len(ratios):
-            raise ValueError(f"`splits` must have names of their own. Received: {self.splits}.")
+            raise ValueError(f"`splits` must have unique names. Received: {self.splits}.")
         if self.on_error not in ("strict", "skip"):
             raise ValueError(f'`on_error` must be "strict" or "skip". Received: {self.on_error!r}.')
 

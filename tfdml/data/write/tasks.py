@@ -44,14 +44,14 @@ class Job(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def plan_of(job: Job) -> ConversionPlan:
+def make_plan(job: Job) -> ConversionPlan:
     """Returns the job's plan, which is made once in each process."""
     return ConversionPlan(job.source, job.options)
 
 
 def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """Writes the shard of a range of rows; returns the note of the step."""
-    plan, rejects = plan_of(job), Rejects(job.options)
+    plan, rejects = make_plan(job), Rejects(job.options)
     parts = (
         p.frames
         for p in encoded(job.source, job.options, plan, plan.ranges[number], rejects, progress)
@@ -62,7 +62,7 @@ def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dic
 
 def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """Writes the records of a range of rows, sorted by shard; returns the note of the step."""
-    plan, rejects, rows = plan_of(job), Rejects(job.options), plan_of(job).ranges[number]
+    plan, rejects, rows = make_plan(job), Rejects(job.options), make_plan(job).ranges[number]
     all_positions = plan.positions(rows)
     targets, positions, sizes = ([np.empty(0, np.int64)] for _ in range(3))
     frames: list[bytes] = []
@@ -88,7 +88,7 @@ def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> d
 
 def merge_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """Writes a shard from the files of all ranges; returns the note of the step."""
-    plan = plan_of(job)
+    plan = make_plan(job)
     positions, sizes = ([np.empty(0, np.int64)] for _ in range(2))
     frames: list[bytes] = []
     for i in range(len(plan.ranges)):

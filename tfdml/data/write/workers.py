@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 def workers(job: Job, processes: int) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     """Context manager: yields a function that runs all steps of a kind and returns their notes."""
     if processes == 1:
-        yield lambda step, count, progress, rows: _alone(job, step, count, progress, rows)
+        yield lambda step, count, progress, rows: _run_in_process(job, step, count, progress, rows)
         return
     # Spawned, not forked: libraries that the caller has loaded may have threads.
     context = multiprocessing.get_context("spawn")
@@ -29,12 +29,14 @@ def workers(job: Job, processes: int) -> Iterator[Callable[..., list[dict[str, A
     with concurrent.futures.ProcessPoolExecutor(
         processes, context, _initialise, (job, counter)
     ) as pool:
-        yield lambda step, count, progress, rows: _together(
+        yield lambda step, count, progress, rows: _run_in_pool(
             pool, counter, job, step, count, progress, rows
         )
 
 
-def _alone(job: Job, step: str, count: int, progress: Progress | None, rows: int) -> list[dict]:
+def _run_in_process(
+    job: Job, step: str, count: int, progress: Progress | None, rows: int
+) -> list[dict]:
     total = 0
 
     def add(done: int) -> None:
@@ -52,7 +54,7 @@ def _alone(job: Job, step: str, count: int, progress: Progress | None, rows: int
     return found
 
 
-def _together(
+def _run_in_pool(
     pool: concurrent.futures.Executor,
     counter: Any,
     job: Job,

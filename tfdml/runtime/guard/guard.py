@@ -58,11 +58,11 @@ class Guard:
         self._limit = limit
         self._beat = min(1.0, limit / 4)
         self._ending = threading.Event()
-        self._told = threading.Event()
-        self._who = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._announced = threading.Event()
+        self._identity = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._events: queue.Queue = queue.Queue()
         self._channels: dict[int, channel.Channel] = {}
-        self._members = {self._rank: self._member(self._who)}
+        self._members = {self._rank: self._member(self._identity)}
         self._meet(collective)
         self._sent_collectives = 0
         self.threads: list[threading.Thread] = []
@@ -79,8 +79,8 @@ class Guard:
                 # Otherwise the others would end the job later, and blame a healthy rank's silence.
                 if not self._ending.is_set():
                     said = traceback.format_exc()
-                    told = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
-                    self._end(told, self._rank)
+                    message = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
+                    self._end(message, self._rank)
 
         thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)
         self.threads.append(thread)
@@ -103,7 +103,7 @@ class Guard:
             self._tell_failure(error, number)
             if isinstance(error, BROKEN):
                 # A lost rank may be the cause: then rank 0 reports which, and this one ends.
-                self._told.wait(LEFT_GRACE + 2 * self._beat)
+                self._announced.wait(LEFT_GRACE + 2 * self._beat)
             raise
         finally:
             self.activity.end()
@@ -126,7 +126,7 @@ class Guard:
         self._tell_failure(error, None)
         # Only as long as rank 0 needs to inform all. Then this process exits normally, unless an
         # exit handler waits for the others.
-        self._told.wait(LEFT_GRACE)
+        self._announced.wait(LEFT_GRACE)
         end_after(EXIT_SECONDS)
 
     def _say_bye(self) -> None:
@@ -157,7 +157,7 @@ class Guard:
                 "hosts": ["127.0.0.1"] if alone else _addresses(),
                 "port": listener.getsockname()[1],
                 "secret": secrets.token_hex(32),
-                "who": self._who,
+                "who": self._identity,
             }
             payload = json.dumps(meeting).encode().ljust(_PAYLOAD_BYTES)
         words = tf.constant(list(payload), tf.uint8)
@@ -171,7 +171,7 @@ class Guard:
         for host in meeting["hosts"]:
             connected = channel.connect(host, meeting["port"], secret, _CONNECT_SECONDS / 6)
             if connected is not None:
-                connected.send({"kind": "hello", **self._who})
+                connected.send({"kind": "hello", **self._identity})
                 self._channels[0] = connected
                 return
         raise RuntimeError(
@@ -301,7 +301,7 @@ class Guard:
         os.write(2, f"\n{message}\n  {own}\n".encode())
         if self._ending.is_set() or (rank == self._rank and self.activity.failed):
             # This rank raised, or is already exiting: let it exit normally.
-            self._told.set()
+            self._announced.set()
             end_after(EXIT_SECONDS)
             return
         # Time to deliver the message: the other ranks must not take rank 0 for dead.

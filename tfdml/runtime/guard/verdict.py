@@ -91,8 +91,8 @@ class RankStatus:
         """Describes the rank: host, process, last message and activity."""
         activity = self.failure.activity if self.failure else self.beat.get("activity", "starting")
         return (
-            f"rank {self.rank}: host {self.host}, pid {self.pid}, last heard of "
-            f"{max(0.0, now - self.heard):.1f} s before\n  where: {activity}"
+            f"rank {self.rank}: host {self.host}, pid {self.pid}, last "
+            f"heard from {max(0.0, now - self.heard):.1f} s before\n  where: {activity}"
         )
 
     @property
@@ -128,13 +128,13 @@ class Verdict:
 
 
 _LIKELY_DEAD = (
-    "it was killed (out of memory? `dmesg` tells), a crash in native code, `os._exit`, or its "
-    "machine went down"
+    "it was killed (out of memory? see `dmesg`), a crash in native code, `os._exit`, or "
+    "its machine crashed"
 )
 _LIKELY_SILENT = "it was stopped (SIGSTOP, a debugger), its machine froze, or the network is cut"
 _LIKELY_MISMATCH = (
-    "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or another "
-    "number of variables or of calls"
+    "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or a "
+    "different number of variables or of calls"
 )
 
 
@@ -147,10 +147,10 @@ def verdict(members: Sequence[RankStatus], limit: float, now: float) -> Verdict 
         now: Current time, in seconds of the monotonic clock.
     """
     return (
-        _of_lost(members, limit, now)
-        or _of_failures(members, now)
-        or _of_ended(members, members, now)
-        or _of_different_waits(members, limit, now)
+        _find_lost(members, limit, now)
+        or _find_failure(members, now)
+        or _find_ended(members, members, now)
+        or _find_different_waits(members, limit, now)
     )
 
 
@@ -160,10 +160,10 @@ def verdict_of_rank_0(
     """Returns the verdict on rank 0 that another rank reaches on its own; see `verdict`."""
     if own.failure and own.failure.consequence and now - rank_0.heard > LEFT_GRACE:
         return _silent(rank_0, now)
-    return _of_lost([rank_0], limit, now) or _of_ended([rank_0], [own], now)
+    return _find_lost([rank_0], limit, now) or _find_ended([rank_0], [own], now)
 
 
-def _of_lost(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
+def _find_lost(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
     for member in members:
         if member.lost and member.bye is None:
             if member.failure and not member.failure.consequence:
@@ -185,7 +185,7 @@ def _raised(member: RankStatus) -> Verdict:
     return Verdict(member.rank, "raised an exception", member.failure.error, "see its traceback")
 
 
-def _of_failures(members: Sequence[RankStatus], now: float) -> Verdict | None:
+def _find_failure(members: Sequence[RankStatus], now: float) -> Verdict | None:
     failed = [m for m in members if m.failure is not None]
     own = [m for m in failed if not m.failure.consequence]
     ended = next((m for m in members if m.bye is not None and m.failure is None), None)
@@ -224,7 +224,7 @@ def _others_wait(failed: RankStatus, members: Sequence[RankStatus]) -> bool:
     )
 
 
-def _of_ended(
+def _find_ended(
     members: Sequence[RankStatus], waiting: Sequence[RankStatus], now: float
 ) -> Verdict | None:
     """Returns a verdict if a rank has ended its program while others wait for it."""
@@ -241,7 +241,9 @@ def _of_ended(
     return None
 
 
-def _of_different_waits(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
+def _find_different_waits(
+    members: Sequence[RankStatus], limit: float, now: float
+) -> Verdict | None:
     """Returns a verdict if all ranks have long been waiting in different operations."""
     waits = [m.waits_for for m in members]
     waiting = min(now - m.moved for m in members)
@@ -251,7 +253,7 @@ def _of_different_waits(members: Sequence[RankStatus], limit: float, now: float)
     if len(set(waits)) == 1:
         # The step may just be long: ranks are left alone if their graphs have the same collectives
         # or one is still being traced.
-        return None if tracing else _of_different_collectives(members)
+        return None if tracing else _find_different_collectives(members)
     if tracing or waiting < min(limit, DIFFERENT_GRACE):
         return None
     odd = next(m for m in members if waits.count(m.waits_for) == min(map(waits.count, waits)))
@@ -263,7 +265,7 @@ def _of_different_waits(members: Sequence[RankStatus], limit: float, now: float)
     return Verdict(odd.rank, why, "", _LIKELY_MISMATCH)
 
 
-def _of_different_collectives(members: Sequence[RankStatus]) -> Verdict | None:
+def _find_different_collectives(members: Sequence[RankStatus]) -> Verdict | None:
     """Returns a verdict if the graphs of two ranks have different collectives."""
     first, others = _collectives(members[0]), members[1:]
     for member in others:
@@ -271,7 +273,7 @@ def _of_different_collectives(members: Sequence[RankStatus]) -> Verdict | None:
         for activity in dict.fromkeys([*own, *first]):
             if _differ(own.get(activity), first.get(activity)):
                 why = (
-                    f"exchanges something else than rank {members[0].rank} in one step: "
+                    f"exchanges something different from rank {members[0].rank} in one step: "
                     f"{activity[1]} is {own.get(activity, 'missing')} there, "
                     f"{first.get(activity, 'missing')} on rank {members[0].rank}"
                 )

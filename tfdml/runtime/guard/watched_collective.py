@@ -26,9 +26,9 @@ class WatchedCollective(Collective):
         self._activity = activity
 
     @property
-    def beside_steps(self) -> Collective:
+    def concurrent_with_steps(self) -> Collective:
         """Collective for background exchanges, unwatched: activities are the main thread's."""
-        return self._collective.beside_steps
+        return self._collective.concurrent_with_steps
 
     def on(self, device: str | None) -> Collective:
         """Returns the watched collective of a device; see `Collective`."""

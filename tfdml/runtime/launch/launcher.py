@@ -96,9 +96,9 @@ def gather(hosts: Sequence[Host], fewest: int, seconds: float = 300.0) -> list[H
         if time.monotonic() > deadline:
             missing = ", ".join(host.name for host in hosts if host not in there)
             raise ConnectionError(
-                f"`--min-workers` must be there to start the job again. Received: {ranks} of "
-                f"{fewest} after {seconds:.0f} s; no answer from {missing}. Bring these machines "
-                f"back, or ask for fewer."
+                f"`--min-workers` processes must have a host that answers, to restart the job. "
+                f"Received: {ranks} of {fewest} after {seconds:.0f} s; no answer from {missing}. "
+                f"Bring these machines back, or ask for fewer."
             )
         time.sleep(2.0)
 
@@ -240,11 +240,11 @@ def in_words(rank: RankProcess) -> str:
     """Describes how a rank ended."""
     code = rank.code
     if rank.was_ended:
-        return f"did not end by itself, and was ended (exit code {code})"
+        return f"did not end by itself, and was stopped (exit code {code})"
     if code == PREEMPTED_EXIT_CODE:
         return f"was asked to end, and has saved its state (exit code {code})"
     if code == EXIT_CODE:
-        return f"ended because another rank could not go on (exit code {code})"
+        return f"ended because another rank could not continue (exit code {code})"
     if code > 128:
         try:
             return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
@@ -293,7 +293,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     launcher = Path(python).with_name("horovodrun")
     if not launcher.exists():
         raise FileNotFoundError(
-            f"`horovodrun` must be installed beside {python}. Received: no {launcher}. Run "
+            f"`horovodrun` must be installed next to {python}. Received: no {launcher}. Run "
             f"`tfdml build-horovod`."
         )
     size = sum(host.ranks for host in hosts)

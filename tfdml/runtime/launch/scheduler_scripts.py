@@ -72,7 +72,7 @@ def kubernetes(nodes: int, ranks_per_node: int, program: Sequence[str], horovod:
     if ranks_per_node != 1:
         raise ValueError(
             f"`hosts` must have one rank each for a TrainJob: a worker uses all GPUs of its pod. "
-            f"Received: {ranks_per_node} ranks on a host. Use node1:1,node2:1, or `--horovod`."
+            f"Received: {ranks_per_node} ranks per host. Use node1:1,node2:1, or `--horovod`."
         )
     return _train_job(nodes, program)
 

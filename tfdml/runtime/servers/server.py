@@ -45,7 +45,8 @@ def serve(task: ServerTask, start_limit: float, silence_limit: float) -> int:
     except tf.errors.OpError as error:
         raise OSError(
             f"The port of every task must be free on its machine. Received for {task.name}: "
-            f"{task.address}: {error.message}. End what listens there, or choose another port."
+            f"{task.address}: {error.message}. Stop the program that listens there, or choose "
+            f"another port."
         ) from error
     print(f"tfdml serve: {task.name} serves {running.target}.", file=sys.stderr, flush=True)
     try:
@@ -53,7 +54,7 @@ def serve(task: ServerTask, start_limit: float, silence_limit: float) -> int:
     except ChiefLost as error:
         print(f"tfdml serve: {task.name} ends, because {error}.", file=sys.stderr, flush=True)
         return EXIT_CODE
-    print(f"tfdml serve: {task.name} ends, the chief is done.", file=sys.stderr, flush=True)
+    print(f"tfdml serve: {task.name} ends, because the chief is done.", file=sys.stderr, flush=True)
     return 0
 
 

@@ -54,8 +54,8 @@ class ServerLink:
             self._listener = socket.create_server(("", port), backlog=1024)
         except OSError as error:
             raise OSError(
-                f"The chief's port must be free. Received: {task.address}, {error.strerror}. End "
-                f"what listens there, or choose another port in TF_CONFIG."
+                f"The chief's port must be free. Received: {task.address}, {error.strerror}. Stop "
+                f"the program that listens there, or choose another port in TF_CONFIG."
             ) from error
         self._channels: dict[tuple[str, int], channel.Channel] = {}
         self._heard: dict[tuple[str, int], float] = {}
@@ -83,13 +83,13 @@ class ServerLink:
                         f"{name_of(*t)} ({self._task.cluster[t[0]][t[1]]})" for t in missing
                     )
                     raise TimeoutError(
-                        f"All workers and servers must come within `start_limit`, {seconds:.0f} s. "
-                        f"Received: nothing from {names}. Run `tfdml serve` there with the same "
+                        f"All workers and servers must connect within `start_limit`, {seconds:.0f} "
+                        f"s. Received: nothing from {names}. Run `tfdml serve` there with the same "
                         f"cluster in TF_CONFIG, and check that it reaches the chief at "
                         f"{self._task.address}."
                     )
 
-    def lost_of(self, role: str) -> list[int]:
+    def lost_indices(self, role: str) -> list[int]:
         """Returns the indices of the lost tasks of a role."""
         with self._changed:
             return sorted(index for r, index in self.lost if r == role)
@@ -98,7 +98,7 @@ class ServerLink:
         """Waits up to `seconds` for a loss; returns the indices of the lost tasks of a role."""
         with self._changed:
             self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), seconds)
-        return self.lost_of(role)
+        return self.lost_indices(role)
 
     def _accept(self) -> None:
         while True:
@@ -145,7 +145,7 @@ class ServerLink:
         if beat and not other.send({"kind": "beat"}):
             return "its process has ended"
         if time.monotonic() - self._heard[task] > self._limit:
-            return f"nothing was heard of it for {self._limit:.0f} s"
+            return f"nothing was heard from it for {self._limit:.0f} s"
         return None
 
     def _lose(self, task: tuple[str, int], other: channel.Channel, why: str) -> None:
@@ -189,8 +189,8 @@ def follow_chief(task: ServerTask, start_limit: float, silence_limit: float) -> 
     while not (link := channel.connect(host.strip("[]"), int(port), secret, _CONNECT_SECONDS)):
         if time.monotonic() > deadline:
             raise ChiefLost(
-                f"the chief at {address} has not come within {start_limit:.0f} s, or its TF_CONFIG "
-                f"has another cluster"
+                f"the chief at {address} did not answer within {start_limit:.0f} s, or its "
+                f"TF_CONFIG has another cluster"
             )
         time.sleep(_POLL_SECONDS)
     link.send({"kind": "hello", "role": task.role, "index": task.index, "pid": os.getpid()})
@@ -209,7 +209,8 @@ def follow_chief(task: ServerTask, start_limit: float, silence_limit: float) -> 
                 raise ChiefLost(f"the chief at {address} has failed: {message.get('error')}")
         if time.monotonic() - heard > silence_limit:
             raise ChiefLost(
-                f"the chief at {address} is lost: nothing was heard of it for {silence_limit:.0f} s"
+                f"the chief at {address} is lost: nothing was heard from it for "
+                f"{silence_limit:.0f} s"
             )
 
 

@@ -60,7 +60,7 @@ def task_from_environment() -> ServerTask:
     if not text:
         raise ValueError(
             f"`TF_CONFIG` must describe the cluster and this process's task. Received: nothing. "
-            f"Set it, as in {_EXAMPLE}, or start the job by `tfdml launch --workers 2 --ps 2`."
+            f"Set it, as in {_EXAMPLE}, or start the job with `tfdml launch --workers 2 --ps 2`."
         )
     try:
         config = json.loads(text)
@@ -142,7 +142,7 @@ def _check_addresses(cluster: dict[str, list[str]]) -> None:
                 )
             if address in seen:
                 raise ValueError(
-                    f"Every task must have a port of its own on its host. Received: {address} for "
+                    f"Every task must have a different port on its host. Received: {address} for "
                     f"{seen[address]} and for {name_of(role, index)}. Change one of the ports."
                 )
             seen[address] = name_of(role, index)

@@ -58,11 +58,11 @@ class Accumulator:
         )
 
     def _run(self, step: Callable[[], Any], updates: bool) -> Any:
-        with self._that(updates):
+        with self._updating(updates):
             return step()
 
     @contextlib.contextmanager
-    def _that(self, updates: bool) -> Iterator[None]:
+    def _updating(self, updates: bool) -> Iterator[None]:
         before, self.updates = self.updates, updates
         try:
             yield
@@ -72,7 +72,7 @@ class Accumulator:
     def keep(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
         """Adds a replica's gradients to its accumulators."""
         for gradient, variable in zip(gradients, variables, strict=True):
-            gathered = self._gathered_of(variable)
+            gathered = self._gathered_variable(variable)
             if gradient is None:
                 continue
             if _replaces(variable):
@@ -89,7 +89,7 @@ class Accumulator:
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
-            gathered = self._gathered_of(variable)
+            gathered = self._gathered_variable(variable)
             own = tf.cast(gradient, gathered.dtype)
             if _replaces(variable):
                 means[index] = total = tf.maximum(own, gathered.read_value())
@@ -100,11 +100,11 @@ class Accumulator:
                 gathered.assign(tf.zeros_like(total))
         return means
 
-    def _gathered_of(self, variable: keras.Variable) -> tf.Variable:
+    def _gathered_variable(self, variable: keras.Variable) -> tf.Variable:
         return self._gathered[self.optimizer._get_variable_index(variable)]
 
 
-class GatheredAlike:
+class SharedGatheredGradients:
     """Gradients that an optimizer accumulates outside of steps, the same on all replicas.
 
     Keras's own accumulators hold them, but Keras would update those in a branch inside a replica.

@@ -39,11 +39,11 @@ class DeviceCollective(Collective):
         def sums(packed: list[tf.Tensor]) -> list[list[tf.Tensor]]:
             length = tf.shape(packed[0])[0]
             bounds = [length * i // self.size for i in range(self.size + 1)]
-            cut = self._on_each(
+            cut = self._on_each_device(
                 lambda rank: [packed[rank][a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
             )
-            added = self._on_each(lambda rank: [tf.add_n([own[rank] for own in cut])])
-            return self._on_each(lambda _: [tf.concat([part for (part,) in added], 0)])
+            added = self._on_each_device(lambda rank: [tf.add_n([own[rank] for own in cut])])
+            return self._on_each_device(lambda _: [tf.concat([part for (part,) in added], 0)])
 
         (total,) = self._meet([tf.concat(flat, 0)], sums)
         return [
@@ -54,7 +54,7 @@ class DeviceCollective(Collective):
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the devices' tensors; see `Collective`."""
         (whole,) = self._meet(
-            [tensor], lambda parts: self._on_each(lambda _: [tf.concat(parts, 0)])
+            [tensor], lambda parts: self._on_each_device(lambda _: [tf.concat(parts, 0)])
         )
         return whole
 
@@ -63,8 +63,8 @@ class DeviceCollective(Collective):
 
         def rows(parts: list[tf.Tensor]) -> list[list[tf.Tensor]]:
             # Split on the source device, so that only the needed rows are copied.
-            cut = self._on_each(lambda rank: tf.unstack(parts[rank]))
-            return self._on_each(lambda rank: [tf.stack([own[rank] for own in cut])])
+            cut = self._on_each_device(lambda rank: tf.unstack(parts[rank]))
+            return self._on_each_device(lambda rank: [tf.stack([own[rank] for own in cut])])
 
         return self._meet([tensor], rows)[0]
 
@@ -72,7 +72,7 @@ class DeviceCollective(Collective):
         """Gives every device the tensor of `root`; see `Collective`."""
         return self._meet([tensor], lambda parts: [[parts[root]]] * self.size)[0]
 
-    def _on_each(self, make: Callable[[int], list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    def _on_each_device(self, make: Callable[[int], list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         made = []
         for rank, device in enumerate(self._devices):
             with tf.device(device):

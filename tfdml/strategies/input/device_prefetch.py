@@ -76,7 +76,7 @@ def _copied(part: Any, device: str) -> Any:
     """
 
     def copied(value: Any) -> Any:
-        if not isinstance(value, tf.Tensor) or not _goes(value.dtype):
+        if not isinstance(value, tf.Tensor) or not _is_copied(value.dtype):
             return value
         with tf.device(device):
             return tf.identity(value)
@@ -84,7 +84,7 @@ def _copied(part: Any, device: str) -> Any:
     return tf.nest.map_structure(copied, part)
 
 
-def _goes(dtype: tf.DType) -> bool:
+def _is_copied(dtype: tf.DType) -> bool:
     if dtype == tf.int32:
         return False
     return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool

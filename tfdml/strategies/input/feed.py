@@ -134,7 +134,7 @@ class Feed(abc.ABC):
     def _announce(self, values: Sequence[int], name: str) -> list[list[int]]:
         """Gathers numbers from all processes; returns, for each number, its values by rank."""
         own = tf.constant([values], tf.int64)
-        return self._collective.beside_steps.all_gather(own, name).numpy().T.tolist()
+        return self._collective.concurrent_with_steps.all_gather(own, name).numpy().T.tolist()
 
     def _open(self) -> Iterator:
         return open_iterator(self._dataset)
@@ -158,7 +158,7 @@ class Feed(abc.ABC):
         return OtherRankError(
             f"The data must not fail on any rank. Received: an error on rank "
             f"{rows.index(FAILED)} instead of batch {number}, so rank "
-            f"{self._collective.rank} ends too. Rank {rows.index(FAILED)} says what it was."
+            f"{self._collective.rank} ends too. See the error message of rank {rows.index(FAILED)}."
         )
 
     @abc.abstractmethod

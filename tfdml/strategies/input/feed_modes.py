@@ -30,9 +30,9 @@ class ReplicatedFeed(Feed):
         ended = [rank for rank, r in enumerate(rows) if r == ENDED]
         if ended and len(ended) < len(rows):
             return super()._problem(rows, number) or RuntimeError(
-                f"The data must have equally many batches on all {len(rows)} ranks, because every "
-                f"rank reads all of them. Received: the end of the data on rank "
-                f"{', '.join(map(str, ended))} after {number} batches, and another batch on the "
+                f"The data must have the same number of batches on all {len(rows)} ranks, because "
+                f"every rank reads all of them. Received: the end of the data on rank "
+                f"{', '.join(map(str, ended))} after {number} batches, and one more batch on the "
                 f"other ranks (this is rank {self._collective.rank})."
             )
         return super()._problem(rows, number)
@@ -110,7 +110,11 @@ class ScatterFeed(Feed):
         self._packed.clear()
         # As int64, which every transport carries unchanged.
         words = tf.constant(np.frombuffer(own + bytes(-len(own) % 8), np.int64))
-        sent = self._collective.beside_steps.broadcast(words, f"{name}/data").numpy().tobytes()
+        sent = (
+            self._collective.concurrent_with_steps.broadcast(words, f"{name}/data")
+            .numpy()
+            .tobytes()
+        )
         spec = without_optionals(self.element_spec)
         pieces = zip([0, *ends[:-1]], ends, strict=True)
         return [self._splitter.split(_unpack(sent[begin:end], spec)) for begin, end in pieces]

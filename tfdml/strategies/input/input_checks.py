@@ -42,10 +42,10 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                 raise ValueError(
                     f"`Dataset.shuffle` must have a seed, because each of the {collective.size} "
                     f"processes reads all batches and works on its own rows of them. Received on "
-                    f"rank {collective.rank}: a shuffle without a seed, another order on each "
-                    f"process. Use `dataset.shuffle(n, seed=...)`, or call "
-                    f"`keras.utils.set_random_seed(...)`, with one number on all ranks, before "
-                    f"the dataset is made."
+                    f"rank {collective.rank}: a shuffle without a seed, which gives each "
+                    f"process a different order. Use `dataset.shuffle(n, seed=...)`, or call "
+                    f"`keras.utils.set_random_seed(...)`, with the same number on all ranks, "
+                    f"before the dataset is made."
                 )
             parts.append(f"{int(stage._seed)} {int(stage._seed2)}")
         if kind == "_ShardDataset" and int(stage._num_shards) == collective.size:
@@ -55,7 +55,7 @@ def check_pipeline(dataset: tf.data.Dataset, collective: Collective) -> None:
                 f"with `.shard({int(stage._num_shards)}, {int(stage._index)})`. Remove it, and "
                 f"batch by the global batch size."
             )
-    _check_alike("\n".join(parts), "The `tf.data` pipeline", collective)
+    _check_match("\n".join(parts), "The `tf.data` pipeline", collective)
 
 
 def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
@@ -125,7 +125,7 @@ def check_arrays(arrays: Any, collective: Collective) -> None:
             sample = array[rows] if isinstance(array, np.ndarray) else tf.gather(array, rows)
             digest = hashlib.sha256(_bytes(np.asarray(sample))).hexdigest()[:16]
             parts.append(f"values of digest {digest}")
-    _check_alike("\n".join(parts), "The arrays given as data", collective)
+    _check_match("\n".join(parts), "The arrays given as data", collective)
 
 
 def _bytes(array: np.ndarray) -> bytes:
@@ -155,13 +155,13 @@ def check_digests(digests: tf.Tensor) -> None:
     Raises:
         tf.errors.InvalidArgumentError: If the digests differ; the message names the ranks.
     """
-    alike = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
-    common = alike[tf.argmax(tf.reduce_sum(tf.cast(alike, tf.int32), 1))]
+    equal = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
+    common = equal[tf.argmax(tf.reduce_sum(tf.cast(equal, tf.int32), 1))]
     tf.debugging.Assert(
         tf.reduce_all(common),
         [
             f"Batches must be the same on all {digests.shape[0]} ranks, because every rank reads "
-            "all of them and works on its own rows. Received another batch on ranks:",
+            "all of them and works on its own rows. Received a different batch on ranks:",
             tf.where(~common)[:, 0],
             "Seed what draws random numbers in the pipeline, or let each rank read its own part "
             "with AutoShardPolicy.OFF.",
@@ -170,7 +170,7 @@ def check_digests(digests: tf.Tensor) -> None:
     )
 
 
-def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
+def check_gradients_match(gradients: Sequence, collective: Collective) -> None:
     """Asserts that the gradients of an update outside a step are the same on all ranks.
 
     Args:
@@ -189,15 +189,15 @@ def check_gradients_alike(gradients: Sequence, collective: Collective) -> None:
         [
             f"Gradients given to `apply` outside of `strategy.run` must be the same on all "
             f"{collective.size} ranks, because every rank makes the same update. Received, on "
-            f"rank {collective.rank}, others than rank 0's on ranks:",
+            f"rank {collective.rank}, gradients that differ from rank 0's on ranks:",
             tf.where(tf.reduce_any(digests != digests[:1], 1))[:, 0],
-            "Call `apply` in `strategy.run`, which sums them, or sum them by `strategy.reduce`.",
+            "Call `apply` in `strategy.run`, which sums them, or sum them with `strategy.reduce`.",
         ],
         summarize=64,
     )
 
 
-def _check_alike(description: str, what: str, collective: Collective) -> None:
+def _check_match(description: str, what: str, collective: Collective) -> None:
     digest = hashlib.sha256(description.encode()).digest()[:8]
     own = tf.constant(np.frombuffer(digest, np.int64))
     digests = collective.all_gather(own, "check_data").numpy().tolist()
@@ -210,7 +210,7 @@ def _check_alike(description: str, what: str, collective: Collective) -> None:
     own, others = next(pair for pair in lines if pair[0] != pair[1])
     raise ValueError(
         f"{what} must be the same on all {collective.size} ranks, because batches are global: "
-        f"every rank reads all of them and works on its own rows. Received other data on "
+        f"every rank reads all of them and works on its own rows. Received different data on "
         f"{_ranks(odd)}: {own[:200]} on rank {rank}, {others[:200]} on rank {other} (this is rank "
         f"{collective.rank}). Give all ranks the whole data, not a part of it, with the same seeds "
         f"and sizes."

@@ -136,7 +136,7 @@ def _batch_size(dataset: tf.data.Dataset, splitter: BatchSplitter) -> int:
     """Returns the global batch size."""
     batch_size = _visible_batch_size(dataset)
     if batch_size is None or not splitter.count(batch_size):
-        received = f"batch({batch_size})" if batch_size else "no batch size that can be seen"
+        received = f"batch({batch_size})" if batch_size else "no visible batch size"
         raise ValueError(
             f"With AutoShardPolicy.OFF the dataset must end in `batch(n)`, with n the global batch "
             f"size and at least the number of processes, {splitter.num_processes}. Received: "
@@ -195,20 +195,20 @@ def _with_known_counts(
         local_replicas: Number of this process's replicas.
     """
 
-    def of_all(rows: Sequence[int]) -> tf.Tensor:
+    def own_and_global(rows: Sequence[int]) -> tf.Tensor:
         return tf.constant([rows[rank], sum(rows)], tf.int64)
 
     def local_batch(index: tf.Tensor, *element) -> LocalBatch:
-        counts = of_all(full)
+        counts = own_and_global(full)
         if number is not None:
-            counts = tf.where(index < number - 1, counts, of_all(last))
+            counts = tf.where(index < number - 1, counts, own_and_global(last))
         shares = _shares(unpacked(element), local_replicas)
         # Not `tf.debugging.Assert`: its branch costs more than everything else here.
         tf.raw_ops.Assert(
             condition=tf.reduce_sum(shares.rows) == counts[0],
             data=[
-                f"The data must have as many rows as their pipeline says. Received on rank {rank}, "
-                "in a batch:",
+                "The data must have as many rows as their pipeline declares. Received on rank "
+                f"{rank}, in a batch:",
                 tf.reduce_sum(shares.rows),
                 "rows instead of",
                 counts[0],

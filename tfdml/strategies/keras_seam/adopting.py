@@ -16,7 +16,7 @@ from keras.src.models import cloning
 from keras.src.saving import saving_lib, serialization_lib
 
 from tfdml.strategies.alone import check_not_alone, model_made_outside, strategy_made_last
-from tfdml.strategies.keras_seam.current import extended_of, is_ours
+from tfdml.strategies.keras_seam.current import extended_of, is_tfdml_strategy
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.replicas.replica_step import all_metrics
@@ -76,7 +76,7 @@ def check_made_inside(model: keras.Model, call: str) -> None:
     ):
         if model._distribute_strategy is None and extended_of(strategy) is not None:
             raise model_made_outside(model, strategy.rank)
-    if call in ("fit", "train_on_batch") and not is_ours(model._distribute_strategy):
+    if call in ("fit", "train_on_batch") and not is_tfdml_strategy(model._distribute_strategy):
         check_not_alone(model)
 
 
@@ -117,7 +117,7 @@ def _clone(original: Callable) -> Callable:
 
     def clone(model, *args, **kwargs):
         strategy = model._distribute_strategy
-        if not is_ours(strategy) or tf.distribute.get_strategy() is strategy:
+        if not is_tfdml_strategy(strategy) or tf.distribute.get_strategy() is strategy:
             return original(model, *args, **kwargs)
         with strategy.scope():
             return original(model, *args, **kwargs)

@@ -34,7 +34,7 @@ class Call:
     extended: ReplicaExtended | None = None
 
     @contextlib.contextmanager
-    def having(self, **attributes: Any) -> Iterator[None]:
+    def overriding(self, **attributes: Any) -> Iterator[None]:
         """Context manager: gives attributes other values."""
         before = {name: getattr(self, name) for name in attributes}
         vars(self).update(attributes)

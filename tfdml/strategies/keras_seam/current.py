@@ -36,7 +36,7 @@ def current_strategy() -> tf.distribute.Strategy | None:
     """Returns the strategy whose replica is calling, if it is one of ours, else None."""
     replica = tf.distribute.get_replica_context()
     strategy = replica.strategy if replica is not None else None
-    return strategy if is_ours(strategy) else None
+    return strategy if is_tfdml_strategy(strategy) else None
 
 
 # The replicas, by strategy, that are inside an optimizer's update: the gradients that it passes to
@@ -68,10 +68,12 @@ def is_updating() -> bool:
 
 def is_outside_of_replicas() -> bool:
     """Returns whether the caller is in the scope of one of our strategies, outside of replicas."""
-    return tf.distribute.in_cross_replica_context() and is_ours(tf.distribute.get_strategy())
+    return tf.distribute.in_cross_replica_context() and is_tfdml_strategy(
+        tf.distribute.get_strategy()
+    )
 
 
-def is_ours(strategy: tf.distribute.Strategy | None) -> bool:
+def is_tfdml_strategy(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether a strategy is one of ours, including parameter servers."""
     return hooks_of(strategy) is not None
 

@@ -106,7 +106,7 @@ class RemoteIterators:
         return self
 
     def __next__(self) -> None:
-        raise TypeError("The chief reads none of what the workers read.")
+        raise TypeError("The chief must not iterate over this dataset: only the workers read it.")
 
 
 def _from_graph(dataset: tf.data.Dataset, workers: int) -> Callable:
@@ -202,7 +202,7 @@ def _check_graph(graph: tf.compat.v1.GraphDef) -> None:
     if calls:
         raise ValueError(
             f"The data must be a `tf.data` pipeline of TensorFlow's own operations, because the "
-            f"workers read it for themselves and Python runs on the chief alone. Received: a "
+            f"workers read it for themselves and Python runs only on the chief. Received: a "
             f"pipeline with {', '.join(calls)}, as `from_generator`, `py_function` and "
             f"`numpy_function` make it. {HOW_TO_READ}"
         )

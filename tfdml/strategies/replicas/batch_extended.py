@@ -79,7 +79,7 @@ class BatchExtended(MirroredExtended):
         first = self._get_replica_id_in_sync_group(0)
         return BatchSplitter(first, self.num_local_replicas, self._num_replicas_in_sync)
 
-    def local_batch_of(self, batch: Any) -> LocalBatch:
+    def make_local_batch(self, batch: Any) -> LocalBatch:
         """Returns this process's part of a global batch; a `LocalBatch` is returned unchanged."""
         if isinstance(batch, LocalBatch):
             return batch
@@ -158,16 +158,16 @@ class BatchExtended(MirroredExtended):
             num_replicas_in_sync=self.num_local_replicas,
             options=options,
         )
-        distributed._tfdml_whole = whole
+        distributed._tfdml_original = whole
         return distributed
 
-    def whole_of(self, data: Any) -> tf.data.Dataset | None:
+    def original_dataset(self, data: Any) -> tf.data.Dataset | None:
         """Returns the dataset from which this strategy made a distributed dataset, else None.
 
         `fit` takes the original, because it splits global batches itself.
         """
         ours = getattr(data, "_strategy", None) is self._container_strategy()
-        return getattr(data, "_tfdml_whole", None) if ours else None
+        return getattr(data, "_tfdml_original", None) if ours else None
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable, options):
         def with_global_context(context: tf.distribute.InputContext) -> tf.data.Dataset:

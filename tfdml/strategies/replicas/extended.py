@@ -64,7 +64,7 @@ class ReplicaExtended(BatchExtended):
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
         # Whether the ranks are not connected yet, see `join`; until then no rank may train.
-        self.must_join = self._comes_and_goes = False
+        self.must_join = self._is_elastic = False
         # Variables that already hold the whole job's value: reading them exchanges nothing.
         self._in_step = weakref.WeakValueDictionary()
         # Number of names given to exchanges of each kind, by the graph being traced.
@@ -79,7 +79,7 @@ class ReplicaExtended(BatchExtended):
         Variables created later start from each process's own values, because a process that has
         just joined creates them earlier than the others.
         """
-        self.collective, self.must_join, self._comes_and_goes = collective, False, True
+        self.collective, self.must_join, self._is_elastic = collective, False, True
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 
@@ -104,12 +104,12 @@ class ReplicaExtended(BatchExtended):
     # -- Properties ----------------------------------------------------------------------------
 
     @property
-    def alike(self) -> dict[str, Any]:
+    def must_match(self) -> dict[str, Any]:
         """The properties that must be the same on all processes, by name."""
         return {
             "strategy": type(self._container_strategy()).__name__,
             "devices": self.num_local_replicas,
-            **{name: repr(value) for name, value in self.options.alike.items()},
+            **{name: repr(value) for name, value in self.options.must_match.items()},
         }
 
     @property
@@ -175,7 +175,7 @@ class ReplicaExtended(BatchExtended):
             return lambda: tf.zeros_like(
                 tf.convert_to_tensor(start() if callable(start) else start, dtype=dtype)
             )
-        if replica_id > 0 or self.collective.size == 1 or self._comes_and_goes:
+        if replica_id > 0 or self.collective.size == 1 or self._is_elastic:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )
@@ -196,9 +196,9 @@ class ReplicaExtended(BatchExtended):
                 yield
         except tf.errors.OpError as error:
             raise ValueError(
-                f"Variables must be the same ones on all {self.collective.size} ranks, made in one "
-                f"order. Received on rank {self.collective.rank}: {variable}, and from the "
-                f"exchange: {without_pages(error.message)} Build the same model on all ranks."
+                f"Variables must be the same on all {self.collective.size} ranks, made "
+                f"in the same order. Received on rank {self.collective.rank}: {variable}, and from "
+                f"the exchange: {without_pages(error.message)} Build the same model on all ranks."
             ) from None
 
     def keep_in_step(self, variables: Sequence[values.DistributedVariable]) -> None:

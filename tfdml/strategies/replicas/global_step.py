@@ -115,13 +115,13 @@ class MetricStep(GlobalStep):
         metrics = MetricState(self._metric_variables())
         layers = LayerState(moving_variables(self.model) if trains else [])
         observers = self._session.observers if trains else []
-        # Only after the batch has arrived: at the end of the data the state must not change.
-        arrived = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
-        with tf.control_dependencies(arrived):
+        # Only after the batch has batch_tensors: at the end of the data the state must not change.
+        batch_tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
+        with tf.control_dependencies(batch_tensors):
             metrics.set_aside()
             for observer in observers:
                 observer.begin()
-        local_batch = self._extended.local_batch_of(batch)
+        local_batch = self._extended.make_local_batch(batch)
         shares = local_batch.shares
         outputs = self._outputs(local_batch)
         collective = self._extended.collective
@@ -138,7 +138,7 @@ class MetricStep(GlobalStep):
         layers.assign(totals.layers)
         with metrics.assign(totals.metrics):
             results = {k: r.now() for k, r in self._replica_step.results.items()}
-            outputs = [self._with_results_now(output) for output in outputs]
+            outputs = [self._recompute_derived(output) for output in outputs]
         return self._logs(results, outputs, shares)
 
     def _outputs(self, local_batch: LocalBatch) -> list:
@@ -155,12 +155,12 @@ class MetricStep(GlobalStep):
         means = self._mean(own, shares) if own[0] else {}
         return {k: results[k] if k in results else means[k] for k in outputs[0]}
 
-    def _with_results_now(self, output: Any) -> Any:
+    def _recompute_derived(self, output: Any) -> Any:
         """Returns a replica's outputs, with those derived from metrics computed again."""
         step = self._replica_step
         if not step.derived:
             return output
-        return {k: step.with_results_now(v) if k in step.derived else v for k, v in output.items()}
+        return {k: step.recompute_output(v) if k in step.derived else v for k, v in output.items()}
 
     def _mean(self, outputs: list, shares: list[ShareInfo]) -> Any:
         """Returns the mean of the replicas' estimates, weighted by their rows."""
@@ -184,7 +184,7 @@ class PredictStep(GlobalStep):
         The tensors are dense, ragged or sparse, like the model's outputs.
         """
         collective = self._extended.collective
-        local_batch = self._extended.local_batch_of(batch)
+        local_batch = self._extended.make_local_batch(batch)
         slots = digest_slots(local_batch.digest, collective)
         check_digests(*sum_packed(collective, [slots], f"{self.name}/digests"))
         outputs = self._run(local_batch)

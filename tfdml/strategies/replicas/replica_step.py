@@ -82,13 +82,13 @@ class ReplicaStep:
         """
         for key, used in self.derived.items():
             raise ValueError(
-                f"`{self.__name__}` must return metrics' results as they are, because a result of "
-                f"the whole data is not known in the middle of a step of this kind. Received: "
-                f"{key!r}, computed from {used[0].metric.name!r}. Make it a metric of its own, or "
-                f"compute it in a callback."
+                f"`{self.__name__}` must return metrics' results unchanged, because "
+                f"a result over the whole data is not known within a step of this kind. Received: "
+                f"{key!r}, computed from {used[0].metric.name!r}. Make it a separate "
+                f"metric, or compute it in a callback."
             )
 
-    def with_results_now(self, output: Any) -> Any:
+    def recompute_output(self, output: Any) -> Any:
         """Returns an output of the step, computed again from the metrics' current results.
 
         Args:

@@ -40,8 +40,8 @@ def check_values(variables: Sequence[keras.Variable], collective: Collective) ->
         odd = [rank for rank, digest in enumerate(digests) if digest != common]
         if odd:
             raise RuntimeError(
-                f"Weights must be the same bits on all {collective.size} ranks after every step. "
-                f"Received: another value of {variable.path} on rank "
+                f"Weights must be bit-identical on all {collective.size} ranks after every step. "
+                f"Received: a different value of {variable.path} on rank "
                 f"{', '.join(map(str, odd))} (this is rank {collective.rank}). Look for code that "
                 f"changes weights on some ranks only, or by random numbers."
             )

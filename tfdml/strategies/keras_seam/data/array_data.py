@@ -94,14 +94,14 @@ def array_batches(
         return tree.traverse(gather, arrays)
 
     # Values shared by all batches of a size are constants, which no step has to compute.
-    alike = None if splitter is None else _portions(adapter, splitter)
+    portions = None if splitter is None else _portions(adapter, splitter)
     # A replica whose share has the same size in all batches must not know it statically if others
     # do not: Keras's trackers of each output's loss count statically known rows, else batches.
     known = len(_sizes(adapter)) == 1
 
     @tf.autograph.experimental.do_not_convert
     def local_batch(size: tf.Tensor, *indices: tf.Tensor) -> LocalBatch:
-        rest = (tf.gather(constants, size) for constants in alike)
+        rest = (tf.gather(constants, size) for constants in portions)
         if not known:
             indices = [tf.raw_ops.PlaceholderWithDefault(input=i, shape=[None]) for i in indices]
         return LocalBatch(tuple(rows(part) for part in indices), *rest)
@@ -119,8 +119,8 @@ def array_batches(
 
 def _sizes(adapter: ArrayDataAdapter) -> list[tuple[int, int]]:
     """Returns pairs of a number of global batches and their rows: full batches, then a last one."""
-    whole, left = divmod(adapter._num_samples, adapter._batch_size)
-    sizes = [(whole, adapter._batch_size), (1, left)]
+    whole, remainder = divmod(adapter._num_samples, adapter._batch_size)
+    sizes = [(whole, adapter._batch_size), (1, remainder)]
     return [(count, size) for count, size in sizes if count and size]
 
 

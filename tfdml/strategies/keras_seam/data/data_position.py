@@ -59,7 +59,7 @@ class DataPosition:
         self._first = self._state.get("step", 0)
         self._passes = self._state.get("passes", 0)  # Iterators made in this `fit` so far.
         self._taken = self._state.get("taken", 0)  # Batches read from the last one.
-        self._goes_on = bool(state)
+        self._resumes = bool(state)
         self._iterator: TFEpochIterator | None = None
         # Keras's logs of an epoch are those of its last step, which may precede the resumption.
         self.logs: dict[str, float] = self._state.get("logs", {})
@@ -121,7 +121,7 @@ class DataPosition:
         if before != value:
             raise ValueError(
                 f"The data must be those that the checkpoint was saved with. Received: {name} "
-                f"{value}, before {before}. Change it back, or begin in another directory."
+                f"{value}, before {before}. Change it back, or use another directory."
             )
 
     # -- The steps of an epoch -----------------------------------------------------------------
@@ -153,15 +153,15 @@ class DataPosition:
 
     def _open(self, first: int) -> None:
         """Starts a pass over the data; the first pass after resuming starts at the position."""
-        own, goes_on, self._goes_on = self._iterator, self._goes_on, False
+        own, resumes, self._resumes = self._iterator, self._resumes, False
         # With `steps_per_epoch`, a pass may continue across epochs.
-        within = self._taken if goes_on else 0
-        if not goes_on or not within:
+        within = self._taken if resumes else 0
+        if not resumes or not within:
             self._passes += 1
         if self.order is not None:
             self.order.passes = self._passes - 1
-        elif self.pipeline is None and goes_on:
-            self._begin_passes_again()
+        elif self.pipeline is None and resumes:
+            self._replay_earlier_passes()
         self._taken = within
         data = own._get_iterator()
         if isinstance(data, ShippedDataset):
@@ -172,7 +172,7 @@ class DataPosition:
             for _ in range(within):
                 next(own._current_iterator)
 
-    def _begin_passes_again(self) -> None:
+    def _replay_earlier_passes(self) -> None:
         """Repeats the earlier passes' starts for data that count them, as `shuffle` does."""
         data = self._iterator._distributed_dataset
         if isinstance(data, DevicePrefetcher):

@@ -141,9 +141,9 @@ def _has_own_order(dataset: tf.data.Dataset, collective: Collective) -> bool:
         return False
     if collective.topology.is_chief:
         warnings.warn(
-            f"The dataset draws random numbers of each process's own, so rank 0 alone reads it and "
-            f"sends every batch to the other ranks. Received: {drawn}. Use "
-            f"`dataset.shuffle(n, seed=...)` and stateless random operations with a seed, or call "
+            f"The dataset draws different random numbers in each process, so rank 0 alone reads it "
+            f"and sends every batch to the other ranks. Received: {drawn}. Use `dataset.shuffle(n, "
+            f"seed=...)` and stateless random operations with a seed, or call "
             f"`keras.utils.set_random_seed(...)` before the dataset is made: then every rank reads "
             f"for itself.",
             stacklevel=2,

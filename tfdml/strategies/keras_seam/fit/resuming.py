@@ -95,7 +95,7 @@ def setting_up(iterator: TFEpochIterator) -> Iterator[Call]:
             yield call
         return
     found, call.resumed = call.resumed, None
-    with call.having(position=found):
+    with call.overriding(position=found):
         yield call
     if found is not None:
         found.attach(iterator)

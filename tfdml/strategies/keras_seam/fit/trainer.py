@@ -33,7 +33,11 @@ from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_p
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.step.compiled import compiled, compiled_whole, not_as_a_whole
+from tfdml.strategies.keras_seam.step.compiled import (
+    compiled,
+    mark_compiled_whole,
+    without_jit_compile,
+)
 from tfdml.strategies.keras_seam.step.optimizers import apply
 from tfdml.strategies.keras_seam.step.replica_math import next_seed
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -56,8 +60,8 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
     """Checks a call, and replaces its callbacks by those of this process."""
     collective = extended.collective
     for name in ("x", "validation_data"):
-        if extended.whole_of(arguments.get(name)) is not None:
-            arguments[name] = extended.whole_of(arguments[name])
+        if extended.original_dataset(arguments.get(name)) is not None:
+            arguments[name] = extended.original_dataset(arguments[name])
     adopt(model)
     usage_checks.check(model, arguments, collective)
     if not collective.topology.is_chief:
@@ -65,7 +69,7 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
     given = arguments.get("callbacks")
     # `fit` passes its own `CallbackList` to `evaluate`.
     if collective.size > 1 and not isinstance(given, keras.callbacks.CallbackList):
-        check_fingerprint(fingerprint(model, call, arguments, extended.alike), collective)
+        check_fingerprint(fingerprint(model, call, arguments, extended.must_match), collective)
         own = for_this_process(given, extended, trains=call == "fit")
         arguments["callbacks"] = with_progress(own, arguments.get("verbose", "auto"))
 
@@ -144,7 +148,7 @@ class ReplicaHooks(Hooks):
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
         """Makes the iterator yield local batches of global batches; see `feed_modes`."""
         extended = strategy.extended
-        with call.having(extended=extended), extended.global_steps():
+        with call.overriding(extended=extended), extended.global_steps():
             keras_init(iterator, strategy, *args, **kwargs)
         iterator.data_adapter, iterator._distributed_dataset = local_batches(
             iterator.data_adapter,
@@ -169,10 +173,10 @@ class ReplicaHooks(Hooks):
         """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
         extended, name = extended_of(model._distribute_strategy), step.__name__
         if replicas_of(model) is None:
-            function = keras_make(model, compiled_whole(step) if model.jit_compile else step)
+            function = keras_make(model, mark_compiled_whole(step) if model.jit_compile else step)
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None
-            with not_as_a_whole(model):
+            with without_jit_compile(model):
                 # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on its rows.
                 function = keras_make(model, MetricStep(model, step, around))
 
@@ -205,7 +209,7 @@ class ReplicaHooks(Hooks):
 
         def on_batches(data: list) -> Any:
             if model.jit_compile:
-                build_for_predict(model, extended.local_batch_of(data[0]).parts[0])
+                build_for_predict(model, extended.make_local_batch(data[0]).parts[0])
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 

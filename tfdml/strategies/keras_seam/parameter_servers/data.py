@@ -77,7 +77,7 @@ def _dataset_of(call: Call, adapter: DataAdapter, shuffled_by_us: bool) -> tf.da
         order = ArrayOrder(seed()) if found is None else found.array_order(seed)
         return array_batches(adapter, order, None)
     # An order that is counted in Python cannot be sent to workers.
-    with call.having(position=None):
+    with call.overriding(position=None):
         return adapter.get_tf_dataset()
 
 

@@ -17,9 +17,9 @@ from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.parameter_servers import data
-from tfdml.strategies.keras_seam.step.optimizers import each_row_once, inner_of
+from tfdml.strategies.keras_seam.step.optimizers import inner_of, sum_repeated_rows
 from tfdml.strategies.parameter_server.chief.asynchronous import AsynchronousTraining
-from tfdml.strategies.parameter_server.chief.remote_function import functions_of
+from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.chief.scattered import (
     ScatteredEvaluation,
     ScatteredPrediction,
@@ -102,7 +102,7 @@ class ServerHooks(Hooks):
         outermost = current_strategy() is not None and not is_updating()
         if outermost:
             known = inner_of(optimizer)._trainable_variables if variables is None else variables
-            gradients = [each_row_once(g, v) for g, v in zip(gradients, known, strict=True)]
+            gradients = [sum_repeated_rows(g, v) for g, v in zip(gradients, known, strict=True)]
         step = current_step()
         if step is not None and step.share is not None:
             step.applied.append((optimizer, list(gradients)))
@@ -112,5 +112,5 @@ class ServerHooks(Hooks):
 
 
 def _give_up(model: keras.Model) -> None:
-    for function in functions_of(model):
+    for function in remote_functions(model):
         function.cancel()

@@ -12,7 +12,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.parameter_server.chief.remote_function import functions_of
+from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.step.gradient_encoding import sent_to_servers
 from tfdml.strategies.parameter_server.step.step_scope import (
@@ -28,7 +28,7 @@ def _tf_sync(original: Callable) -> Callable:
         model = getattr(self, "_tfdml_model", None)
         if model is None:
             return original(self)
-        for function in functions_of(model):
+        for function in remote_functions(model):
             function.join()
 
     return tf_sync

@@ -49,9 +49,9 @@ def compiled(model: keras.Model, step: Callable) -> Callable:
     """
     if step.__name__ == "train_step" and type(model).train_step is not keras.Model.train_step:
         raise ValueError(
-            "`jit_compile` must not be True for a model with a `train_step` of its own, because "
-            "XLA compiles what comes before the update, and what such a step does with new weights "
-            "it would do with old ones. Received: jit_compile=True, and "
+            "`jit_compile` must not be True for a model with a custom `train_step`, "
+            "because XLA compiles what comes before the update, so that code of the step that "
+            "needs the new weights would get the old ones. Received: jit_compile=True, and "
             f"{type(model).__name__}.train_step. Leave it out of `compile`."
         )
 
@@ -91,8 +91,8 @@ def _without_exchange(function: Callable, data: Any) -> Any:
         ) from error
 
 
-def compiled_whole(step: Callable) -> Callable:
-    """Returns the step for a single replica, which Keras compiles as a whole with XLA.
+def mark_compiled_whole(step: Callable) -> Callable:
+    """Returns a single replica's step, marked in `traced()` as compiled as a whole with XLA.
 
     Args:
         step: A model's `train_step` or `test_step`.
@@ -100,15 +100,15 @@ def compiled_whole(step: Callable) -> Callable:
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)
-    def noted(data: Any) -> Any:
+    def marked(data: Any) -> Any:
         with tracing(compiled_whole=True):
             return step(data)
 
-    return noted
+    return marked
 
 
 @contextlib.contextmanager
-def not_as_a_whole(model: keras.Model) -> Iterator[None]:
+def without_jit_compile(model: keras.Model) -> Iterator[None]:
     """Context manager: Keras makes functions that XLA does not compile."""
     before, model.jit_compile = model.jit_compile, False
     try:

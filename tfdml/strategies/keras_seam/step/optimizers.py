@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import Rates, StepGradients
 from tfdml.collectives.rows import add_up_rows
-from tfdml.strategies.aggregation.accumulation import GatheredAlike, restart
-from tfdml.strategies.input.input_checks import check_gradients_alike
+from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
+from tfdml.strategies.input.input_checks import check_gradients_match
 from tfdml.strategies.keras_seam.current import (
     current_replicas,
     current_strategy,
@@ -39,7 +39,7 @@ def apply(
         given: Their variables; None for all variables of the optimizer.
     """
     if current_strategy() is None:
-        _apply_alike(keras_apply, optimizer, list(gradients), given)
+        _apply_same_gradients(keras_apply, optimizer, list(gradients), given)
         return
     if is_updating():
         # Keras's own call of the optimizer inside a loss scale.
@@ -56,7 +56,7 @@ def _update(
     """Makes the update in every replica, or accumulates the gradients for a later one."""
     inner = inner_of(optimizer)
     variables = list(inner._trainable_variables if given is None else given)
-    grads = [each_row_once(g, v) for g, v in zip(gradients, variables, strict=True)]
+    grads = [sum_repeated_rows(g, v) for g, v in zip(gradients, variables, strict=True)]
     extended = current_replicas()
     if extended is None:
         with updating():
@@ -66,9 +66,10 @@ def _update(
     if inner.gradient_accumulation_steps:
         if accumulator is None or accumulator.optimizer is not inner:
             raise ValueError(
-                "`gradient_accumulation_steps` must be of the optimizer that `compile` was "
-                f"given, in a call of `fit` or `train_on_batch`. Received: {inner.name}, "
-                "applied elsewhere. Sum the gradients of several steps yourself there."
+                "`gradient_accumulation_steps` must belong to the optimizer that "
+                "was passed to `compile`, in a call of `fit` or `train_on_batch`. Received: "
+                f"{inner.name}, applied elsewhere. Sum the gradients of several steps yourself "
+                "there."
             )
         if not accumulator.updates:
             accumulator.keep(grads, variables)
@@ -109,18 +110,18 @@ def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _apply_alike(
+def _apply_same_gradients(
     original: Callable, outer: keras.Optimizer, grads: list, given: Sequence | None
 ) -> None:
     """Applies gradients outside of a step, where they are the whole job's, on every replica."""
     strategy, inner = outer._distribution_strategy, inner_of(outer)
-    check_gradients_alike(grads, strategy.extended.collective)
+    check_gradients_match(grads, strategy.extended.collective)
     with strategy.scope():
         if not outer.built and given is not None:
             # Variables must be created outside of the replicas.
             outer.build(list(given))
         variables = list(inner._trainable_variables if given is None else given)
-        grads = [each_row_once(g, v) for g, v in zip(grads, variables, strict=True)]
+        grads = [sum_repeated_rows(g, v) for g, v in zip(grads, variables, strict=True)]
 
         def update(values: list) -> None:
             with updating():
@@ -129,7 +130,7 @@ def _apply_alike(
         if not inner.gradient_accumulation_steps:
             strategy.run(update, args=(grads,))
             return
-        gathered = GatheredAlike(inner, variables)
+        gathered = SharedGatheredGradients(inner, variables)
         before = tf.convert_to_tensor(inner._iterations) + 0
 
         def take() -> None:
@@ -152,7 +153,7 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
     return [names[id(variable)] for variable in variables]
 
 
-def each_row_once(gradient: Any, variable: keras.Variable) -> Any:
+def sum_repeated_rows(gradient: Any, variable: keras.Variable) -> Any:
     """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
 
     In a graph, the shape of an embedding's gradient is unknown. XLA cannot compile code in which

@@ -25,7 +25,7 @@ class AsynchronousTraining(LoggingFunction):
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: WorkerStep):
         super().__init__(model, strategy, step)
-        self._table = ResultTable(strategy.coordinator, _ROWS * self._most)
+        self._table = ResultTable(strategy.coordinator, _ROWS * self._max_in_flight)
         self._rows: dict[WorkerTask, int] = {}
         self._function = None
         self._seen = False
@@ -63,10 +63,11 @@ class AsynchronousTraining(LoggingFunction):
         """Waits for a free worker, and for tasks whose staleness is at its bound."""
         bound = self._strategy.max_staleness
         # A step may overlap with as many steps that began before it as with ones that began after.
-        spread = self._most if bound is None else bound // 2
+        spread = self._max_in_flight if bound is None else bound // 2
         self._window.wait_until(
             lambda: (
-                self._window.size < self._most and (bound is None or self._window.spread <= spread)
+                self._window.size < self._max_in_flight
+                and (bound is None or self._window.spread <= spread)
             )
         )
 

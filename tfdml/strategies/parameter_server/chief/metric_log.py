@@ -26,7 +26,7 @@ class MetricLog:
     Args:
         model: The model.
         step: The step, which knows the keys of its results.
-        bring: Function that returns the results not yet added. Each is a vector of the step's
+        fetch: Function that returns the results not yet added. Each is a vector of the step's
             metric contributions, followed by its own numbers.
     """
 
@@ -34,10 +34,10 @@ class MetricLog:
         self,
         model: keras.Model,
         step: WorkerStep | ShareStep,
-        bring: Callable[[], Sequence[np.ndarray]],
+        fetch: Callable[[], Sequence[np.ndarray]],
     ):
         self._step = step
-        self._bring = bring
+        self._fetch = fetch
         self._variables = metric_variables(model)
         self._size = sum(int(np.prod(v.shape)) for v in self._variables)
         self._pending = np.zeros(self._size)
@@ -62,7 +62,7 @@ class MetricLog:
 
         Every call returns the same dictionary, updated.
         """
-        for vector in self._bring():
+        for vector in self._fetch():
             self.add(vector)
         pending, self._pending = self._pending, np.zeros(self._size)
         results = self._add_to_metrics(tf.constant(pending))

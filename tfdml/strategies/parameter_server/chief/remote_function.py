@@ -29,7 +29,7 @@ class RemoteFunction:
         self._strategy = strategy
         self._step = step
         self._window = InFlightTasks(strategy.coordinator)
-        self._most = _AHEAD * strategy.size
+        self._max_in_flight = _AHEAD * strategy.size
 
     def join(self) -> None:
         """Waits until all tasks are done."""
@@ -86,7 +86,7 @@ class LoggingFunction(RemoteFunction):
         self._ended.clear()
 
 
-def functions_of(model: keras.Model) -> Iterator[RemoteFunction]:
+def remote_functions(model: keras.Model) -> Iterator[RemoteFunction]:
     """Yields a model's remote functions for training, evaluation and prediction."""
     for function in (model.train_function, model.test_function, model.predict_function):
         if isinstance(function, RemoteFunction):

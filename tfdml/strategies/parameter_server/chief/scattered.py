@@ -45,7 +45,7 @@ class ScatteredEvaluation(LoggingFunction):
                     break
                 self.join()
                 raise
-            self._window.wait_until(lambda: self._window.size < self._most)
+            self._window.wait_until(lambda: self._window.size < self._max_in_flight)
             self._begin_on(batch)
         if isinstance(batches, Generator):  # `test_on_batch`: nothing comes after it.
             return self.join()
@@ -60,7 +60,7 @@ class ScatteredPrediction(RemoteFunction):
         running: collections.deque = collections.deque()
         for batch in batches:
             running.append(self._begin(batch))
-            if len(running) > self._most:
+            if len(running) > self._max_in_flight:
                 yield running.popleft()
         yield from running
 

@@ -75,7 +75,7 @@ def check_call(model: keras.Model, call: str, arguments: Mapping[str, Any]) -> N
     if inspect.isgenerator(x) or isinstance(x, keras.utils.PyDataset) or _is_torch_loader(x):
         raise ValueError(
             f"`x` must be a `tf.data.Dataset`, a function that makes one, or arrays, because the "
-            f"workers read the data for themselves and Python runs on the chief alone. Received: "
+            f"workers read the data for themselves and Python runs only on the chief. Received: "
             f"{type(x).__name__}. {HOW_TO_READ}"
         )
     is_data = callable(x) or isinstance(x, tf.data.Dataset)
@@ -146,16 +146,16 @@ def check_partitions(model: keras.Model) -> None:
         warnings.warn(
             f"`variable_partitioner` splits no variable of this model. Received: "
             f"{type(partitioner).__name__}, which leaves all whole; the largest is {largest.path} "
-            f"of shape {tuple(largest.shape)}. Lower its smallest or largest size of a part if "
-            f"that is not meant.",
+            f"of shape {tuple(largest.shape)}. Lower its smallest or largest part "
+            f"size if that is not intended.",
             stacklevel=2,
         )
     constrained = [v.path for v in split if v.constraint is not None]
     if constrained:
         raise ValueError(
-            f"A partitioned variable must have no constraint, because that is of the whole, which "
-            f"no server has. Received: a constraint of {constrained[0]}. Leave it out, or let "
-            f"`variable_partitioner` return 1 for this variable."
+            f"A partitioned variable must have no constraint, because a constraint needs the whole "
+            f"variable, which no server has. Received: a constraint of {constrained[0]}. Leave it "
+            f"out, or let `variable_partitioner` return 1 for this variable."
         )
 
 
@@ -167,15 +167,15 @@ def explain_loss(strategy: tf.distribute.Strategy, call: str, error: Exception) 
     """
     link = strategy.connection.link
     broken = isinstance(error, tf.errors.OpError)
-    lost = link.wait_for_loss(SERVER, _LINK_SECONDS) if broken else link.lost_of(SERVER)
+    lost = link.wait_for_loss(SERVER, _LINK_SECONDS) if broken else link.lost_indices(SERVER)
     if lost:
         names = ", ".join(
             f"{name_of(SERVER, i)} ({strategy.connection.task.cluster[SERVER][i]})" for i in lost
         )
         raise ServerLostError(
-            f"`{call}` cannot go on, because {names} is lost, and the variables there with it: "
-            f"{link.lost[SERVER, lost[0]]}. Start the job again; it goes on from the last file "
-            f"that was saved."
+            f"`{call}` cannot continue, because {names} is lost, and the variables there with it: "
+            f"{link.lost[SERVER, lost[0]]}. Start the job again; it continues from the "
+            f"last file that was saved."
         ) from error
 
 

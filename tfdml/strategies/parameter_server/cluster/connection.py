@@ -54,7 +54,7 @@ def chief_task(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) 
         task = checked_task(cluster, role, resolver.task_id or 0)
     if task.role != CHIEF:
         raise ValueError(
-            f"The training script must run on the chief alone. Received: this process is "
+            f"The training script must run only on the chief. Received: this process is "
             f"{task.name} of the cluster. Run `tfdml serve` here instead of the script."
         )
     return task

@@ -63,9 +63,9 @@ class Server(tf.distribute.Server):
             gpus = tf.config.list_physical_devices("GPU")
             config = server_config(job_name, topology.on_this_host(), len(gpus))
         super().__init__(server_or_cluster_def, job_name, task_index, protocol, config, start)
-        told = self.server_def
-        self.role, self.index = told.job_name, told.task_index
-        self.cluster = tf.train.ClusterSpec(told.cluster).as_dict()
+        server_def = self.server_def
+        self.role, self.index = server_def.job_name, server_def.task_index
+        self.cluster = tf.train.ClusterSpec(server_def.cluster).as_dict()
         self._follower: threading.Thread | None = None
         self._lost: ChiefLost | None = None
         if self.role in (WORKER, SERVER) and CHIEF in self.cluster:

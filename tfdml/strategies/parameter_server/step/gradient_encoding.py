@@ -25,15 +25,15 @@ def check_compressor(compressor: Compressor | None) -> ChunkCompressor | None:
         return None
     if not isinstance(compressor, ChunkCompressor) or compressor.biased:
         raise ValueError(
-            f"`compression` must be right on average, or a rounding, because nothing that a step "
-            f"leaves out is kept on a worker, which may be lost. Received: "
+            f"`compression` must be unbiased, or a rounding, because workers, "
+            f"which may be lost, keep no residual for the next step. Received: "
             f"compression={compressor!r}. Use Float16(), QSGD(bits=8, stochastic=True), "
             f"NaturalCompression() or TernGrad()."
         )
     return compressor
 
 
-def is_taken(compressor: ChunkCompressor, gradient: Any) -> bool:
+def is_encoded(compressor: ChunkCompressor, gradient: Any) -> bool:
     """Returns whether a gradient is to be encoded: dense, of a known shape, and large enough."""
     known = tf.is_tensor(gradient) and gradient.shape.is_fully_defined()
     return known and compressor.takes(gradient.shape, gradient.dtype)
@@ -90,7 +90,7 @@ def sent_to_servers(
     seed = new_seed(stream)
     sent = []
     for i, (gradient, variable) in enumerate(grads_and_vars):
-        if is_taken(compressor, gradient):
+        if is_encoded(compressor, gradient):
             payload = encoded(compressor, gradient, seed + i)
             with tf.device(variable.device):
                 gradient = decoded(compressor, payload, gradient.shape, gradient.dtype)

@@ -11,15 +11,15 @@ from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.parameter_server.step.gradient_encoding import (
     decoded,
     encoded,
-    is_taken,
+    is_encoded,
     new_seed,
 )
 from tfdml.strategies.parameter_server.step.packing import pack, unpack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
 from tfdml.strategies.parameter_server.step.worker_step import (
     any_rows,
-    given,
-    own_numbers,
+    non_metric_outputs,
+    step_input,
 )
 from tfdml.strategies.replicas.replica_step import ReplicaStep, Result, metric_variables
 from tfdml.strategies.replicas.step_state import moving_variables
@@ -72,7 +72,7 @@ class ShareStep:
         def run(batch, rows, global_rows, stream):
             scope = self._scope(ShareInfo(rows, global_rows), stream, None)
             with scope:
-                self._step(given(batch))
+                self._step(step_input(batch))
             return pack(scope.counts)
 
         function = self._function("counts", run, share)
@@ -91,7 +91,7 @@ class ShareStep:
         def run(batch, rows, global_rows, stream, totals):
             parts = ShareInfo(rows, global_rows)
             with self._scope(parts, stream, tf.unstack(totals)) as scope:
-                extra = own_numbers(self._step, self._step(given(batch)))
+                extra = non_metric_outputs(self._step, self._step(step_input(batch)))
             self._check_gradients(scope.applied)
             self.own_names = list(extra)
             self.has_gradient = [g is not None for g in scope.gradients]
@@ -126,7 +126,7 @@ class ShareStep:
         compressor = self._model.distribute_strategy.compressor
         present = [g for g in gradients if g is not None]
         self._encoded = [
-            (g.shape, g.dtype) if compressor is not None and is_taken(compressor, g) else None
+            (g.shape, g.dtype) if compressor is not None and is_encoded(compressor, g) else None
             for g in present
         ]
         seed = new_seed(stream)

@@ -92,24 +92,24 @@ class WorkerStep:
     def outputs(self, batch: Any, stream: tf.Tensor) -> Any:
         """Runs the model's step in the graph; returns its outputs."""
         with StepScope([], stream):
-            return self._step(given(batch))
+            return self._step(step_input(batch))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
         """Takes a step in the graph; returns its metric contributions and own results, packed."""
         metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
-        with StepScope(own, stream, scale_of(self._model)) as scope:
-            extra = own_numbers(self._step, self._step(given(batch)))
+        with StepScope(own, stream, loss_scale_snapshot(self._model)) as scope:
+            extra = non_metric_outputs(self._step, self._step(step_input(batch)))
         self.own_names = list(extra)
         return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
 
 
-def given(batch: Any) -> Any:
+def step_input(batch: Any) -> Any:
     """Returns a step's input from a batch that was passed as a function's argument."""
     return without_optionals(unpacked(batch) if isinstance(batch, tuple) else batch)
 
 
-def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
+def non_metric_outputs(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
     """Returns the numbers among a step's outputs that are not metrics' results.
 
     Raises:
@@ -125,7 +125,7 @@ def own_numbers(step: ReplicaStep, outputs: Any) -> dict[str, tf.Tensor]:
     }
 
 
-def scale_of(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+def loss_scale_snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
     """Returns the loss scale and the steps since it changed, with their values at a step's start.
 
     Other workers may change both during the step, but the loss and its gradients need the same
