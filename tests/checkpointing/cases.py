@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdml
 from tests.checkpointing import stores  # noqa: F401 (registers the stores)
 from tests.harness import rank_job
-from tfdml.callbacks.checkpoint.session import end_session, session_of
+from tfdml.callbacks.checkpoint.session import end_session, open_session
 from tfdml.checkpointing import Files, open_files
 
 SAMPLES, BATCH = 40, 8
@@ -161,7 +161,7 @@ def train(
         built = model(optimizer, width)
         given = data(kind, ledger)
     if operation is not None:
-        session_of(directory).files = Signalling(operation, number)
+        open_session(directory).files = Signalling(operation, number)
     code, histories = 0, []
     draws = Draws(at, number, rank)
     try:

@@ -250,7 +250,7 @@ def test_a_full_disk(ranks, tmp_path, asynchronous):
 def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str) -> dict:
     import errno
 
-    from tfdml.callbacks.checkpoint.session import session_of
+    from tfdml.callbacks.checkpoint.session import open_session
     from tfdml.checkpointing import Files
 
     class Full(Files):
@@ -261,7 +261,7 @@ def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().create(path)
 
-    session_of(directory).files = Full()
+    open_session(directory).files = Full()
     return cases.train(directory, asynchronous=asynchronous, on_write_error=on_write_error)
 
 

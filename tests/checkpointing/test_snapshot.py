@@ -31,10 +31,10 @@ def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list
     x, y = numbers.integers(0, 50, (80, 6)), numbers.normal(size=(80, 3)).astype("float32")
     model.fit(x, y, batch_size=8, epochs=1, verbose=0)
     state, ranks = ModelState(model), RankState(model)
-    now = {**state.read(), **ranks.kept()}
+    now = {**state.read(), **ranks.local_state()}
     before = {name: value.copy() for name, value in now.items()}
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    after = {**state.read(), **ranks.kept()}
+    after = {**state.read(), **ranks.local_state()}
     moved = [name for name in now if not np.array_equal(after[name], before[name])]
     overwritten = [name for name in now if not np.array_equal(now[name], before[name])]
     return {"moved": moved, "overwritten": overwritten}

@@ -12,7 +12,7 @@ from tfdml.compression import OneBit, PowerSGD
 from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.rank_state import RankState
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 CODECS = {"OneBit": OneBit(), "PowerSGD": PowerSGD(2)}
 
@@ -64,7 +64,7 @@ def in_turn(
 def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras.Model:
     """Returns a model under a new strategy that has restored another model's state."""
     values = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
-    kept = RankState(model).kept()
+    kept = RankState(model).local_state()
     assert any("gathered" in name for name in kept) == bool(accumulation)
     with rank_job.strategy(compression=CODECS[codec]).scope():
         model = _model(1, accumulation)
@@ -91,8 +91,8 @@ def watched(late: bool) -> list[np.ndarray]:
         _fit(model, *(observers if epoch or not late else []))
     # They belong to the model only.
     _fit(other)
-    assert session_of(other).observers == []
-    assert {type(o) for o in session_of(model).observers} == {StepClock, NoiseScale}
+    assert get_session(other).observers == []
+    assert {type(o) for o in get_session(model).observers} == {StepClock, NoiseScale}
     assert observers[1].estimate().steps == (3 if late else 4)
     return model.get_weights()
 
@@ -104,8 +104,8 @@ def compiled_again() -> list[np.ndarray]:
     _fit(model)
     model.compile(keras.optimizers.SGD(0.05, name="sgd"), model.loss)
     _fit(model)
-    assert session_of(model).accumulator is None
-    names = [name for name in RankState(model).kept() if "gathered" in name]
+    assert get_session(model).accumulator is None
+    names = [name for name in RankState(model).local_state() if "gathered" in name]
     assert names == []
     return model.get_weights()
 
@@ -160,7 +160,7 @@ def two_optimizers_go_on(interrupted: bool, as_before: bool = False) -> list[np.
     model = _adversaries()
     model.fit(x, batch_size=11, shuffle=False, verbose=0)
     if interrupted:
-        kept = RankState(model).kept()
+        kept = RankState(model).local_state()
         residuals = [name for name in kept if "residual" in name]
         assert len({name.partition("/")[0] for name in residuals}) > 1, residuals
         if as_before:

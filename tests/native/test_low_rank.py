@@ -30,13 +30,15 @@ def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
     codec, rng = PowerSGD(rank), np.random.default_rng(rank)
     library = NativeRounds(native.load(), codec, size)
     begin, (between,), end = compiled_stages(codec, size)
-    for scale, kept in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
-        scale, kept = tf.constant(scale), tf.constant(kept)
+    for scale, memory_scale in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
+        scale, memory_scale = tf.constant(scale), tf.constant(memory_scale)
         gradients = [numbers(rng, shape) for shape in SHAPES]
         memories = [{"residual": numbers(rng, shape)} for shape in SHAPES]
         states = [codec.init(str(i), shape) for i, shape in enumerate(SHAPES)]
-        values, middles, lefts, nothing = begin(gradients, memories, states, scale, kept)
-        ours, no_middles, lefts_too, _ = library.begin(gradients, memories, states, scale, kept)
+        values, middles, lefts, nothing = begin(gradients, memories, states, scale, memory_scale)
+        ours, no_middles, lefts_too, _ = library.begin(
+            gradients, memories, states, scale, memory_scale
+        )
         assert no_middles == [dict(m) for m in middles] == [{}] * len(SHAPES)
         for one, other in zip(ours, values, strict=True):
             assert_same(one, other)
@@ -93,7 +95,7 @@ def test_static_shapes_are_known_in_a_graph():
     @tf.function
     def shapes(gradient):
         values, lefts = native.load().tfdml_left(
-            [gradient], [gradient], [tf.zeros([29, 4])], scale=1.0, kept=1.0
+            [gradient], [gradient], [tf.zeros([29, 4])], scale=1.0, memory_scale=1.0
         )
         rights = native.load().tfdml_right(values, lefts)
         sums, left_out = native.load().tfdml_product(values, lefts, rights, scale=1.0, size=2)
@@ -108,7 +110,7 @@ def test_static_shapes_are_known_in_a_graph():
 def encoded(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
     """Returns the residual of 8-bit rounding."""
     _, left = native.load().tfdml_encode(
-        gradients=[gradient], residuals=[residual], scale=1.0, kept=1.0, seed=SEED, rows=1,
+        gradients=[gradient], residuals=[residual], scale=1.0, memory_scale=1.0, seed=SEED, rows=1,
         codec="qsgd", block=512, chunk=8192, row_bytes=QSGD().row_bytes(8192),
     )  # fmt: skip
     return left[0]
@@ -117,7 +119,7 @@ def encoded(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
 def left_values(gradient: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
     """Returns a gradient and its residual."""
     values, _ = native.load().tfdml_left(
-        [gradient], [residual], [tf.ones([64, 2])], scale=1.0, kept=1.0
+        [gradient], [residual], [tf.ones([64, 2])], scale=1.0, memory_scale=1.0
     )
     return values[0]
 

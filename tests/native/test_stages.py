@@ -56,12 +56,12 @@ def assert_same(one: tf.Tensor, other: tf.Tensor) -> None:
 def test_all_stages_are_bit_identical(codec, size):
     (encode, add, decode), compiled = both(codec, size)
     rng = np.random.default_rng(size)
-    for scale, kept in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
-        scale, kept = tf.constant(scale), tf.constant(kept)
+    for scale, memory_scale in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
+        scale, memory_scale = tf.constant(scale), tf.constant(memory_scale)
         gradients = [numbers(rng, shape) for shape in SHAPES]
         states = [{"residual": numbers(rng, s)} if codec.biased else {} for s in SHAPES]
-        payload, left = encode(gradients, states, scale, kept, SEED)
-        payload_too, left_too = compiled.encode(gradients, states, scale, kept, SEED)
+        payload, left = encode(gradients, states, scale, memory_scale, SEED)
+        payload_too, left_too = compiled.encode(gradients, states, scale, memory_scale, SEED)
         assert_same(payload, payload_too)
         assert [set(state) for state in left] == [set(state) for state in left_too]
         for one, other in zip(left, left_too, strict=True):
@@ -70,8 +70,8 @@ def test_all_stages_are_bit_identical(codec, size):
         chunk = chunk_length(sum(map(math.prod, SHAPES)), size, codec.block)
         server = {"residual": numbers(rng, chunk)} if codec.biased else {}
         arrived = payload
-        encoded, kept_back = add(arrived, server, kept, chunk, SEED)
-        encoded_too, kept_back_too = compiled.add(arrived, server, kept, chunk, SEED)
+        encoded, kept_back = add(arrived, server, memory_scale, chunk, SEED)
+        encoded_too, kept_back_too = compiled.add(arrived, server, memory_scale, chunk, SEED)
         assert_same(encoded, encoded_too)
         for key in server:
             assert_same(kept_back[key], kept_back_too[key])

@@ -6,7 +6,7 @@ import keras
 from rich.console import Console
 
 from tfdml.strategies.observers.noise_scale import NoiseEstimate, NoiseScale
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
@@ -50,7 +50,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         replicas = model.distribute_strategy.num_replicas_in_sync
         if replicas == 1 or not hasattr(extended, "collective"):
             return
-        session = session_of(model)
+        session = get_session(model)
         if self._scale is None or session.observer(NoiseScale) is not self._scale:
             self._scale = NoiseScale(replicas, self._decay)
             session.attach(self._scale)

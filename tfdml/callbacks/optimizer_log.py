@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.observers.noise_scale import NoiseScale
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 
 class OptimizerLog(keras.callbacks.Callback):
@@ -53,7 +53,7 @@ class OptimizerLog(keras.callbacks.Callback):
         optimizer = self._optimizer()
         if hasattr(optimizer, "keep_trust_ratios") and self._ratios is None:
             self._ratios = optimizer.keep_trust_ratios()
-            session_of(model).trace_again()
+            get_session(model).trace_again()
 
     def on_train_begin(self, logs=None):
         """Opens the event file."""
@@ -94,7 +94,7 @@ class OptimizerLog(keras.callbacks.Callback):
                 "trust_ratio/median": np.median(ratios),
                 "trust_ratio/max": ratios.max(),
             }
-        noise_scale = session_of(self.model).observer(NoiseScale)
+        noise_scale = get_session(self.model).observer(NoiseScale)
         if noise_scale is not None:
             values["gradient_noise_scale"] = noise_scale.read().scale
         step = int(_number(optimizer.iterations))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdml.strategies.observers.step_clock import StepClock
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepMonitor(keras.callbacks.Callback):
         collective = getattr(extended, "collective", None)
         if collective is None or collective.size == 1:
             return
-        session = session_of(model)
+        session = get_session(model)
         self._clock = session.observer(StepClock)
         if self._clock is None:
             self._clock = StepClock(collective)

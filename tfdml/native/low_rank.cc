@@ -52,7 +52,7 @@ class Left : public OpKernel {
     OP_REQUIRES_OK(context, CheckAlike(gradients, residuals));
     OP_REQUIRES_OK(context, CheckSides(gradients, &Matrix::columns, starts, 0));
     const float scale = context->input(3 * gradients.size()).scalar<float>()();
-    const float kept = context->input(3 * gradients.size() + 1).scalar<float>()();
+    const float memory_scale = context->input(3 * gradients.size() + 1).scalar<float>()();
     std::vector<float*> values;
     OP_REQUIRES_OK(context, InPlace(context, "gradients", "values", &values));
     OpOutputList lefts;
@@ -69,7 +69,7 @@ class Left : public OpKernel {
       InParallel(context, matrix.rows, columns, [&](int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
           const int64_t at = row * columns;
-          Compensate(gradient[i] + at, residual[i] + at, scale, kept, columns, values[i] + at);
+          Compensate(gradient[i] + at, residual[i] + at, scale, memory_scale, columns, values[i] + at);
           Dots(values[i] + at, start.data(), columns, rank, left + row * rank);
         }
       });
@@ -181,7 +181,7 @@ REGISTER_OP("TfdmlLeft")
     .Input("residuals: n * float")
     .Input("starts: n * float")
     .Input("scale: float")
-    .Input("kept: float")
+    .Input("memory_scale: float")
     .Output("values: n * float")
     .Output("lefts: n * float")
     .Attr("n: int >= 1")

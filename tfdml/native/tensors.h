@@ -107,17 +107,17 @@ inline absl::Status CheckAlike(const OpInputList& gradients, const OpInputList& 
 
 // Takes the loss scale out of some numbers of a gradient, and adds what earlier steps have left out;
 // in place, or elsewhere.
-inline void Compensate(const float* gradient, const float* residual, float scale, float kept,
+inline void Compensate(const float* gradient, const float* residual, float scale, float memory_scale,
                        int64_t count, float* values) {
   if (residual == nullptr) {
     TFDML_EACH_ALONE for (int64_t i = 0; i < count; ++i) values[i] = gradient[i] / scale;
   } else if (scale == 1.0f) {
     TFDML_EACH_ALONE for (int64_t i = 0; i < count; ++i) {
-      values[i] = std::fma(residual[i], kept, gradient[i]);
+      values[i] = std::fma(residual[i], memory_scale, gradient[i]);
     }
   } else {
     TFDML_EACH_ALONE for (int64_t i = 0; i < count; ++i) {
-      values[i] = std::fma(residual[i], kept, gradient[i] / scale);
+      values[i] = std::fma(residual[i], memory_scale, gradient[i] / scale);
     }
   }
 }

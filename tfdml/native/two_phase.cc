@@ -116,7 +116,7 @@ class Encode : public Stage {
     OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
     OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
     const float scale = context->input(gradients.size() + residuals.size()).scalar<float>()();
-    const float kept = context->input(gradients.size() + residuals.size() + 1).scalar<float>()();
+    const float memory_scale = context->input(gradients.size() + residuals.size() + 1).scalar<float>()();
     const Seed seed = SeedOf(context->input(gradients.size() + residuals.size() + 2));
     Tensor* payload = nullptr;
     OP_REQUIRES_OK(context,
@@ -140,7 +140,7 @@ class Encode : public Stage {
         if (start + block() > bucket.size()) std::fill_n(values, block(), 0.0f);
         bucket.Parts(start, block(), [&](size_t i, int64_t from, int64_t to, int64_t count) {
           Compensate(gradient[i] + from, residual.empty() ? nullptr : residual[i] + from, scale,
-                     kept, count, values + to);
+                     memory_scale, count, values + to);
         });
         codec.Encode(values, row, place, start, seed);
         if (left.empty() || values != buffer.data()) continue;
@@ -166,7 +166,7 @@ class Add : public Stage {
     const Tensor& received = context->input(0);
     OpInputList residuals;
     OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
-    const float kept = context->input(1 + residuals.size()).scalar<float>()();
+    const float memory_scale = context->input(1 + residuals.size()).scalar<float>()();
     const Seed seed = SeedOf(context->input(2 + residuals.size()));
     Tensor* encoded = nullptr;
     OP_REQUIRES_OK(context,
@@ -191,7 +191,7 @@ class Add : public Stage {
           codec.template Decode<Into::kAdd>(RowOf(received, row), number, total.data());
         }
         for (const float* each : residual) {
-          for (int64_t i = 0; i < block(); ++i) total[i] = std::fma(each[start + i], kept, total[i]);
+          for (int64_t i = 0; i < block(); ++i) total[i] = std::fma(each[start + i], memory_scale, total[i]);
         }
         codec.Encode(total.data(), to, number, start, seed);
         if (!left.empty()) std::memcpy(left[0] + start, total.data(), 4 * block());

@@ -98,7 +98,7 @@ class FitSession:
 _sessions: weakref.WeakKeyDictionary[keras.Model, FitSession] = weakref.WeakKeyDictionary()
 
 
-def session_of(model: keras.Model) -> FitSession:
+def get_session(model: keras.Model) -> FitSession:
     """Returns a model's session, created on first use."""
     if model not in _sessions:
         _sessions[model] = FitSession(model)

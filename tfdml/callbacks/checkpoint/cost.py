@@ -36,7 +36,7 @@ class SaveCost:
         self._steps: dict[bool, collections.deque[float]] = {
             beside_a_write: collections.deque(maxlen=1000) for beside_a_write in (False, True)
         }
-        self._was_busy = self._told = False
+        self._was_busy = self._advised = False
 
     def pause(self) -> None:
         """Excludes the time until the next step, as between two epochs."""
@@ -73,9 +73,9 @@ class SaveCost:
     def advice(self) -> str | None:
         """Returns the advice once; None before there are enough measurements."""
         idle, beside = self._steps[False], self._steps[True]
-        if self._told or len(self._still) < _SAVES or len(idle) < _STEPS:
+        if self._advised or len(self._still) < _SAVES or len(idle) < _STEPS:
             return None
-        self._told = True
+        self._advised = True
         step = statistics.median(idle)
         slower = max(0.0, sum(beside) - step * len(beside)) / len(self._saved_at)
         still = statistics.median(self._still)

@@ -13,7 +13,7 @@ from tfdml.callbacks.checkpoint.best_epoch import BestEpoch
 from tfdml.callbacks.checkpoint.preemption import Preemption
 from tfdml.callbacks.checkpoint.run import CheckpointOptions, CheckpointRun, Progress
 from tfdml.callbacks.checkpoint.schedule import Schedule
-from tfdml.callbacks.checkpoint.session import end_session, placed, say, session_of
+from tfdml.callbacks.checkpoint.session import end_session, open_session, placed, say
 from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
@@ -111,7 +111,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._preemption = Preemption(on_preemption)
         # The current `fit`, or the last one.
         self._run: CheckpointRun | None = None
-        session_of(self.directory)  # Fails now if a store's plug-in is missing.
+        open_session(self.directory)  # Fails now if a store's plug-in is missing.
 
     @property
     def progress(self) -> Progress:
@@ -120,7 +120,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Chooses the checkpoint, the same on all ranks; returns its data position."""
-        session = session_of(self.directory)
+        session = open_session(self.directory)
 
         def choose(fit: int) -> dict[str, Any]:
             return session.choose(fit, self._resume, self._allow_fresh_start)
@@ -130,7 +130,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
         """Replaces `begin_fit` for a `fit` that resumes from memory: nothing is read."""
-        self._begin(model, callbacks, session_of(self.directory).take_over)
+        self._begin(model, callbacks, open_session(self.directory).take_over)
         self._run.progress = dataclasses.replace(progress)
 
     def _begin(
@@ -138,7 +138,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
     ) -> None:
         self._preemption.start()
         others = [c for c in callbacks if c is not self]
-        session = session_of(self.directory)
+        session = open_session(self.directory)
         self._run = CheckpointRun(self._options, session, model, others, choose)
         self._preemption.vote_with(model, self._run.ranks.size)
 

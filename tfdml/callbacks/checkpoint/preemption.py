@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from tfdml.strategies.observers.stop_vote import StopVote
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 # Seconds between two calls of a watcher.
 SECONDS = 5.0
@@ -38,7 +38,7 @@ class Preemption:
         self._vote = None
         if not self._wanted or size == 1:
             return
-        session = session_of(model)
+        session = get_session(model)
         self._vote = session.observer(StopVote)
         if self._vote is None:
             self._vote = StopVote()

@@ -53,7 +53,7 @@ class Progress:
 
 
 class CheckpointRun:
-    """One `fit` that resumes from a checkpoint and saves others; all ranks make and call it alike.
+    """One `fit` that resumes from a checkpoint and saves others, the same on all ranks.
 
     Args:
         options: What is saved, and when.

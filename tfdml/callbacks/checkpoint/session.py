@@ -67,7 +67,7 @@ class Session:
             found = self.directory.newest(fit, allow_fresh_start)
             return found.manifest.directory if found else None
 
-        return self._told(choice)
+        return self._reply(choice)
 
     def take_over(self, fit: int) -> dict[str, Any]:
         """Claims the directory for a `fit` that resumes from memory; called on rank 0.
@@ -80,7 +80,7 @@ class Session:
             self._claim()
             return (self.directory.checkpoints(fit) or [None])[-1]
 
-        return self._told(newest)
+        return self._reply(newest)
 
     def _claim(self) -> bool:
         """Claims the directory; returns False if this process had claimed it before."""
@@ -91,7 +91,7 @@ class Session:
         self.directory = directory
         return True
 
-    def _told(self, find: Callable[[], str | None]) -> dict[str, Any]:
+    def _reply(self, find: Callable[[], str | None]) -> dict[str, Any]:
         name = error = None
         try:
             name = find()
@@ -103,7 +103,7 @@ class Session:
 _sessions: dict[str, Session] = {}
 
 
-def session_of(path: str) -> Session:
+def open_session(path: str) -> Session:
     """Returns this process's session for a directory."""
     path = _full(path)
     if path not in _sessions:

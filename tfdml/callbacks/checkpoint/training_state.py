@@ -80,9 +80,9 @@ class TrainingState:
             "layout": self._layout,
             "stopped": bool(self._model.stop_training),
         }
-        kept = {f"kept/{name}": value for name, value in self._ranks.kept().items()}
+        ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
         # Callbacks may have different state on each rank.
-        own = OwnState({**random, **kept, **arrays}, {"random": notes, "callbacks": callbacks})
+        own = OwnState({**random, **ranks, **arrays}, {"random": notes, "callbacks": callbacks})
         return Snapshot(shared, self._model_state.read(), own)
 
     def check(self, shared: dict[str, Any], path: str) -> None:
@@ -100,8 +100,8 @@ class TrainingState:
             own: State of each rank at the time, in rank order, for any number of ranks.
         """
         self._model_state.restore(tensors)
-        kept = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
-        self._ranks.restore(kept)
+        states = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
+        self._ranks.restore(states)
         mine = own[self._ranks.rank % len(own)]
         self._callback_state.restore(mine.notes["callbacks"], mine.tensors)
         random_state.restore(mine.notes["random"], mine.tensors)

@@ -47,7 +47,7 @@ class NativeRounds:
         memories: Sequence[State],
         states: Sequence[State],
         scale: tf.Tensor,
-        kept: tf.Tensor,
+        memory_scale: tf.Tensor,
     ) -> tuple[list[tf.Tensor], list[State], list[tf.Tensor], list]:
         """Returns the compensated gradients, empty states, and the left-hand matrices to send."""
         values, lefts = self._library.tfdml_left(
@@ -55,13 +55,13 @@ class NativeRounds:
             residuals=[m["residual"] for m in memories],
             starts=[s["q"] for s in states],
             scale=scale,
-            kept=kept,
+            memory_scale=memory_scale,
         )
         return values, [{} for _ in values], lefts, []
 
-    def _right(self, values, states, kept, totals) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _right(self, values, states, carried, totals) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the right-hand matrices to send, and the orthonormal left-hand ones to keep."""
-        del states, kept
+        del states, carried
         lefts = self._orthogonal(totals)
         return self._library.tfdml_right(values=values, lefts=lefts), lefts
 

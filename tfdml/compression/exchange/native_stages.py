@@ -45,7 +45,7 @@ class NativeStages:
         gradients: Sequence[tf.Tensor],
         states: Sequence[State],
         scale: tf.Tensor,
-        kept: tf.Tensor,
+        memory_scale: tf.Tensor,
         seed: tf.Tensor,
     ) -> tuple[tf.Tensor, list[State]]:
         """Returns the bytes of all chunks, and the new residuals."""
@@ -53,7 +53,7 @@ class NativeStages:
             gradients=[tf.cast(g, tf.float32) for g in gradients],
             residuals=[s["residual"] for s in states if s],
             scale=scale,
-            kept=kept,
+            memory_scale=memory_scale,
             seed=seed,
             rows=self._size,
             **self._codec(self._chunk(g.shape for g in gradients)),
@@ -61,13 +61,18 @@ class NativeStages:
         return payload, [{"residual": each} for each in residuals] or [{} for _ in states]
 
     def add(
-        self, received: tf.Tensor, server: State, kept: tf.Tensor, chunk: int, seed: tf.Tensor
+        self,
+        received: tf.Tensor,
+        server: State,
+        memory_scale: tf.Tensor,
+        chunk: int,
+        seed: tf.Tensor,
     ) -> tuple[tf.Tensor, State]:
         """Returns the encoded sum of a chunk, and the owner's new residual."""
         encoded, residuals = self._library.tfdml_add(
             received=received,
             residuals=list(server.values()),
-            kept=kept,
+            memory_scale=memory_scale,
             seed=seed,
             **self._codec(chunk),
         )

@@ -36,13 +36,15 @@ def sum_in_rounds(
         memories; and the new states.
     """
     begin, between, end = _stages(compressor, collective.size)
-    values, middles, payload, kept = begin(list(gradients), list(memories), list(states), *scales)
+    values, middles, payload, carried = begin(
+        list(gradients), list(memories), list(states), *scales
+    )
     for number, step in enumerate(between):
         totals = collective.all_reduce(payload, f"{name}/round_{number}")
-        payload, kept = step(values, list(states), kept, totals)
+        payload, carried = step(values, list(states), carried, totals)
     totals = collective.all_reduce(payload, f"{name}/round_{len(between)}")
     dtypes = tuple(g.dtype for g in gradients)
-    return end(values, middles, list(states), kept, totals, scales.loss, dtypes)
+    return end(values, middles, list(states), carried, totals, scales.loss, dtypes)
 
 
 @functools.cache
@@ -70,8 +72,8 @@ def compiled_stages(
     whole, part = (compiled, _uncompiled) if compressor.compiles else (_uncompiled, compiled)
 
     @part
-    def before(gradients, memories, scale, kept):
-        return compensated(memory, gradients, memories, scale, kept)
+    def before(gradients, memories, scale, memory_scale):
+        return compensated(memory, gradients, memories, scale, memory_scale)
 
     @part
     def after(values, middles, sums, bounds, scale, dtypes):
@@ -83,13 +85,13 @@ def compiled_stages(
         return sums, all_finite(bounds, scale), memories
 
     @whole
-    def begin(gradients, memories, states, scale, kept):
-        values, middles = before(gradients, memories, scale, kept)
+    def begin(gradients, memories, states, scale, memory_scale):
+        values, middles = before(gradients, memories, scale, memory_scale)
         return values, middles, *first(values, states)
 
     @whole
-    def end(values, middles, states, kept, totals, scale, dtypes):
-        sums, states, bounds = last(values, states, kept, totals)
+    def end(values, middles, states, carried, totals, scale, dtypes):
+        sums, states, bounds = last(values, states, carried, totals)
         return *after(values, middles, sums, bounds, scale, dtypes), states
 
     return begin, [whole(step) for step in between], end

@@ -124,8 +124,8 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
     compiled = functools.partial(tf.function, jit_compile=True)
 
     @compiled
-    def before(gradients, states, scale, kept):
-        values, middles = compensated(memory, gradients, states, scale, kept)
+    def before(gradients, states, scale, memory_scale):
+        values, middles = compensated(memory, gradients, states, scale, memory_scale)
         length = _total(values)
         chunk = chunk_length(length, size, compressor.block)
         flat = tf.pad(_joined(values), [[0, size * chunk - length]])
@@ -142,9 +142,9 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         return total - encoded
 
     @compiled
-    def added(total, server, kept):
+    def added(total, server, memory_scale):
         for residual in server.values():
-            total += residual * kept
+            total += residual * memory_scale
         return total
 
     @compiled
@@ -153,15 +153,15 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         sums = [tf.cast(p, d) for p, d in zip(_parted(total, shapes), dtypes, strict=True)]
         return sums, tf.reduce_all(tf.math.is_finite(total))
 
-    def encode(gradients, states, scale, kept, seed):
-        values, middles, rows = before(gradients, states, scale, kept)
+    def encode(gradients, states, scale, memory_scale, seed):
+        values, middles, rows = before(gradients, states, scale, memory_scale)
         payload = compressor.encode(rows, seed)
         states = after(values, middles, compressor.decode(payload, rows.shape[1]))
         return _padded(compressor, payload), states
 
-    def add(received, server, kept, chunk, seed):
+    def add(received, server, memory_scale, chunk, seed):
         total = compressor.decode_sum(_unpadded(compressor, received, chunk), chunk)
-        total = added(total, server, kept)
+        total = added(total, server, memory_scale)
         encoded = compressor.encode(total[None, :], seed)
         states = {key: residual(total, compressor.decode(encoded, chunk)[0]) for key in server}
         return _padded(compressor, encoded), states

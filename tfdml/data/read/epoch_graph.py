@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def passes(
+def build_epochs(
     begin: Callable[[], np.ndarray],
     fetch: Callable[[int, int, int], tuple[np.ndarray, np.ndarray, np.ndarray]],
     end: Callable[[int], None],

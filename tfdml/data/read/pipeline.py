@@ -10,7 +10,7 @@ from tfdml.data.order import Order
 from tfdml.data.read.balancing import BalancedDataset
 from tfdml.data.read.batch import finisher
 from tfdml.data.read.dataset import RecordDataset
-from tfdml.data.read.epoch_graph import passes
+from tfdml.data.read.epoch_graph import build_epochs
 from tfdml.data.read.fetching import Fetcher
 from tfdml.data.read.ledger import Ledger
 from tfdml.data.read.mixing import MixedDataset
@@ -92,7 +92,7 @@ class TFRecordPipeline(tf.data.Dataset):
             self._ledger,
         )
         schema, names = dataset.manifest.schema, options.features
-        self._shares = passes(
+        self._shares = build_epochs(
             self._begin_pass,
             self._fetcher.fetch,
             self._end_pass,

@@ -35,7 +35,7 @@ class Accumulator:
         self.steps = optimizer.gradient_accumulation_steps
         self.updates = True
         with strategy.scope():
-            self._gathered = [
+            self._sums = [
                 tf.Variable(
                     tf.zeros(v.shape, v.dtype),
                     trainable=False,
@@ -48,7 +48,7 @@ class Accumulator:
     @property
     def parts(self) -> list[list[tf.Variable]]:
         """The accumulators, for each variable those of this process's replicas."""
-        return [list(getattr(v, "values", [v])) for v in self._gathered]
+        return [list(getattr(v, "values", [v])) for v in self._sums]
 
     def branch(self, step: Callable[[], Any]) -> Any:
         """Runs `step()` with `updates` set to whether this step ends with an update."""
@@ -101,7 +101,7 @@ class Accumulator:
         return means
 
     def _gathered_variable(self, variable: keras.Variable) -> tf.Variable:
-        return self._gathered[self.optimizer._get_variable_index(variable)]
+        return self._sums[self.optimizer._get_variable_index(variable)]
 
 
 class SharedGatheredGradients:
@@ -116,7 +116,7 @@ class SharedGatheredGradients:
 
     def __init__(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]):
         self._optimizer, self._variables = optimizer, variables
-        self._gathered = [
+        self._sums = [
             optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables
         ]
 
@@ -127,7 +127,7 @@ class SharedGatheredGradients:
 
     def keep(self, gradients: Sequence) -> None:
         """Adds gradients to the accumulators."""
-        for gathered, total in zip(self._gathered, self._totals(gradients), strict=True):
+        for gathered, total in zip(self._sums, self._totals(gradients), strict=True):
             if total is not None:
                 gathered.assign(total)
         if self._optimizer.use_ema:
@@ -141,14 +141,14 @@ class SharedGatheredGradients:
         for variable, total in zip(self._variables, self._totals(gradients), strict=True):
             replaces = total is None or _replaces(variable)
             means.append(total if replaces else total / steps)
-        for gathered in self._gathered:
+        for gathered in self._sums:
             gathered.assign(tf.zeros_like(gathered))
         return means
 
     def _totals(self, gradients: Sequence) -> list:
         totals = []
         for gradient, gathered, variable in zip(
-            gradients, self._gathered, self._variables, strict=True
+            gradients, self._sums, self._variables, strict=True
         ):
             add = tf.maximum if _replaces(variable) else tf.add
             dense = None if gradient is None else tf.cast(gradient, gathered.dtype)

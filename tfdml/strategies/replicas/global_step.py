@@ -18,7 +18,7 @@ from tfdml.strategies.replicas.step_state import (
     MetricState,
     moving_variables,
 )
-from tfdml.strategies.session import FitSession, session_of
+from tfdml.strategies.session import FitSession, get_session
 
 
 class GlobalStep:
@@ -100,7 +100,7 @@ class MetricStep(GlobalStep):
         super().__init__(model, step, around)
         self._metric_variables()
         if self.name == "train_step":
-            self._session = session_of(model)
+            self._session = get_session(model)
             optimizer = getattr(model, "optimizer", None)
             self._session.accumulate(getattr(optimizer, "inner_optimizer", optimizer))
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import LocalCollective
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 _MESSAGE_BYTES = 8192
 # Prefix of the names in the state of a model's second and later optimizers.
@@ -62,29 +62,29 @@ class RankState:
 
     # -- State between steps -------------------------------------------------------------------
 
-    def kept(self) -> dict[str, np.ndarray]:
+    def local_state(self) -> dict[str, np.ndarray]:
         """Returns this rank's own state by name: residuals and accumulated gradients.
 
         The arrays are valid as those of `values_of` are.
         """
         if self._extended is None:
             return {}
-        kept = {}
+        state = {}
         for prefix, aggregator in self._aggregators():
-            kept |= {f"{prefix}{n}": np.asarray(_read(v)) for n, v in aggregator.state.items()}
+            state |= {f"{prefix}{n}": np.asarray(_read(v)) for n, v in aggregator.state.items()}
         for name, parts in self._gathered().items():
             for number, part in enumerate(parts):
-                kept[f"{name}/{number}"] = np.asarray(_read(part))
-        return kept
+                state[f"{name}/{number}"] = np.asarray(_read(part))
+        return state
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks; the number of ranks may differ."""
         if self._extended is None:
             return
         for prefix, aggregator in self._aggregators():
-            aggregator.restore([_of_prefix(kept, prefix) for kept in before])
+            aggregator.restore([_of_prefix(state, prefix) for state in before])
         for name, parts in self._gathered().items():
-            found = [[v for k, v in kept.items() if k.startswith(f"{name}/")] for kept in before]
+            found = [[v for k, v in state.items() if k.startswith(f"{name}/")] for state in before]
             if len(found) == self.size and len(found[0]) == len(parts):
                 values = found[self.rank]
             else:
@@ -102,7 +102,7 @@ class RankState:
             yield prefix, self._extended.get_aggregator(optimizer)
 
     def _gathered(self) -> dict[str, list[tf.Variable]]:
-        accumulator = session_of(self._model).accumulator
+        accumulator = get_session(self._model).accumulator
         if accumulator is None:
             return {}
         return {f"gathered/{i}": parts for i, parts in enumerate(accumulator.parts)}
@@ -118,13 +118,13 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     return list(found.values())
 
 
-def _of_prefix(kept: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+def _of_prefix(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Returns the entries whose name has a prefix, by the name without it.
 
     Earlier checkpoints have the state of all optimizers under names without a prefix.
     """
-    found = {n.removeprefix(prefix): v for n, v in kept.items() if prefix and n.startswith(prefix)}
-    return found or {n: v for n, v in kept.items() if not n.startswith(_OPTIMIZER)}
+    found = {n.removeprefix(prefix): v for n, v in state.items() if prefix and n.startswith(prefix)}
+    return found or {n: v for n, v in state.items() if not n.startswith(_OPTIMIZER)}
 
 
 def values_of(variables: Sequence[Sequence[tf.Variable]], summed: bool = False) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from keras.src.random import seed_generator
 
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 
 class ResumingCallback(keras.callbacks.Callback):
@@ -72,11 +72,11 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
     try:
         state = own[0].begin_fit(model, arguments["callbacks"])
         own[0].data = call.resumed = DataPosition(model, data, state)
-        session_of(model).position = own[0].data
+        get_session(model).position = own[0].data
         try:
             yield
         finally:
-            session_of(model).position = None
+            get_session(model).position = None
     finally:
         model._initial_epoch = None
         own[0].end_fit()

@@ -43,7 +43,7 @@ from tfdml.strategies.keras_seam.step.replica_math import next_seed
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import MetricStep, PredictStep
 from tfdml.strategies.replicas.row_gathering import concat_rows
-from tfdml.strategies.session import session_of
+from tfdml.strategies.session import get_session
 
 
 def _train_on_batch(original: Callable) -> Callable:
@@ -126,7 +126,7 @@ def _enumerate_iterator(original: Callable) -> Callable:
 
 def _logs_of_epoch(original: Callable) -> Callable:
     def get_metrics_result_or_logs(self, logs):
-        found = session_of(self).position
+        found = get_session(self).position
         # An epoch that was resumed after its last step has no logs of its own.
         return original(self, found.logs if found is not None and not logs else logs)
 
