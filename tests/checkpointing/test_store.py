@@ -129,7 +129,7 @@ def test_transient_errors_are_retried(url, error):
     save(files, url, 1)
     assert check(url, (1,)) == 1
     assert len(files.said) == 3
-    assert "tried again" in files.said[0]
+    assert "will be retried" in files.said[0]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_second_job_is_refused_while_the_first_runs(url):
     # Long enough for a thread on a busy machine; no test waits that long.
     first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
     first.take()
-    with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* has"):
+    with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* uses"):
         second.take()
     first.check()
     first.release()

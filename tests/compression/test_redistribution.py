@@ -91,7 +91,7 @@ def test_resuming_with_the_same_ranks_changes_nothing():
 
 
 def test_states_of_another_job_are_refused():
-    with pytest.raises(ValueError, match="`states` must be of all ranks of one job"):
+    with pytest.raises(ValueError, match="`states` must be those of all ranks of one job"):
         redistributed([{"step": np.zeros(())}, {}], 2)
     with pytest.raises(ValueError, match="`size` must be a positive number"):
         redistributed([{"step": np.zeros(())}], 0)

@@ -322,7 +322,7 @@ def test_wrong_outputs_are_refused(tmp_path):
         convert(open_source([path]), str(tmp_path / "full"), ConversionOptions())
     with pytest.raises(ValueError, match="`shards` must be at most the number of records"):
         convert(open_source([path]), str(tmp_path / "out"), ConversionOptions(shards=11))
-    with pytest.raises(ValueError, match="`resume` must be given for a conversion that was ended"):
+    with pytest.raises(ValueError, match="`resume` must be given only for an interrupted"):
         convert(open_source([path]), str(tmp_path / "new"), ConversionOptions(), resume=True)
 
 

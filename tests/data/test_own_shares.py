@@ -112,13 +112,13 @@ def test_pipeline_reports_its_steps(pipelines, plain):
 
 
 def test_batches_of_unknown_size_are_refused(pipelines):
-    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no visible batch size"):
         steps_of([pipeline.map(lambda x: x) for pipeline in pipelines])
 
 
 def test_whole_batches_are_not_treated_as_own_shares(directory):
     whole = read(directory, 0, 1).with_options(OFF)
-    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no batch size"):
+    with pytest.raises(ValueError, match=r"must end in `batch\(n\)`.*no visible batch size"):
         steps_of([whole, whole])
 
 

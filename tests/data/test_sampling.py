@@ -177,8 +177,8 @@ def test_repeated_record_gets_a_new_augmentation(classes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"balance": "x"}, "`balance` must be a feature that is a whole number or a string"),
-        ({"balance": "name", "ratios": {"z": 1}}, "`ratios` must be of classes that the data"),
+        ({"balance": "x"}, "`balance` must be a feature of one integer or string"),
+        ({"balance": "name", "ratios": {"z": 1}}, "`ratios` must name classes of the data"),
         ({"balance": "name", "ratios": [1, 2]}, "`ratios` must be a dict"),
         ({"balance": "name", "ratios": {"a": 0}}, "`ratios` must be positive numbers"),
         ({"balance": "name", "epoch_records": 0}, "`epoch_records` must be positive"),

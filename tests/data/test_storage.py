@@ -111,7 +111,7 @@ def test_interrupted_conversion_resumes(store, tmp_path, monkeypatch):
         patched.setattr("tfdml.data.write.checks.check_unchanged", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(source, f"{store}/out", ConversionOptions(shards=3))
-    with pytest.raises(ValueError, match="has a conversion that was ended"):
+    with pytest.raises(ValueError, match="must not have an interrupted conversion"):
         convert(source, f"{store}/out", ConversionOptions(shards=3))
     written = []
     monkeypatch.setattr("tfdml.data.write.tasks.write_shard", lambda *a: written.append(a))

@@ -78,7 +78,7 @@ def test_shard_of_another_data_set_is_detected(small, tmp_path):
     rows = ({"a": i + 1, "b": "x" * i} for i in range(6))
     write_tfrecords(rows, str(tmp_path / "other"), shards=1)
     shutil.copy(tmp_path / "other" / small.name, small)
-    assert "its digest is another one" in str(verify(str(small.parent)).problems[0])
+    assert "its digest differs from the manifest's" in str(verify(str(small.parent)).problems[0])
 
 
 def say(shard: Path, **changes) -> None:
@@ -150,11 +150,11 @@ def cut(data: bytes, sizes) -> list[bytes]:
 
 NEEDED = {
     another_size: "bytes instead of",
-    another_digest: "its digest is another one",
+    another_digest: "its digest differs from the manifest's",
     another_count: "has 6 records instead of 7",
     a_damaged_record: "record 5: its checksum is wrong",
     cut_between_records: "has 5 records instead of 6",
-    another_index: "index: its digest is another one",
+    another_index: "index: its digest differs from the manifest's",
 }
 
 
@@ -171,5 +171,5 @@ def test_truncation_between_records_is_detected_without_an_index(small):
     small.write_bytes(small.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     small.with_name(small.name + index.SUFFIX).unlink()
     said = "\n".join(map(str, verify(str(small.parent)).problems))
-    for problem in ("bytes instead of", "digest is another", "is missing", "5 records instead of"):
+    for problem in ("bytes instead of", "digest differs", "is missing", "5 records instead of"):
         assert problem in said

@@ -99,7 +99,7 @@ def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):
     done = launch("--workers", "2", script=script, tmp_path=tmp_path)
     assert done.returncode == 1
     assert "rank 1 failed: exit code 1" in done.stderr
-    assert "rank 0: ended because another rank could not go on" in done.stderr
+    assert "rank 0: ended because another rank could not continue" in done.stderr
 
 
 def test_only_rank_0_draws_on_a_terminal(tmp_path):

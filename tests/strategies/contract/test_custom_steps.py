@@ -10,7 +10,7 @@ from tests.strategies.contract.custom_steps import EXAMPLES
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 ROUNDED = {"rtol": 2e-2, "atol": 2e-3}
 OWN_OPTIMIZER = "must apply the model's own optimizer once"
-AS_THEY_ARE = "must return metrics' results as they are.*Received: 'decibel', computed from"
+AS_THEY_ARE = "must return metrics' results unchanged.*Received: 'decibel', computed from"
 # Refused by synchronous parameter servers.
 REFUSED = {
     "dcgan": OWN_OPTIMIZER,

@@ -102,8 +102,11 @@ def test_strategy_reports_rank_and_size(ranks):
         ("compiled inside", "model must be made in the strategy's scope"),
         ("forgotten scope", "model must be made in the strategy's scope.* on rank [01]"),
         ("model built outside", "Weights must be made in the strategy's scope"),
-        ("other seeds", "must be the same on all 2 ranks.* other data on rank 1"),
-        ("other arrays", "on all 2 ranks.* other data on rank 1: values of .* on rank 1, values"),
+        ("other seeds", "must be the same on all 2 ranks.* different data on rank 1"),
+        (
+            "other arrays",
+            "on all 2 ranks.* different data on rank 1: values of .* on rank 1, values",
+        ),
         ("horovod optimizer", "`optimizer` must be a plain Keras optimizer"),
         ("horovod callback", "Received: MetricAverageCallback"),
         ("optimizer made outside", "must be made in the strategy's scope"),
