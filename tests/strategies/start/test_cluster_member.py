@@ -68,7 +68,8 @@ HOROVOD = {f"HOROVOD_{n}": "1" for n in ("RANK", "LOCAL_SIZE")} | {"HOROVOD_SIZE
 def test_unrelated_processes_are_an_error(monkeypatch, strategy, variables, launcher):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"one process, in rank 1 of 2 as {launcher}.* Use `tfdml"):
+    message = f"one process, in rank 1 of 2 according to {launcher}.* Use `tfdml"
+    with pytest.raises(ValueError, match=message):
         strategy()
     with tfdml.alone():
         assert MirroredStrategy().size == 1
