@@ -75,7 +75,7 @@ class OneBit(ChunkCompressor):
         # Matrices with few rows get lower tiles, so that the chunks are not mostly padding.
         tile = min(_ROWS, max(8, rows // 8 // 8 * 8)), columns
         if tile not in self._tiled:
-            self._tiled[tile] = OneBit._with_tile(*tile)
+            self._tiled[tile] = self._with_tile(*tile)
         return self._tiled[tile]
 
     def row_bytes(self, length: int) -> int:
