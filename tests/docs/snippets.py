@@ -1,4 +1,4 @@
-"""What the pages' Python blocks need to run: data, models, and the ranks they run on."""
+"""Setting for the pages' Python blocks: data, models, and the ranks that run them."""
 
 import os
 import re

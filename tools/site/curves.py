@@ -22,7 +22,7 @@ def read(output: str) -> dict[str, list[float]]:
     """Returns each metric's values by epoch.
 
     Args:
-        output: What a program has printed.
+        output: Output of a program.
     """
     series: dict[str, list[float]] = {}
     for line in output.splitlines():
@@ -37,7 +37,7 @@ def draw(output: str, picture: Path) -> bool:
     """Draws the curves in an output.
 
     Args:
-        output: What a program has printed.
+        output: Output of a program.
         picture: The SVG file to write.
 
     Returns:

@@ -10,7 +10,7 @@ class Recipe(NamedTuple):
         name: The file in `recipes/`, without `.py`.
         title: Its heading.
         commands: The shell commands that are run, in turn, in a folder with `recipes/` in it.
-        note: What differs from the recipe's own settings, for readers.
+        note: Differences from the recipe's own settings, for readers.
     """
 
     name: str

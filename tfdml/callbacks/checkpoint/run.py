@@ -56,7 +56,7 @@ class CheckpointRun:
     """One `fit` that resumes from a checkpoint and saves others, the same on all ranks.
 
     Args:
-        options: What is saved, and when.
+        options: Options of what is saved, and when.
         session: This process's use of the directory.
         model: The model that is trained.
         callbacks: The other callbacks of the `fit`, whose state is saved too.
