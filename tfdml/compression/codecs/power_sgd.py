@@ -43,7 +43,7 @@ class PowerSGD(SummableCompressor):
 
     @property
     def compiles(self) -> bool:
-        """True unless `alternating`, which varies the shape that is sent."""
+        """True unless `alternate`, which varies the shape that is sent."""
         return not self.alternate
 
     def get_config(self) -> dict[str, Any]:
