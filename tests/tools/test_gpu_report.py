@@ -4,13 +4,13 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from tests.harness.command import run_python
 from tests.tools.checkouts import ROOT
 from tools.gpu_checks import basics, codecs, prefetch, speed, trace, training
 from tools.gpu_checks.checks import CHECKS, Check, rows_of
@@ -23,15 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def gpu_report(*arguments: str, timeout: float = 300, **variables: str):
     """Runs the command in this environment: `tools/gpu_report` without `tools/bootstrap`."""
-    return subprocess.run(
-        [sys.executable, "-m", "tools.gpu_checks", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    return run_python("-m", "tools.gpu_checks", *arguments, timeout=timeout, **variables)
 
 
 def lines_of(text: str) -> dict[str, tuple[str, str, str]]:
