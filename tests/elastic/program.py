@@ -83,7 +83,7 @@ def do(action: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "notified":
         deadline = time.monotonic() + 60
-        while not state._messages and time.monotonic() < deadline:
+        while not state._commits.hosts_pending and time.monotonic() < deadline:
             time.sleep(0.1)
     else:
         # Atomically: a discovery that finds an empty list considers all hosts lost.

@@ -126,6 +126,11 @@ class CommitStore:
         """Records a change of hosts; called by a thread of Horovod's driver."""
         self._messages.append((timestamp, result))
 
+    @property
+    def hosts_pending(self) -> bool:
+        """Whether this rank has heard of a change of hosts since the ranks last met."""
+        return bool(self._messages)
+
     def forget_hosts(self) -> None:
         """Clears the changes of hosts, after the ranks have changed."""
         self._messages.clear()
