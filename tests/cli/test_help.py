@@ -44,6 +44,7 @@ print("trained", flush=True)
 QUICKLY = {
     "tfdml records convert photos -o data/photos --split train=0.9,test=0.1 --shuffle 1": "photos",
     "tfdml records convert image=images.gz label=labels.gz --kind idx -o data/digits": "idx",
+    "tfdml records convert people.csv -o data/people --on-missing age=nan --drop name": "people",
     "tfdml records verify data/photos": "data",
     "tfdml records inspect data/photos --examples 1": "data",
 }
@@ -220,6 +221,8 @@ def filled(request, tmp_path):
     def fill(content: str) -> Path:
         if content == "train":
             (tmp_path / "train.py").write_text(TRAIN)
+        elif content == "people":
+            (tmp_path / "people.csv").write_text("name,age\nA,31\nB,\n")
         elif content == "idx":
             for name, shape in (("images", (6, 4, 4)), ("labels", (6,))):
                 header = bytes([0, 0, 8, len(shape)]) + np.asarray(shape, ">u4").tobytes()

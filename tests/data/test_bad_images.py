@@ -122,9 +122,9 @@ def test_wrong_image_folders_are_refused(tmp_path, case):
     inside = os.path.join(path, "cat")
     output = os.path.join(path, "out") if case == "inside" else str(tmp_path / "out")
     message = {
-        "empty class": r"\['empty'\] folders without images",
+        "empty class": r"empty/ without images in .*skip them with --on-error skip",
         "loop": "links that lead in a circle",
-        "beside": "1.png next to the classes",
+        "beside": "1.png beside the class folders",
         "other file": "notes.txt: is not an image file",
         "inside": "`output` must not be within the input",
     }[case]

@@ -38,7 +38,7 @@ BAD_CSV = {
     "header twice": (b"a,b,a\n1,x,2\n", "must name each column once"),
     "empty": (b"", "which is empty"),
     "only a header": (b"a,b\n", "must have rows"),
-    "overflow": (b"a\n9223372036854775808\n", "row 1: 'a' must fit 64 bits"),
+    "overflow": (b"a\n9223372036854775808\n", "row 1: 'a' must fit int64"),
     "nan": (b"a\n1.5\nnan\n", "row 2: 'a' must be finite. Received: nan"),
     "float32 overflow": (b"a\n1.5\n1e300\n", "row 2: 'a' must fit float32"),
     "type change": (b"a,b\n" + MANY + b"y,x\n", "row 2001: 'a' must be int64. Received: 'y'"),
@@ -54,9 +54,9 @@ def test_wrong_csv_is_refused(tmp_path, name):
 
 
 BAD_JSONL = {
-    "missing": ('{"a": 1, "b": 2}\n{"a": 1}', "row 2: columns ..b.. are missing"),
+    "missing": ('{"a": 1, "b": 2}\n{"a": 1}', "row 2: columns ..b.. must have .* b=nan"),
     "more": ('{"a": 1}\n' * 1500 + '{"a": 1, "c": 2}', "columns ..c.. are not in the schema"),
-    "null": ('{"a": 1}\n{"a": null}', "row 2: 'a' must be an integer. Received: None"),
+    "null": ('{"a": 1}\n{"a": null}', "row 2: columns ..a.. must have values. Received: none"),
     "twice": ('{"a": 1}\n{"a": 1, "a": 2}', "a name appears twice"),
     "cut": ('{"a": 1}\n{"a": ', "row 2: is not JSON"),
     "no object": ('{"a": 1}\n[1]', "row 2: is not JSON: must be an object"),
@@ -83,10 +83,10 @@ def test_wrong_parquet_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": [1, None], "b": [1, 2]}), path)
     with pytest.raises(
-        ValueError, match=r"row 1: columns \['a'\] must have values. Received: null"
+        ValueError, match=r"row 1: columns \['a'\] must have values. Received: none"
     ):
         rows(path)
-    pq.write_table(pa.table({"a": pa.array([1], pa.timestamp("s"))}), path)
+    pq.write_table(pa.table({"a": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))}), path)
     with pytest.raises(ValueError, match="Column 'a' must hold numbers"):
         rows(path)
     path.write_bytes(path.read_bytes()[:-4])
@@ -129,7 +129,7 @@ def test_jsonl_in_utf8_with_and_without_byte_order_mark(tmp_path):
     with pytest.raises(ValueError, match="row 2: 'a' must be finite"):
         rows(tmp_path / "c.jsonl")
     (tmp_path / "d.jsonl").write_text('{"a": 1}\n{"a": 9223372036854775808}')
-    with pytest.raises(ValueError, match="row 2: 'a' must fit 64 bits"):
+    with pytest.raises(ValueError, match="row 2: 'a' must fit int64"):
         rows(tmp_path / "d.jsonl")
 
 
@@ -142,7 +142,7 @@ def test_parquet_with_types_that_records_cannot_hold(tmp_path):
     with pytest.raises(ValueError, match="row 0: 'a' must be"):
         rows(path)
     pq.write_table(pa.table({"a": pa.array([2**63], pa.uint64())}), path)
-    with pytest.raises(ValueError, match="row 0: 'a' must fit 64 bits"):
+    with pytest.raises(ValueError, match="row 0: 'a' must fit int64"):
         rows(path)
 
 

@@ -241,7 +241,7 @@ def test_rows_behind_a_bad_one_are_converted_too(tmp_path):
     np.save(tmp_path / "x.npy", values)
     options = ConversionOptions(on_error="skip", split_key="x", splits=(("a", 0.5), ("b", 0.5)))
     manifest = convert(open_source([str(tmp_path / "x.npy")]), str(tmp_path / "out"), options)
-    assert manifest.counts == {"in": 30_000, "written": 29_997, "rejected": 3}
+    assert manifest.counts == {"in": 30_000, "written": 29_997, "rejected": 3, "skipped": 0}
     lines = (tmp_path / "out" / "data.rejects.jsonl").read_text().splitlines()
     where = [json.loads(line)["where"] for line in lines]
     assert [w.rsplit(" ", 1)[-1] for w in where] == ["0", "9000", "29999"]
@@ -284,7 +284,7 @@ def python_rows(case: str) -> list[dict]:
         ("another shape", "Record 1100: 'x' must have shape"),
         ("a truth among fractions", "Record 1100: 'f' must be a number"),
         ("a fraction among integers", "Record 1100: 'i' must be an integer"),
-        ("beyond int64", "Record 1100: 'i' must fit 64 bits"),
+        ("beyond int64", "Record 1100: 'i' must fit int64"),
         ("an array for a number", "Record 1100: 'n' must be an integer"),
         ("nan", "Record 1100: 'f' must be finite"),
         ("nothing", "Record 1100: 's' must be a string"),

@@ -297,7 +297,7 @@ def test_rejects_are_counted_and_written_down(tmp_path):
     manifest = convert(
         source, str(tmp_path / "out"), ConversionOptions(on_error="skip", max_errors=10)
     )
-    assert manifest.counts == {"in": 100, "written": 90, "rejected": 10}
+    assert manifest.counts == {"in": 100, "written": 90, "rejected": 10, "skipped": 0}
     rejects = (tmp_path / "out" / "data.rejects.jsonl").read_text().splitlines()
     assert len(rejects) == 10
     assert json.loads(rejects[0])["where"].endswith("a.jsonl, row 10")

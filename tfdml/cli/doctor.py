@@ -43,6 +43,15 @@ def doctor(
         int,
         typer.Option(min=1, help="Number of records in a batch.", rich_help_panel="Reading data"),
     ] = 256,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Size to which images are resized.",
+            metavar="HEIGHTxWIDTH",
+            show_default="that of their files; 224x224 if they differ",
+            rich_help_panel="Reading data",
+        ),
+    ] = None,
 ) -> None:
     """Check this machine, and show a fix for each problem.
 
@@ -59,7 +68,7 @@ def doctor(
     in one process on this machine, and shows the slowest stage and how to speed it up.
     """
     if data:
-        return diagnose_data(data, split, batch_size)
+        return diagnose_data(data, split, batch_size, image_size)
     console = Console(highlight=False)
     with console.status("Looking…"):
         findings = examine()
@@ -109,14 +118,23 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
         console.print("More: tfdml doctor --verbose. To train on it: tfdml test.")
 
 
-def diagnose_data(path: str, split: str | None, batch_size: int) -> None:
+def diagnose_data(path: str, split: str | None, batch_size: int, size: str | None) -> None:
     """Prints the speed of each stage of reading a data set, and the slowest stage's fix."""
+    import tensorflow as tf
+
+    from tfdml.cli.sizes import image_size
     from tfdml.data.check.diagnosis import diagnose
 
     console = Console(highlight=False)
     try:
         with console.status("Reading…"):
-            found = diagnose(path, split, batch_size)
+            found = diagnose(path, split, batch_size, image_size(size, "image_size"))
+    except tf.errors.InvalidArgumentError as error:
+        if size is not None:
+            raise
+        # The images that were compared have one size, and others do not.
+        typer.echo("tfdml doctor: Images differ in size. Give --image-size 224x224.", err=True)
+        raise typer.Exit(1) from error
     except (ValueError, OSError) as reason:
         typer.echo(f"tfdml doctor: {reason}", err=True)
         raise typer.Exit(1) from reason

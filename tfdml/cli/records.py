@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,14 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from tfdml.cli.sizes import image_size
+
+if TYPE_CHECKING:
+    from tfdml.data.format.manifest import DatasetManifest
+
+# Number of reasons for rejected rows that are printed.
+_REASONS = 5
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +69,21 @@ def convert(
     label_column: Annotated[
         str | None, typer.Option(help="Column of that table with the class names.")
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Delimiter of CSV.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Delimiter of CSV.", show_default="detected")
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column to leave out; may be given several times."),
+    ] = None,
+    on_missing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[COLUMN=]RULE",
+            help="Rule for rows without a value in a column, such as `age=nan`, or in any: store "
+            "`nan` or `default=VALUE`, or `skip` the row; may be given several times.",
+        ),
+    ] = None,
     input_split: Annotated[
         str | None, typer.Option(help="Split to read, of an input that has splits.")
     ] = None,
@@ -129,17 +151,23 @@ def convert(
 
     `tfdml records convert image=images.gz label=labels.gz --kind idx -o data/digits`
 
+    `tfdml records convert people.csv -o data/people --on-missing age=nan --drop name`
+
     The bytes written are the same for any number of processes. `--resume` continues an interrupted
     conversion. TensorFlow Datasets opens the result with `tfds.builder_from_directory`.
+
+    The exit code is 0 if all is well, 1 after an error, and 3 if the data set was written but more
+    than a tenth of the rows were rejected, unless `--max-errors` allows it.
     """
     from tfdml.data.format.image_options import ImageOptions
     from tfdml.data.format.schema import Schema
     from tfdml.data.sources.opening import open_source
+    from tfdml.data.sources.selected_columns import ColumnOptions
     from tfdml.data.write.convert import convert as run
     from tfdml.data.write.plan import ConversionOptions
 
     try:
-        images = ImageOptions(_size(resize), image_format, quality, fix_images)
+        images = ImageOptions(image_size(resize, "resize"), image_format, quality, fix_images)
         options = ConversionOptions(
             name,
             shards,
@@ -161,7 +189,11 @@ def convert(
             label_column=label_column,
             split=input_split,
             delimiter=delimiter,
+            columns=ColumnOptions.parse(drop or [], on_missing or []),
+            skip_strays=on_error == "skip",
         )
+        for notice in source.notices:
+            typer.echo(f"NOTE: {notice}", err=True)
         with _bar() as bar:
             task = bar.add_task("Converting", total=None)
             manifest = run(
@@ -179,20 +211,35 @@ def convert(
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml records convert: {error}", err=True)
         raise typer.Exit(1) from error
+    if not _report(manifest) and max_errors is None:
+        raise typer.Exit(3)
+
+
+def _report(manifest: "DatasetManifest") -> bool:
+    """Prints what was written and what was left out; returns whether few rows were rejected."""
+    from tfdml.data.write import rejects
+
     counts = manifest.counts
+    skipped = f" + {counts['skipped']} skipped" if counts["skipped"] else ""
+    shards = sum(map(len, manifest.splits.values()))
     typer.echo(
-        f"{counts['in']} in = {counts['written']} written + {counts['rejected']} rejected, in "
-        f"{sum(map(len, manifest.splits.values()))} shards: {manifest.path}"
+        f"{counts['in']} in = {counts['written']} written + {counts['rejected']} rejected"
+        f"{skipped}, in {shards} shard{'s' * (shards > 1)}: {manifest.path}"
     )
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"`resize` must be HEIGHTxWIDTH, such as 224x224. Received: {text!r}.")
-    return int(parts[0]), int(parts[1])
+    rows = rejects.load(manifest) if counts["in"] > counts["written"] else []
+    few = counts["rejected"] <= rejects.MANY_REJECTED * counts["in"]
+    if not few:
+        typer.echo(
+            f"WARNING: {counts['rejected'] / counts['in']:.0%} of the rows were rejected.", err=True
+        )
+    if rows:
+        reasons = rejects.reasons(rows)
+        for reason, number in reasons[:_REASONS]:
+            typer.echo(f"  {number} x {reason}", err=True)
+        if len(reasons) > _REASONS:
+            typer.echo(f"  and {len(reasons) - _REASONS} more reasons", err=True)
+        typer.echo(f"Each of these rows, with its reason: {rejects.path_of(manifest)}", err=True)
+    return few
 
 
 def _splits(text: str) -> tuple[tuple[str, float], ...]:

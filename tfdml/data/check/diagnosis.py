@@ -1,8 +1,9 @@
 """Diagnosis of how fast a data set is read: each stage timed alone, then the whole pipeline."""
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +16,8 @@ from tfdml.data.read.parsing import ImageDecoding, decoder, parser
 from tfdml.data.read.read_tfrecords import read_tfrecords
 
 SMALL_SHARD, LARGE_SHARD = 10 << 20, 1 << 30
+# Size to which images of unequal size are resized, and number of images whose sizes are compared.
+DEFAULT_SIZE, _COMPARED = (224, 224), 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +70,22 @@ def diagnose(
         path: Path of the manifest, or of its directory.
         split: Name of the split; optional if there is only one.
         batch_size: Number of records in a batch.
-        image_size: Height and width to which images are resized; those of their files by default.
-        seconds: Maximum time for each stage.
+        image_size: Height and width to which images are resized. By default they keep the size of
+            their files if that is the same for all, and are resized to 224 x 224 otherwise.
+        seconds: Approximate time for each stage. A smaller data set is read several times.
 
     Raises:
-        ValueError: If the data set does not exist or is damaged.
+        ValueError: If the data set does not exist, has no records, or is damaged.
     """
     dataset = RecordDataset(str(path), split)
-    images = ImageDecoding(image_size)
-    stages = [_disk(dataset, seconds), _ordered(dataset, batch_size, seconds)]
+    if not dataset.records:
+        raise ValueError(f"`path` must be a data set with records. Received: {path!r}, of 0.")
     schema = dataset.manifest.schema
     pictures = [name for name, feature in schema.items() if feature.kind == IMAGE]
+    if pictures and image_size is None and not _same_sizes(dataset, pictures):
+        image_size = DEFAULT_SIZE
+    images = ImageDecoding(image_size)
+    stages = [_disk(dataset, seconds), _ordered(dataset, batch_size, seconds)]
     batches = _in_memory(dataset, _rows_at_once(dataset, batch_size), seconds)
     others = [name for name in schema if name not in pictures]
     if others:
@@ -87,29 +95,63 @@ def diagnose(
     if pictures:
         rate = _parsed(dataset, pictures, images, batches, seconds)
         fix = "Store smaller images: `tfdml records convert --resize`; or give it more cores."
-        stages.append(Stage("decode images", rate, f"{len(pictures)} a record", fix))
+        size = f"resized to {image_size[0]}x{image_size[1]}" if image_size else "as they are"
+        stages.append(Stage("decode images", rate, f"{len(pictures)} a record, {size}", fix))
     pipeline = read_tfrecords(str(path), batch_size, split, image_size=image_size)
-    whole = _rate(((batch, batch_size) for batch in pipeline), seconds)
+    stages.append(_start(dataset, pipeline))
+    whole = _rate(lambda: map(_rows, pipeline), seconds)
     return Diagnosis(stages, whole, _advice(dataset))
 
 
-def _rate(steps: Iterator[tuple[object, int]], seconds: float) -> float:
-    """Returns the records per second of an iterator of pairs: anything, and a number of records.
+def _start(dataset: RecordDataset, pipeline: tf.data.Dataset) -> Stage:
+    """Times the start of an epoch, until its first batch; for few records it takes longest."""
+    # The first time, functions are traced.
+    next(iter(pipeline))
+    began = time.perf_counter()
+    next(iter(pipeline))
+    seconds = time.perf_counter() - began
+    fix = "The data set is small: keep it in memory as arrays, or measure a larger one."
+    detail = f"{seconds:.2f} s to the first batch, once per epoch"
+    return Stage("start an epoch", dataset.records / seconds, detail, fix)
 
-    The first pair is not counted: threads start, and functions are traced.
+
+def _rows(batch: object) -> int:
+    return len(tf.nest.flatten(batch)[0])
+
+
+def _same_sizes(dataset: RecordDataset, pictures: list[str]) -> bool:
+    """Returns whether some images, spread over the data set, have one size for each feature."""
+    ids = np.unique(np.linspace(0, dataset.records - 1, _COMPARED).astype(np.int64))
+    found, bad = dataset.reader(len(ids)).read(ids)
+    records = [record for row, record in enumerate(found) if row not in bad]
+    parsed = parser(dataset.manifest.schema, pictures)(tf.constant(records, tf.string))
+    for name in pictures:
+        files = parsed[name].numpy()
+        sizes = {tuple(tf.io.decode_image(f, expand_animations=False).shape[:2]) for f in files}
+        if len(sizes) > 1:
+            return False
+    return True
+
+
+def _rate(make_pass: Callable[[], Iterable[int]], seconds: float) -> float:
+    """Returns the records per second of steps, in as many passes as fit the time.
+
+    The first step is not counted: threads start, and functions are traced.
+
+    Args:
+        make_pass: Function that returns the steps of one pass: their numbers of records.
+        seconds: Approximate time.
     """
     records, began = 0, None
-    for _, count in steps:
+    for count in itertools.chain.from_iterable(make_pass() for _ in itertools.count()):
         now = time.perf_counter()
         if began is None:
             began = now
             continue
         records += count
         if now - began > seconds:
-            break
-    elapsed = time.perf_counter() - (began or 0.0)
-    # A data set of one batch has been read before the clock started.
-    return records / elapsed if records else float("inf")
+            return records / (now - began)
+    raise AssertionError("passes do not end")
 
 
 def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
@@ -119,19 +161,16 @@ def _rows_at_once(dataset: RecordDataset, batch_size: int) -> int:
 
 def _disk(dataset: RecordDataset, seconds: float) -> Stage:
     """Times reading the shards' bytes, in the order of the files."""
-    read = 0
 
-    def blocks() -> Iterator[tuple[bytes, int]]:
-        nonlocal read
+    def blocks() -> Iterator[int]:
         for path, found in zip(dataset.paths, dataset.indices, strict=True):
             lengths = zip(found.block_offsets, found.block_bytes, found.block_records, strict=True)
             for offset, size, records in lengths:
-                read += int(size)
-                yield storage.read_range(path, int(offset), int(size)), int(records)
+                storage.read_range(path, int(offset), int(size))
+                yield int(records)
 
-    began = time.perf_counter()
-    rate = _rate(blocks(), seconds)
-    speed = read / (time.perf_counter() - began) / 1e6
+    rate = _rate(blocks, seconds)
+    speed = rate * sum(int(i.block_bytes.sum()) for i in dataset.indices) / dataset.records / 1e6
     fix = "Copy the shards to a disk of this machine, or to memory (/dev/shm) if they fit."
     return Stage("read from disk", rate, f"{speed:,.0f} MB/s; cached files are faster", fix)
 
@@ -142,18 +181,19 @@ def _ordered(dataset: RecordDataset, batch_size: int, seconds: float) -> Stage:
     reader = dataset.reader(window)
     order = dataset.order(Shuffling(0, window), 0)
 
-    def batches() -> Iterator[tuple[list, int]]:
+    def batches() -> Iterator[int]:
         rows = _rows_at_once(dataset, batch_size)
         for begin in range(0, len(order), rows):
             ids = order.ids(begin, begin + rows)
-            yield reader.read(ids), len(ids)
+            reader.read(ids)
+            yield len(ids)
 
     compressed = any(path.endswith(".gz") for path in dataset.paths)
     fix = "Write fewer and larger records, which take less time each, or use more processes."
     if compressed:
         fix = "Convert without `--gzip`: decompression is part of this."
     detail = f"windows of {window:,} records" + (", gzip" if compressed else "")
-    return Stage("pick records in the epoch's order", _rate(batches(), seconds), detail, fix)
+    return Stage("pick records in the epoch's order", _rate(batches, seconds), detail, fix)
 
 
 def _in_memory(dataset: RecordDataset, rows: int, seconds: float) -> list[tf.Tensor]:
@@ -199,7 +239,7 @@ def _parsed(
             return tf.shape(records)[0]
 
     counts = several.map(parsed, num_parallel_calls=tf.data.AUTOTUNE)
-    return _rate(((None, int(count)) for count in counts), seconds)
+    return _rate(lambda: map(int, counts), seconds)
 
 
 def _advice(dataset: RecordDataset) -> list[str]:

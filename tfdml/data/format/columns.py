@@ -14,7 +14,7 @@ from tfdml.data.format import framing
 from tfdml.data.format.example import VALUE, varint
 from tfdml.data.format.framing import FOOTER, HEADER, Frames, crc32c, mask
 from tfdml.data.format.schema import FLOAT, INT64, RAW, STRING, Feature, Schema
-from tfdml.data.format.values import LARGEST_FLOAT32
+from tfdml.data.format.values import LARGEST_FLOAT32, allows_nonfinite
 
 # Tag of the field that holds a list of each kind.
 _LISTS = {STRING: b"\x0a", RAW: b"\x0a", FLOAT: b"\x12", INT64: b"\x1a"}
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 def encode(
-    schema: Schema, columns: Mapping[str, Any], allow_nonfinite: bool = False
+    schema: Schema, columns: Mapping[str, Any], allow_nonfinite: bool | frozenset[str] = False
 ) -> Frames | None:
     """Returns the framed records of all rows; None if they must be encoded one by one.
 
@@ -50,13 +50,13 @@ def encode(
         schema: Schema of the records.
         columns: Values of all rows for each feature: an array of shape `[rows, *shape]`, or a
             sequence of strings.
-        allow_nonfinite: Whether NaN and infinity are allowed.
+        allow_nonfinite: Whether NaN and infinity are allowed, or the features in which they are.
     """
     if columns.keys() != schema.keys():
         return None
     body: list[Piece] = []
     for name in sorted(schema, key=str.encode):
-        value = _value(schema[name], columns[name], allow_nonfinite)
+        value = _value(schema[name], columns[name], allows_nonfinite(allow_nonfinite, name))
         if value is None:
             return None
         key = name.encode()

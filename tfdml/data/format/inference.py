@@ -30,7 +30,9 @@ def infer(records: Iterable[Mapping[str, Any]]) -> Schema:
                 found.add(infer_feature(value, str(name)))
     if not count:
         raise ValueError("The input must hold at least one record. Received: none.")
-    return Schema({name: _join(name, found) for name, found in seen.items()})
+    # A nested object that is null in some rows has its fields in others.
+    nulls = {n for n in seen if not seen[n] and any(o.startswith(f"{n}.") for o in seen)}
+    return Schema({name: _join(name, found) for name, found in seen.items() if name not in nulls})
 
 
 def infer_feature(value: Any, name: str) -> Feature:
@@ -90,7 +92,10 @@ def _join(name: str, found: set[Feature]) -> Feature:
     if len(shapes) == 1 and {f.kind for f in known} == {INT64, FLOAT}:
         return Feature(FLOAT, shapes.pop())
     if not known:
-        raise ValueError(f"Column {name!r} must have a value in the sampled rows. Received: none.")
+        raise ValueError(
+            f"Column {name!r} must have a value in the sampled rows. Received: none. Give its type "
+            f"in `schema` (--schema), or leave it out (--drop {name})."
+        )
     said = sorted(f"{f.kind} {f.shape}" for f in known)
     raise ValueError(
         f"Column {name!r} must hold values of one type. Received: {', '.join(said)}. Give a schema."

@@ -33,9 +33,11 @@ def _store(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except (ImportError, ValueError, OSError) as error:
         scheme = path.split("://", 1)[0]
         plug_in = _PLUG_INS.get(scheme, f"the fsspec plug-in of {scheme}://")
+        # fsspec's own message on a plug-in that is not there says the same.
+        why = "" if isinstance(error, ImportError) else f"; {error}"
         raise ValueError(
-            f"`path` must be local, or of a store whose plug-in is installed. Received: {path!r}; "
-            f"{error}. Install {plug_in}."
+            f"`path` must be local, or of a store whose plug-in is installed. Received: {path!r}"
+            f"{why}. Install {plug_in}."
         ) from error
 
 

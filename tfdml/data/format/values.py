@@ -21,7 +21,9 @@ from tfdml.data.format.schema import (
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def encoder(schema: Schema, allow_nonfinite: bool = False) -> Callable[[Mapping[str, Any]], bytes]:
+def encoder(
+    schema: Schema, allow_nonfinite: bool | frozenset[str] = False
+) -> Callable[[Mapping[str, Any]], bytes]:
     """Returns a function that encodes a record's values as a serialised Example.
 
     The function raises `ValueError`, with the feature and the reason, for a value that does not
@@ -29,11 +31,11 @@ def encoder(schema: Schema, allow_nonfinite: bool = False) -> Callable[[Mapping[
 
     Args:
         schema: Schema of the records.
-        allow_nonfinite: Whether NaN and infinity are allowed.
+        allow_nonfinite: Whether NaN and infinity are allowed, or the features in which they are.
     """
     parts = []
     for name, feature in schema.items():
-        parts += _makers(name, feature, allow_nonfinite)
+        parts += _makers(name, feature, allows_nonfinite(allow_nonfinite, name))
     encode, names = example.encoder(parts), frozenset(schema)
 
     def checked(record: Mapping[str, Any]) -> bytes:
@@ -42,6 +44,11 @@ def encoder(schema: Schema, allow_nonfinite: bool = False) -> Callable[[Mapping[
         return encode(record)
 
     return checked
+
+
+def allows_nonfinite(allow_nonfinite: bool | frozenset[str], name: str) -> bool:
+    """Returns whether a feature may hold NaN and infinity; see `encoder`."""
+    return allow_nonfinite if isinstance(allow_nonfinite, bool) else name in allow_nonfinite
 
 
 def _differences(names: frozenset[str], record: Mapping[str, Any]) -> str:
@@ -124,7 +131,7 @@ def _integer(value: Any, classes: int | None) -> int:
         raise ValueError(f"must be an integer. Received: {short(value)}")
     value = int(value)
     if not -(2**63) <= value < 2**63:
-        raise ValueError(f"must fit 64 bits. Received: {value}")
+        raise ValueError(f"must fit int64, -2^63 to 2^63 - 1. Received: {value}")
     if classes is not None and not 0 <= value < classes:
         raise ValueError(f"must be a class from 0 to {classes - 1}. Received: {value}")
     return value
@@ -170,7 +177,9 @@ def _integers(value: Any, feature: Feature) -> np.ndarray:
     if not len(array):
         return array.astype(np.int64)
     if array.dtype.kind not in "biu" or (array.dtype == np.uint64 and array.max() >= 2**63):
-        raise ValueError(f"must be integers of 64 bits. Received: {short(value)}")
+        raise ValueError(
+            f"must be integers that fit int64, -2^63 to 2^63 - 1. Received: {short(value)}"
+        )
     return array.astype(np.int64)
 
 

@@ -1,5 +1,6 @@
 """Image files: one folder per class, or a table of paths."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -23,32 +24,39 @@ class ImageFolderSource(Source):
     Args:
         folder: Path of the folder.
         options: Processing of the images.
+        skip: Whether to leave out files beside the class folders, and folders without files,
+            instead of refusing them.
 
     Raises:
         ValueError: If there are no classes, a class has no images, an image is outside the classes,
             or links form a cycle.
     """
 
-    def __init__(self, folder: str, options: ImageOptions | None = None):
+    def __init__(self, folder: str, options: ImageOptions | None = None, skip: bool = False):
         self._folder, self._options = folder.rstrip("/"), options or ImageOptions()
-        self.folder = self._folder
+        self.folder, self.settings = self._folder, dataclasses.asdict(self._options)
         names = files_below(self._folder)
         outside = [name for name in names if b"/" not in name]
         classes = sorted({name.split(b"/", 1)[0] for name in names} - set(outside))
         empty = [
             os.fsdecode(e) for e in _folders(self._folder) if os.fsencode(e) not in set(classes)
         ]
-        if outside or empty or not classes:
-            received = (
-                f"{_shown(outside[0])} next to the classes"
-                if outside
-                else f"{empty or 'no'} folders without images"
-            )
+        if not classes:
             raise ValueError(
                 f"An image folder must have one folder per class, each with images. Received: "
-                f"{received} in {folder}. Move or remove them."
+                f"{folder}, with no such folder. Files of another kind need --kind."
             )
-        self._names = names
+        strays = [f"{_shown(name)} beside the class folders" for name in outside]
+        strays += [f"{name}/ without images" for name in empty]
+        if strays and not skip:
+            raise ValueError(
+                f"An image folder must have one folder per class, each with images. Received: "
+                f"{_first(strays)} in {folder}. Move or remove them, or skip them with --on-error "
+                f"skip."
+            )
+        if strays:
+            self.notices = (f"Skipped in {folder}: {_first(strays)}.",)
+        self._names = names = [name for name in names if b"/" in name]
         labels = {name: i for i, name in enumerate(classes)}
         self._labels = [labels[name.split(b"/", 1)[0]] for name in names]
         self.schema = Schema(
@@ -111,7 +119,13 @@ class ImageTableSource(Source):
                     f"{name!r} of {sorted(table.schema)}."
                 )
         self._table, self._column, self._label = table, column, label
+        self.inferred, self.nonfinite, self.notices = (
+            table.inferred,
+            table.nonfinite,
+            table.notices,
+        )
         self._options = options or ImageOptions()
+        self.settings = {**table.settings, **dataclasses.asdict(self._options)}
         self._folder = table.files[0].rsplit("/", 1)[0] if "/" in table.files[0] else "."
         self.schema = Schema(table.schema)
         self.schema[column] = Feature(IMAGE)
@@ -203,6 +217,12 @@ def files_below(folder: str) -> list[bytes]:
                 # A broken link too: it is a row that cannot be read.
                 found.append(os.path.relpath(entry.path, root))
     return sorted(found)
+
+
+def _first(names: list[str]) -> str:
+    """Returns the first three names, and the number of the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _folders(folder: str) -> list[str]:

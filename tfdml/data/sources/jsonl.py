@@ -8,7 +8,8 @@ from typing import Any
 from tfdml.data.format import storage
 from tfdml.data.format.inference import infer
 from tfdml.data.format.schema import Schema
-from tfdml.data.sources.source import Row
+from tfdml.data.sources.selected_columns import ColumnOptions
+from tfdml.data.sources.source import Row, sample_of
 from tfdml.data.sources.text import SAMPLED_ROWS, UTF8_BOM, TextSource
 
 
@@ -18,15 +19,35 @@ class JsonlSource(TextSource):
     Args:
         paths: Paths of the files.
         schema: Schema of the objects; inferred from the first rows by default.
+        options: Columns to leave out.
     """
 
-    def __init__(self, paths: list[str], schema: Schema | None = None):
+    def __init__(
+        self,
+        paths: list[str],
+        schema: Schema | None = None,
+        options: ColumnOptions | None = None,
+    ):
         super().__init__(paths, quoted=False)
-        if schema is None:
-            rows = (row for chunk in self.chunks()[:64] for row in self.rows(chunk.key))
-            sample = [row.values for row in itertools.islice(rows, SAMPLED_ROWS) if row.values]
-            schema = infer(sample)
-        self.schema = schema
+        options = options or ColumnOptions()
+        # A schema has only the columns that are left: which others there are is not known.
+        self._names = [*(schema or ()), *options.drop]
+        self.inferred = schema is None
+        self.schema = self._infer(options) if schema is None else schema
+
+    def _infer(self, options: ColumnOptions) -> Schema:
+        rows = (row for chunk in self.chunks()[:64] for row in self.rows(chunk.key))
+        sample = sample_of(itertools.islice(rows, SAMPLED_ROWS), self._paths)
+        self._names = list(dict.fromkeys(name for values in sample for name in values))
+        return infer(
+            {name: value for name, value in values.items() if not options.drops(name)}
+            for values in sample
+        )
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns of the first rows, or of the schema that was given."""
+        return self._names
 
     def _header(self, path: str) -> int:
         return len(UTF8_BOM) if storage.read_range(path, 0, 3) == UTF8_BOM else 0

@@ -6,6 +6,7 @@ from tfdml.data.format import manifest as manifests
 from tfdml.data.format import storage
 from tfdml.data.format.image_options import ImageOptions
 from tfdml.data.format.schema import Schema
+from tfdml.data.sources.selected_columns import ColumnOptions, SelectedColumns
 from tfdml.data.sources.source import Source
 
 KINDS = (
@@ -38,19 +39,25 @@ def open_source(
     label_column: str | None = None,
     split: str | None = None,
     delimiter: str | None = None,
+    columns: ColumnOptions | None = None,
+    skip_strays: bool = False,
 ) -> Source:
     """Opens an input.
 
     Args:
         inputs: Paths of files of one kind, or of one directory. NumPy and IDX files may be given as
-            `NAME=PATH`, which names their feature.
+            `NAME=PATH`, which names their feature. A directory with tables or arrays of one kind
+            stands for its files.
         kind: One of `KINDS`; derived from the names by default.
         schema: Schema of the records; inferred from the input by default.
         images: Processing of images.
         image_column: Column with paths of images, of a table.
         label_column: Column with names of classes, of such a table.
         split: Split to read, of TensorFlow Datasets, Hugging Face and tfdml's own data sets.
-        delimiter: Delimiter of CSV; by default a comma, or a tab for `.tsv`.
+        delimiter: Delimiter of CSV; detected in the first rows by default.
+        columns: Columns to leave out, and rules for rows in which a column has no value.
+        skip_strays: Whether to leave out files beside the class folders of images, and folders
+            without images, instead of refusing them.
 
     Raises:
         MissingPackageError: If the input needs a package that is not installed.
@@ -60,30 +67,46 @@ def open_source(
     for path in paths:
         if not storage.exists(path):
             raise ValueError(f"`input` must exist. Received: {path!r}.")
+    if len(paths) == 1 and inputs == paths:
+        inputs = paths = _files_of_one_kind(paths[0]) or paths
     kind = kind or _kind(paths)
     if kind not in KINDS:
         raise ValueError(f"`kind` must be one of {KINDS}. Received: kind={kind!r}.")
-    if kind in ("csv", "jsonl"):
-        return _table(
-            paths, kind, schema, images, image_column, label_column, delimiter or _tab(paths)
-        )
+    columns = columns or ColumnOptions()
     if kind == "images":
         from tfdml.data.sources.images import ImageFolderSource
 
-        return ImageFolderSource(_single_path(paths, kind), images)
-    if kind == "parquet":
+        source: Source = ImageFolderSource(_single_path(paths, kind), images, skip_strays)
+    elif kind == "csv":
+        from tfdml.data.sources.csv import CsvSource
+
+        source = CsvSource(paths, schema, delimiter, columns)
+    elif kind == "jsonl":
+        from tfdml.data.sources.jsonl import JsonlSource
+
+        source = JsonlSource(paths, schema, columns)
+    elif kind == "parquet":
         from tfdml.data.sources.parquet import ParquetSource
 
-        return ParquetSource(paths, schema)
-    if kind in ("numpy", "hdf5", "idx"):
-        return _arrays(inputs, paths, schema)
-    if kind == "tfrecord":
-        return _tfrecords(paths, schema, split)
-    from tfdml.data.sources import hub
+        source = ParquetSource(paths, schema, columns)
+    elif kind in ("numpy", "hdf5", "idx"):
+        source = _arrays(inputs, paths, schema)
+    elif kind == "tfrecord":
+        source = _tfrecords(paths, schema, split)
+    elif kind == "tfds":
+        from tfdml.data.sources.hub import TfdsSource
 
-    if kind == "tfds":
-        return hub.TfdsSource(_single_path(paths, kind), split or "train")
-    return hub.HuggingFaceSource(_single_path(paths, kind), split)
+        source = TfdsSource(_single_path(paths, kind), split or "train")
+    else:
+        from tfdml.data.sources.hub import HuggingFaceSource
+
+        source = HuggingFaceSource(_single_path(paths, kind), split)
+    source = SelectedColumns(source, columns)
+    if image_column is None or kind not in ("csv", "jsonl"):
+        return source
+    from tfdml.data.sources.images import ImageTableSource
+
+    return ImageTableSource(source, image_column, label_column, images)
 
 
 def _is_named(value: str) -> bool:
@@ -96,8 +119,44 @@ def _single_path(paths: list[str], kind: str) -> str:
     return paths[0]
 
 
-def _tab(paths: list[str]) -> str:
-    return "\t" if paths[0].endswith(".tsv") else ","
+def _files_of_one_kind(directory: str) -> list[str]:
+    """Returns the tables or arrays in a directory; an empty list if it holds anything else.
+
+    Raises:
+        ValueError: If it holds IDX files, whose arrays need names.
+    """
+    names = [name for name in storage.names_in(directory) if not name.startswith(".")]
+    paths = [storage.join(directory, name) for name in names]
+    kinds = {_kind_by_ending(name) for name in names}
+    if len(kinds) == 1 and None not in kinds:
+        return paths
+    if kinds == {None} and all(_is_idx(path) for path in paths):
+        raise ValueError(
+            f"IDX files must be given by the name of their feature. Received: the directory "
+            f"{directory!r}. For example: {_named_idx(paths)}."
+        )
+    return []
+
+
+def _kind_by_ending(name: str) -> str | None:
+    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _is_idx(path: str) -> bool:
+    if storage.names_in(path) or os.path.isdir(path):
+        return False
+    head = storage.read_range(path, 0, 3)
+    return head[:2] == b"\x1f\x8b" or (head[:2] == b"\0\0" and len(head) > 2)
+
+
+def _named_idx(paths: list[str]) -> str:
+    """Returns arguments that name the arrays of the last set of IDX files, such as MNIST's."""
+    found = {}
+    for path in paths:
+        for word, feature in (("image", "image"), ("label", "label")):
+            if word in path.rsplit("/", 1)[-1]:
+                found[feature] = path
+    return " ".join(f"{name}={path}" for name, path in (found or {"image": paths[0]}).items())
 
 
 def _kind(paths: list[str]) -> str:
@@ -119,9 +178,8 @@ def _kind(paths: list[str]) -> str:
 
 
 def _kind_of(path: str) -> str | None:
-    for ending, kind in _ENDINGS.items():
-        if path.endswith(ending):
-            return kind
+    if kind := _kind_by_ending(path):
+        return kind
     names = set(storage.names_in(path))
     if "dataset_info.json" in names and "features.json" in names:
         return "tfrecord" if any(n.endswith(manifests.SUFFIX) for n in names) else "tfds"
@@ -133,33 +191,7 @@ def _kind_of(path: str) -> str | None:
         return "images"
     if os.path.isdir(path):
         return "images"
-    head = storage.read_range(path, 0, 3)
-    if head[:2] == b"\x1f\x8b" or (head[:2] == b"\0\0" and len(head) > 2):
-        return "idx"
-    return None
-
-
-def _table(
-    paths: list[str],
-    kind: str,
-    schema: Schema | None,
-    images: ImageOptions | None,
-    image_column: str | None,
-    label_column: str | None,
-    delimiter: str,
-) -> Source:
-    from tfdml.data.sources.csv import CsvSource
-    from tfdml.data.sources.jsonl import JsonlSource
-
-    if kind == "csv":
-        table: Source = CsvSource(paths, schema, delimiter)
-    else:
-        table = JsonlSource(paths, schema)
-    if image_column is None:
-        return table
-    from tfdml.data.sources.images import ImageTableSource
-
-    return ImageTableSource(table, image_column, label_column, images)
+    return "idx" if _is_idx(path) else None
 
 
 def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Source:

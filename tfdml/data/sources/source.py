@@ -2,7 +2,8 @@
 
 import abc
 import itertools
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfdml.data.format.schema import Schema
@@ -15,11 +16,13 @@ class Row(NamedTuple):
         where: File and position in the file, for error messages.
         values: Values by feature; None if the row cannot be read.
         reason: Reason why the row cannot be read.
+        skipped: Whether the options of the input ask to leave the row out.
     """
 
     where: str
     values: dict[str, Any] | None
     reason: str = ""
+    skipped: bool = False
 
 
 class Chunk(NamedTuple):
@@ -36,6 +39,32 @@ class Chunk(NamedTuple):
     bytes: int
 
 
+def sample_of(rows: Iterable[Row], paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the values of the first rows of an input, without rows that cannot be read.
+
+    Args:
+        rows: First rows.
+        paths: Paths of the files, for the message.
+
+    Raises:
+        ValueError: If there are no rows, or none of them can be read.
+    """
+    sample, refused = [], []
+    for row in rows:
+        if row.values is None:
+            refused.append(row)
+        else:
+            sample.append(row.values)
+    if sample:
+        return sample
+    if refused:
+        raise ValueError(
+            f"An input must have rows that can be read. Received: {', '.join(paths)}, whose first "
+            f"{len(refused)} rows are all refused. {refused[0].where}: {refused[0].reason}."
+        )
+    raise ValueError(f"An input must have rows. Received: none in {', '.join(paths)}.")
+
+
 class Source(abc.ABC):
     """Input whose rows have an order, so that any process can read any part of it.
 
@@ -44,10 +73,34 @@ class Source(abc.ABC):
     Attributes:
         schema: Schema of the rows.
         folder: Directory that is read; None if the input is not a directory.
+        inferred: Whether the types of the columns were inferred from the first rows.
+        nonfinite: Features that may hold NaN and infinity, whatever the conversion's options.
+        notices: Sentences that users should read before they use the result.
+        settings: JSON-serialisable options by which rows become records.
     """
 
     schema: Schema
     folder: str | None = None
+    inferred: bool = False
+    nonfinite: frozenset[str] = frozenset()
+    notices: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = types.MappingProxyType({})
+
+    @property
+    def inferred_hint(self) -> str:
+        """Second half of the reason for rows whose values do not fit; empty for a given schema."""
+        hint = "; types are inferred from the first rows, and --schema gives others"
+        return hint if self.inferred else ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of input."""
+        return type(self).__name__.removesuffix("Source").lower()
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, those that no record can hold included."""
+        return list(self.schema)
 
     @property
     @abc.abstractmethod

@@ -1,6 +1,7 @@
 """Checks before and after a conversion: disk space, an output to write to, an unchanged input."""
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,25 @@ def check_places(source: Source, output: str) -> None:
             raise ValueError(
                 f"`output` must not be within the input. Received: {output!r}, in {folder!r}."
             )
+
+
+def make_output(output: str) -> bool:
+    """Makes the directory of the output; returns whether it is new.
+
+    Raises:
+        ValueError: If it cannot be made, or cannot be written to.
+    """
+    new = storage.is_local(output) and not os.path.exists(output)
+    try:
+        storage.make_directory(output)
+        if storage.is_local(output) and not os.access(output, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied or read-only", output)
+    except OSError as error:
+        raise ValueError(
+            f"`output` must be a directory that can be written to. Received: {output!r}; "
+            f"{error.strerror or error}."
+        ) from error
+    return new
 
 
 def check_output(output: str, work: str, name: str, resume: bool, overwrite: bool) -> None:
@@ -71,6 +91,7 @@ def identity(
         "rows": plan.rows,
         "files": prints,
         "options": dataclasses.asdict(options) | {"max_errors": None, "on_error": None},
+        "input options": dict(source.settings),
         "schema": source.schema.to_json(),
     }
 
@@ -104,9 +125,17 @@ def check_space(output: str, work: str, plan: ConversionPlan, options: Conversio
         free = shutil.disk_usage(directory).free
         if wanted > free:
             raise ValueError(
-                f"`output` must have room for about {wanted / 1e9:.1f} GB. Received: "
-                f"{free / 1e9:.1f} GB free at {directory}."
+                f"`output` must have room for about {_size(wanted)}. Received: {_size(free)} free "
+                f"at {directory}."
             )
+
+
+def _size(count: int) -> str:
+    """Returns a number of bytes with a unit, such as "1.5 MB"."""
+    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def check_unchanged(before: dict[str, list]) -> None:

@@ -1,5 +1,6 @@
 """Conversion of an input to shards and a manifest: one at a time, in many processes, resumable."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -8,21 +9,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import filelock
 import platformdirs
 
 import tfdml
-from tfdml.data.format import storage
+from tfdml.data.format import index, storage
 from tfdml.data.format.manifest import DatasetManifest, Shard
 from tfdml.data.sources.source import Source
 from tfdml.data.write import checks as checks
 from tfdml.data.write import tasks, tfds_metadata
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
+from tfdml.data.write.rejects import errors_in, reasons
+from tfdml.data.write.rejects import save as save_rejects
 from tfdml.data.write.tasks import CONVERT, MERGE, PARTITION, Job
 from tfdml.data.write.workers import Progress, workers
 
-REJECTS = ".rejects.jsonl"
 # Amount of input that is worth the start of another process.
 PROCESS_BYTES = 16 << 20
 
@@ -61,25 +64,50 @@ def convert(
             space; if a row cannot be converted, or too many; if the input changes meanwhile.
     """
     checks.check_places(source, output)
-    storage.make_directory(output)
+    new = checks.make_output(output)
     work = _work_directory(output, options.name)
     with _exclusive(work, output):
-        checks.check_output(output, work, options.name, resume, overwrite)
-        os.makedirs(work, exist_ok=True)
-        job = Job(source, options, output, work)
-        plan = tasks.make_plan(job)
-        before = {path: storage.fingerprint(path) for path in source.files}
-        checks.note_plan(work, checks.identity(source, options, plan, before))
-        checks.check_space(output, work, plan, options)
-        if processes is None:
-            processes = min(os.cpu_count() or 1, -(-plan.bytes // PROCESS_BYTES))
-        manifest, rejects = _run(job, plan, processes, progress)
-        checks.check_unchanged(before)
-        _finish(job, manifest, rejects)
+        try:
+            manifest = _convert(
+                Job(source, options, output, work), processes, resume, overwrite, progress
+            )
+        except (ValueError, OSError):
+            _clean_up(output, work, new)
+            raise
         shutil.rmtree(work, ignore_errors=True)
         # A process that has opened this very file finds a data set, and refuses.
         Path(f"{work}.lock").unlink(missing_ok=True)
     return manifest
+
+
+def _convert(
+    job: Job, processes: int | None, resume: bool, overwrite: bool, progress: Progress | None
+) -> DatasetManifest:
+    source, options, output, work = job
+    checks.check_output(output, work, options.name, resume, overwrite)
+    plan = tasks.make_plan(job)
+    before = {path: storage.fingerprint(path) for path in source.files}
+    checks.check_space(output, work, plan, options)
+    os.makedirs(work, exist_ok=True)
+    checks.note_plan(work, checks.identity(source, options, plan, before))
+    if processes is None:
+        processes = min(os.cpu_count() or 1, -(-plan.bytes // PROCESS_BYTES))
+    manifest, rejects = _run(job, plan, processes, progress)
+    checks.check_unchanged(before)
+    _finish(manifest, rejects)
+    return manifest
+
+
+def _clean_up(output: str, work: str, new: bool) -> None:
+    """Removes what a failed conversion has left, unless finished steps can be resumed."""
+    if tasks.has_notes(work):
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    Path(f"{work}.lock").unlink(missing_ok=True)
+    if new:
+        # It is not empty if anything else has been put there.
+        with contextlib.suppress(OSError):
+            os.rmdir(output)
 
 
 def _work_directory(output: str, name: str) -> str:
@@ -114,7 +142,7 @@ def _exclusive(work: str, output: str) -> Iterator[None]:
 
 def _run(
     job: Job, plan: ConversionPlan, processes: int, progress: Progress | None
-) -> tuple[DatasetManifest, list[dict[str, str]]]:
+) -> tuple[DatasetManifest, list[dict[str, Any]]]:
     """Runs all steps; returns the manifest and the rows that were skipped."""
     first = PARTITION if job.options.needs_shuffle else CONVERT
     with workers(job, processes) as do:
@@ -131,14 +159,29 @@ def _run(
             f"All {plan.rows} rows must be written or skipped. Received: {written} written, "
             f"{len(rejects)} skipped. The input has changed; start over with --overwrite."
         )
-    counts = {"in": plan.rows, "written": written, "rejected": len(rejects)}
+    if not written:
+        _remove_shards(job, plan)
+        raise ValueError(
+            f"An input must have rows that can be converted. Received: {plan.rows} rows, all "
+            f"refused: {'; '.join(f'{n} x {reason}' for reason, n in reasons(rejects)[:3])}."
+        )
+    errors = len(errors_in(rejects))
+    counts = {"in": plan.rows, "written": written, "rejected": errors}
+    counts["skipped"] = len(rejects) - errors
     return _manifest(job, splits, counts), rejects
+
+
+def _remove_shards(job: Job, plan: ConversionPlan) -> None:
+    shutil.rmtree(job.work, ignore_errors=True)
+    for target in plan.targets:
+        for path in (target.name, target.name + index.SUFFIX):
+            storage.remove(storage.join(job.output, path))
 
 
 def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> DatasetManifest:
     names = [path.rsplit("/", 1)[-1] for path in job.source.files]
     said = {
-        "kind": type(job.source).__name__.removesuffix("Source").lower(),
+        "kind": job.source.kind,
         "files": names[:100],
         "number_of_files": len(names),
         "options": dataclasses.asdict(job.options),
@@ -149,10 +192,8 @@ def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) 
     )
 
 
-def _finish(job: Job, manifest: DatasetManifest, rejects: list[dict[str, str]]) -> None:
+def _finish(manifest: DatasetManifest, rejects: list[dict[str, Any]]) -> None:
     if rejects:
-        lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
-        path = storage.join(job.output, job.options.name + REJECTS)
-        storage.write_bytes(path, lines.encode())
+        save_rejects(manifest, rejects)
     tfds_metadata.write(manifest)
     manifest.save()

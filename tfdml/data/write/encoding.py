@@ -13,6 +13,7 @@ from tfdml.data.format.framing import Frames, check_length, framed
 from tfdml.data.format.values import encoder
 from tfdml.data.sources.source import Chunk, Source
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan, Range
+from tfdml.data.write.rejects import Rejects
 
 # Maximum number of rows, and of their bytes, that are encoded at once.
 _ROWS, _BYTES = 8192, 2 << 20
@@ -30,44 +31,6 @@ class Encoded(NamedTuple):
     ordinals: np.ndarray
     frames: Frames
     keys: list[Any] | None
-
-
-class TooManyErrors(ValueError):
-    """A row could not be converted, and no row, or no more rows, may be skipped."""
-
-
-class Rejects:
-    """Rows that could not be converted.
-
-    Args:
-        options: Options of the conversion: whether such rows are skipped, and how many.
-    """
-
-    def __init__(self, options: ConversionOptions):
-        self._options = options
-        self.rows: list[dict[str, str]] = []
-
-    def add(self, where: str, reason: str) -> None:
-        """Notes a row.
-
-        Raises:
-            TooManyErrors: If the row may not be skipped.
-        """
-        if self._options.on_error == "strict":
-            raise TooManyErrors(
-                f"{where}: {reason}. Fix it, or skip such rows with --on-error skip."
-            )
-        self.rows.append({"where": where, "reason": reason})
-        check_errors(self._options, len(self.rows), self.rows[-1])
-
-
-def check_errors(options: ConversionOptions, count: int, last: dict[str, str]) -> None:
-    """Raises `TooManyErrors` if `count` rows may not be skipped."""
-    if options.max_errors is not None and count > options.max_errors:
-        raise TooManyErrors(
-            f"At most {options.max_errors} rows may be skipped (--max-errors). Received: {count}, "
-            f"of which one is {last['where']}: {last['reason']}."
-        )
 
 
 def encoded(
@@ -104,6 +67,10 @@ def encoded(
             ordinal += end - done
 
 
+def _nonfinite(source: Source, options: ConversionOptions) -> bool | frozenset[str]:
+    return options.allow_nonfinite or source.nonfinite
+
+
 def _by_column(
     source: Source, options: ConversionOptions, chunk: Chunk, begin: int, end: int
 ) -> Iterator[Encoded]:
@@ -113,7 +80,7 @@ def _by_column(
         rows = len(next(iter(columns.values())))
         for first in range(0, rows, step):
             part = {name: column[first : first + step] for name, column in columns.items()}
-            frames = by_column.encode(source.schema, part, options.allow_nonfinite)
+            frames = by_column.encode(source.schema, part, _nonfinite(source, options))
             if frames is None:
                 return
             keys = None
@@ -134,7 +101,7 @@ def _by_row(
     progress: Callable[[int], None],
 ) -> Iterator[Encoded]:
     """Yields the records of rows that may not be sound, encoded one by one."""
-    encode = encoder(source.schema, options.allow_nonfinite)
+    encode = encoder(source.schema, _nonfinite(source, options))
     key = options.split_key
     ordinals, records, keys, waiting, size = [], [], [], 0, 0
 
@@ -142,14 +109,16 @@ def _by_row(
         return Encoded(np.array(ordinals, np.int64), framed(records), keys if key else None)
 
     for row in source.read(chunk, begin, end):
-        if row.values is None:
+        if row.skipped:
+            rejects.skip(row.where, row.reason)
+        elif row.values is None:
             rejects.add(row.where, row.reason)
         else:
             try:
                 record = encode(row.values)
                 check_length(record)
             except ValueError as error:
-                rejects.add(row.where, str(error))
+                rejects.add(row.where, f"{error}{source.inferred_hint}")
             else:
                 records.append(record)
                 ordinals.append(ordinal)

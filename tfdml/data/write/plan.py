@@ -126,7 +126,7 @@ class ConversionPlan:
         self.rows, self.bytes = int(self._begins[-1]), sum(c.bytes for c in self._chunks)
         self._options = options
         if not self.rows:
-            raise ValueError("An input must have rows. Received: none.")
+            raise ValueError(f"An input must have rows. Received: none in {source.files[:3]}.")
         if options.split_key is not None and options.split_key not in source.schema:
             raise ValueError(
                 f"`split_key` must be a feature, one of {sorted(source.schema)}. Received: "

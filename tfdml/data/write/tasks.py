@@ -18,8 +18,9 @@ from tfdml.data.format import storage
 from tfdml.data.format.framing import FRAME, Frames, cut
 from tfdml.data.format.writer import write_shard
 from tfdml.data.sources.source import Source
-from tfdml.data.write.encoding import Rejects, encoded
+from tfdml.data.write.encoding import encoded
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
+from tfdml.data.write.rejects import Rejects
 
 _ENTRY = np.dtype([("target", "<i8"), ("place", "<i8"), ("offset", "<i8"), ("length", "<i8")])
 
@@ -62,7 +63,8 @@ def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dic
 
 def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """Writes the records of a range of rows, sorted by shard; returns the note of the step."""
-    plan, rejects, rows = make_plan(job), Rejects(job.options), make_plan(job).ranges[number]
+    plan, rejects = make_plan(job), Rejects(job.options)
+    rows = plan.ranges[number]
     all_positions = plan.positions(rows)
     targets, positions, sizes = ([np.empty(0, np.int64)] for _ in range(3))
     frames: list[bytes] = []
@@ -120,6 +122,11 @@ STEPS = {CONVERT: convert_range, PARTITION: partition_range, MERGE: merge_target
 def note(job: Job, step: str, number: int) -> Path:
     """Returns the path of the note that a step is done."""
     return Path(job.work, f"{step}-{number:06d}.json")
+
+
+def has_notes(work: str) -> bool:
+    """Returns whether a step of the conversion in a work directory is done."""
+    return any(True for step in STEPS for _ in Path(work).glob(f"{step}-*.json"))
 
 
 def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> dict[str, Any]:

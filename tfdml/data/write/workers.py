@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfdml.data.write import encoding, tasks
+from tfdml.data.write import rejects, tasks
 from tfdml.data.write.tasks import Job
 
 # Called with the number of rows that are done, and the number of all rows.
@@ -45,12 +45,10 @@ def _run_in_process(
         if progress:
             progress(total, rows)
 
-    found, rejected = [], 0
+    found, errors = [], 0
     for number in range(count):
         found.append(tasks.run(job, step, number, add))
-        rejected += len(found[-1]["rejects"])
-        if found[-1]["rejects"]:
-            encoding.check_errors(job.options, rejected, found[-1]["rejects"][-1])
+        errors = _check_errors(job, errors, found[-1])
     return found
 
 
@@ -65,23 +63,28 @@ def _run_in_pool(
 ) -> list[dict[str, Any]]:
     counter.value = 0
     futures = [pool.submit(_work, step, number) for number in range(count)]
-    waiting, rejected = set(futures), 0
+    waiting, errors = set(futures), 0
     try:
         while waiting:
             done, waiting = concurrent.futures.wait(
                 waiting, 0.5, concurrent.futures.FIRST_COMPLETED
             )
             for future in done:
-                rejects = future.result()["rejects"]
-                rejected += len(rejects)
-                if rejects:
-                    encoding.check_errors(job.options, rejected, rejects[-1])
+                errors = _check_errors(job, errors, future.result())
             if progress:
                 progress(counter.value, rows)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     return [future.result() for future in futures]
+
+
+def _check_errors(job: Job, before: int, noted: dict[str, Any]) -> int:
+    """Returns the number of rows with errors up to a finished step; raises if they are too many."""
+    found = rejects.errors_in(noted["rejects"])
+    if found:
+        rejects.check_errors(job.options, before + len(found), found[-1])
+    return before + len(found)
 
 
 _own: dict[str, Any] = {}
