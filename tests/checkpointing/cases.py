@@ -132,6 +132,7 @@ def data(kind: str, ledger: str | None) -> dict:
 def train(
     directory: str,
     kind: str = "arrays",
+    *,
     at: int | None = None,
     number: int = signal.SIGKILL,
     rank: int | None = None,

@@ -41,6 +41,7 @@ def save(
     manifest: CheckpointManifest,
     tensors: Mapping[str, np.ndarray],
     notes: Any,
+    *,
     wait: float = 600.0,
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
