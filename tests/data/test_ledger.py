@@ -109,6 +109,11 @@ def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
     code, said = prove(tmp_path / "set", used)
     assert code == 1
     assert "the runs differ in their data, order or batch size" in said
+    for notes in used.iterdir():
+        notes.write_text(f"{first}\n")
+    code, said = prove(tmp_path / "set", used)
+    assert code == 1
+    assert "no batch was used, so the ledger proves nothing" in said
     (tmp_path / "empty").mkdir()
     code, said = prove(tmp_path / "set", tmp_path / "empty")
     assert code == 1

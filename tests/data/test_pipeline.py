@@ -70,8 +70,38 @@ def test_fit_counts_only_used_batches(dataset):
     )
     model.fit(pipeline, epochs=2, verbose=0, callbacks=[pipeline.callback(), note])
     positions = [(s["epoch"], s["sample"]) for s in seen]
-    assert positions == [(e, min(100, 16 * k)) for e in (0, 1) for k in range(1, 8)]
+    # After the last of seven batches it is the next epoch's start.
+    steps = [(e, 16 * k) for e in (0, 1) for k in range(1, 7)]
+    assert positions == [*steps[:6], (1, 0), *steps[6:], (2, 0)]
     assert (pipeline.state()["epoch"], pipeline.state()["sample"]) == (2, 0)
+
+
+@pytest.mark.parametrize(("step", "begin"), [(3, (0, 3)), (7, (1, 0)), (9, (1, 2))])
+def test_fit_resumes_from_a_state_in_its_epoch(dataset, step, begin):
+    """Also from one after an epoch's last batch; in another epoch it would be ignored."""
+    directory = dataset().directory
+
+    def fit(state=None, stops=False, **options) -> list[dict]:
+        pipeline = read_tfrecords(directory, 16, features=["x"], label="y", state=state)
+        seen = []
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+        def note(batch, logs):
+            seen.append(pipeline.state())
+            model.stop_training = stops and len(seen) == step
+
+        callbacks = [pipeline.callback(), keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+        model.fit(pipeline, epochs=2, verbose=0, callbacks=callbacks, **options)
+        return seen
+
+    whole = fit()
+    state = fit(stops=True)[-1]
+    assert (state["epoch"], state["sample"] // 16) == begin
+    assert fit(state, initial_epoch=state["epoch"]) == whole[step:]
+    if state["epoch"]:
+        with pytest.raises(ValueError, match="`initial_epoch` of `fit` must be the epoch of the"):
+            fit(state)
 
 
 def test_fit_without_callback_advances_by_epochs(dataset):

@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -224,6 +225,29 @@ def test_columns_that_no_record_can_hold_are_dropped(tmp_path):
         converted(tmp_path / "a.parquet", tmp_path)
     manifest, columns = converted(tmp_path / "a.parquet", tmp_path, drop=["m"])
     assert columns == {"a": [1]}
+
+
+def test_arrays_that_do_not_fit_are_left_out(tmp_path):
+    """HDF5 files often hold constants and weights beside the rows."""
+    arrays = {
+        "x": np.arange(4),
+        "one": np.float32(1),
+        "w": np.zeros((3, 2)),
+        "c": np.zeros(4, "c8"),
+    }
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    for drop, message in (
+        ([], r"Received: 'one' of shape \(\). Leave it out \(--drop one\)"),
+        (["one"], r"same number of rows. .*'w': 3.* \(--drop NAME\)"),
+        (["one", "w"], r"Array 'c': .* dtype complex64. Leave it out \(--drop c\)"),
+        (["one", "w", "d"], "`drop` must name columns of the input"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            converted(tmp_path / "a.h5", tmp_path, drop)
+    _, columns = converted(tmp_path / "a.h5", tmp_path, ["one", "w", "c"])
+    assert columns == {"x": [0, 1, 2, 3]}
 
 
 def test_several_processes_fill_the_same_values(tmp_path):

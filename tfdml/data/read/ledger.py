@@ -88,6 +88,8 @@ class Account:
                 used[epoch].setdefault(sample, set()).update(ids)
         for epoch, batches in sorted(used.items()):
             self._count(epoch, batches, is_last=epoch == max(used))
+        if not self.epochs:
+            self.problems.append("no batch was used, so the ledger proves nothing")
 
     def _count(self, epoch: int, batches: dict[int, set[int]], is_last: bool) -> None:
         records, size = self._recipe["records"], self._recipe["batch_size"]

@@ -76,6 +76,7 @@ class TFRecordPipeline(tf.data.Dataset):
             )
         # Start of the next pass; start of the pass in use, and the position reached in it.
         self._next = from_state(state, self._recipe())
+        self._must_resume = state is not None
         self._began: Position | None = None
         self._position = self._next
         self._ledger = None
@@ -129,9 +130,12 @@ class TFRecordPipeline(tf.data.Dataset):
         """Returns the position, less than 1 KB of JSON, for `read_tfrecords(state=...)`.
 
         It is the position that the callback has counted; without the callback, the beginning of the
-        epoch that the next pass reads.
+        epoch that the next pass reads. After an epoch's last batch it is the next epoch's start.
         """
-        return to_state(self._position if self._began else self._next, self._recipe())
+        position = self._position if self._began else self._next
+        if -(-position.sample // self.batch_size) >= self.steps_per_epoch:
+            position = Position(position.epoch + 1)
+        return to_state(position, self._recipe())
 
     def restore(self, state: dict[str, Any]) -> None:
         """Makes the next pass resume from a state, as `read_tfrecords(state=...)` does.
@@ -140,6 +144,7 @@ class TFRecordPipeline(tf.data.Dataset):
             ValueError: If `state` is of other data or another order.
         """
         self._next = self._position = from_state(state, self._recipe())
+        self._must_resume = True
         self._began = None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
@@ -147,7 +152,19 @@ class TFRecordPipeline(tf.data.Dataset):
         return to_state(Position(epoch, step * self.batch_size), self._recipe())
 
     def begin_epoch(self, epoch: int) -> None:
-        """Makes the next pass read an epoch: from the resumed position, or from its beginning."""
+        """Makes the next pass read an epoch: from the resumed position, or from its beginning.
+
+        Raises:
+            ValueError: If the pipeline was made to resume in another epoch.
+        """
+        if self._must_resume and self._next.epoch != epoch:
+            raise ValueError(
+                f"`initial_epoch` of `fit` must be the epoch of the `state` that was given to the "
+                f"data. Received: initial_epoch={epoch} and a state of epoch {self._next.epoch}. "
+                f"Pass initial_epoch={self._next.epoch} to `fit`, or leave `state` out to read "
+                f"from the beginning."
+            )
+        self._must_resume = False
         if self._next.epoch != epoch:
             self._next = Position(epoch)
         self._began = self._position = self._next

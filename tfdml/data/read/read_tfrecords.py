@@ -90,7 +90,7 @@ def read_tfrecords(
             have weights.
         strategy: Strategy whose processes share the batches; that of the scope by default.
         state: Result of `TFRecordPipeline.state`: the first pass resumes from it, with any number
-            of workers.
+            of workers. `fit` then needs `initial_epoch=state["epoch"]`.
         ledger: Directory in which each worker notes the samples it reads and uses, for
             `tfdml records verify --ledger`.
         cache: "memory" caches all that was read in memory; a directory caches it there, for shards

@@ -12,7 +12,8 @@ import numpy as np
 from tfdml.data import optional
 from tfdml.data.format import storage
 from tfdml.data.format.inference import array_feature
-from tfdml.data.format.schema import Schema
+from tfdml.data.format.schema import Feature, Schema
+from tfdml.data.sources.selected_columns import ColumnOptions
 from tfdml.data.sources.source import Chunk, Row, Source
 
 CHUNK_BYTES = 4 << 20
@@ -25,26 +26,42 @@ class ArraySource(Source):
     Args:
         arrays: Arguments of `open_array` for each feature: a file, and a name within it.
         schema: Schema of the rows; by default that of the arrays' dtypes and shapes.
+        options: Arrays to leave out.
 
     Raises:
         ValueError: If an array cannot be read, or the arrays differ in length.
     """
 
-    def __init__(self, arrays: dict[str, tuple[str, str]], schema: Schema | None = None):
-        self._arrays = arrays
+    def __init__(
+        self,
+        arrays: dict[str, tuple[str, str]],
+        schema: Schema | None = None,
+        options: ColumnOptions | None = None,
+    ):
+        options = options or ColumnOptions()
+        self._names = list(arrays)
+        options.check_names(self._names)
+        # Arrays that are left out need not fit the others.
+        self._arrays = {name: where for name, where in arrays.items() if not options.drops(name)}
         self._opened: dict[str, Any] = {}
-        opened = {name: self._array(name) for name in arrays}
+        opened = {name: self._array(name) for name in self._arrays}
         for name, array in opened.items():
             if not array.shape:
-                raise ValueError(f"An array must have rows. Received: {name!r} of shape ().")
+                raise ValueError(
+                    f"An array must have rows. Received: {name!r} of shape (). Leave it out "
+                    f"(--drop {name})."
+                )
         lengths = {name: len(array) for name, array in opened.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"All arrays must have the same number of rows. Received: {lengths}.")
+            raise ValueError(
+                f"All arrays must have the same number of rows. Received: {lengths}. Leave out "
+                f"those that are no data of rows (--drop NAME)."
+            )
         self._length = next(iter(lengths.values()))
         if not self._length:
             raise ValueError(f"An input must have rows. Received: arrays of 0 rows, {lengths}.")
         self.schema = schema or Schema(
-            {name: array_feature(a.shape[1:], _dtype(a)) for name, a in opened.items()}
+            {name: _feature(name, array) for name, array in opened.items()}
         )
         self._row_bytes = sum(
             math.prod(a.shape[1:]) * _dtype(a).itemsize + len(name) + 10
@@ -53,6 +70,11 @@ class ArraySource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of all arrays."""
+        return self._names
 
     @property
     def files(self) -> list[str]:
@@ -89,6 +111,13 @@ class ArraySource(Source):
         if name not in self._opened:
             self._opened[name] = open_array(*self._arrays[name])
         return self._opened[name]
+
+
+def _feature(name: str, array: Any) -> Feature:
+    try:
+        return array_feature(array.shape[1:], _dtype(array))
+    except ValueError as error:
+        raise ValueError(f"Array {name!r}: {error} Leave it out (--drop {name}).") from error
 
 
 def _dtype(array: Any) -> np.dtype:

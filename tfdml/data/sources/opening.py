@@ -90,7 +90,7 @@ def open_source(
 
         source = ParquetSource(paths, schema, columns)
     elif kind in ("numpy", "hdf5", "idx"):
-        source = _arrays(inputs, paths, schema)
+        source = _arrays(inputs, paths, schema, columns)
     elif kind == "tfrecord":
         source = _tfrecords(paths, schema, split)
     elif kind == "tfds":
@@ -194,7 +194,9 @@ def _kind_of(path: str) -> str | None:
     return "idx" if _is_idx(path) else None
 
 
-def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Source:
+def _arrays(
+    inputs: list[str], paths: list[str], schema: Schema | None, options: ColumnOptions
+) -> Source:
     from tfdml.data.sources.arrays import ArraySource, arrays_in
 
     arrays: dict[str, tuple[str, str]] = {}
@@ -209,7 +211,7 @@ def _arrays(inputs: list[str], paths: list[str], schema: Schema | None) -> Sourc
                 f"NAME=PATH."
             )
         arrays |= found
-    return ArraySource(arrays, schema)
+    return ArraySource(arrays, schema, options)
 
 
 def _tfrecords(paths: list[str], schema: Schema | None, split: str | None) -> Source:
