@@ -1,5 +1,6 @@
 """Checks `tfdml checkpoints` and `tfdml chaos` as processes."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -55,6 +56,22 @@ def test_export(tfdml_command, saved, tmp_path):
     assert np.load(f"{saved}.npy").shape == (4, 3)
 
 
+def test_export_of_weights_and_wrong_outputs(tfdml_command, saved, tmp_path):
+    output = tmp_path / "model.weights.h5"
+    assert tfdml_command("checkpoints", "export", str(saved), str(output)).returncode == 0
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.1)])
+    model.load_weights(output)
+    assert (model.layers[0].kernel.numpy() == np.load(f"{saved}.npy")).all()
+    for name, message in (
+        ("k.h5", "`output` must end in .keras or .weights.h5. Received: "),
+        ("none/k.keras", "`output` must be in a directory that exists. Received: "),
+    ):
+        done = tfdml_command("checkpoints", "export", str(saved), str(tmp_path / name))
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert not (tmp_path / name).exists()
+
+
 def test_damage_is_named(tfdml_command, saved):
     newest = sorted(saved.glob("fit-*"))[-1]
     member = newest / "rank-00000-of-00001.safetensors"
@@ -68,6 +85,10 @@ def test_damage_is_named(tfdml_command, saved):
 
 def test_no_checkpoints(tfdml_command, tmp_path):
     done = tfdml_command("checkpoints", "inspect", str(tmp_path))
+    assert done.returncode == 2
+    assert "must have checkpoints" in done.stderr
+    (tmp_path / "file").write_text("")
+    done = tfdml_command("checkpoints", "inspect", str(tmp_path / "file"))
     assert done.returncode == 2
     assert "must have checkpoints" in done.stderr
 

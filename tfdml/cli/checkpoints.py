@@ -1,5 +1,6 @@
 """`tfdml checkpoints`: shows a directory of checkpoints, and exports one as a model file."""
 
+import contextlib
 import datetime
 import os
 from pathlib import Path
@@ -23,6 +24,8 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
 )
+
+_WEIGHTS = ".weights.h5"
 
 _Directory = Annotated[
     str, typer.Argument(help="The directory or URL of the checkpoints, or of one of them.")
@@ -76,9 +79,9 @@ def inspect(directory: _Directory) -> None:
 @app.command()
 def export(
     directory: _Directory,
-    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
+    output: Annotated[Path, typer.Argument(help="The .keras or .weights.h5 file to write.")],
 ) -> None:
-    """Make a .keras file from the newest undamaged checkpoint.
+    """Make a .keras file, or one of weights, from the newest undamaged checkpoint.
 
     For example:
 
@@ -86,10 +89,15 @@ def export(
 
     `tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras`
 
-    The file has the model and its weights, without the optimizer's state. With `use_ema` they are
+    The file has the model and its weights, without the optimizer's state; a .weights.h5 file, for
+    `load_weights`, has the weights alone. With `use_ema` they are
     the trained weights, not their moving averages.
     """
     try:
+        if not output.name.endswith((".keras", _WEIGHTS)):
+            raise ValueError(f"`output` must end in .keras or {_WEIGHTS}. Received: {output}.")
+        if not output.absolute().parent.is_dir():
+            raise ValueError(f"`output` must be in a directory that exists. Received: {output}.")
         _export(_newest(directory), output)
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml checkpoints export: {error}", err=True)
@@ -101,7 +109,9 @@ def _checkpoints(files: Files, directory: str) -> list[str]:
     directory = directory.rstrip("/")
     if fit_of(os.path.basename(directory)) is not None:
         return [directory]
-    names = files.names(directory) if files.exists(directory) else []
+    names = []
+    with contextlib.suppress(NotADirectoryError):
+        names = files.names(directory) if files.exists(directory) else []
     names = [n for n in names if fit_of(n.removeprefix(DAMAGED)) is not None]
     found = [os.path.join(directory, name) for name in names]
     found = [path for path in found if is_committed(files, path)]
@@ -159,4 +169,7 @@ def _export(checkpoint: Checkpoint, output: Path) -> None:
     tensors = {k: v for part, _ in checkpoint.read() for k, v in part.items()}
     for number, variable in enumerate(model.variables):
         variable.assign(tensors[f"model/{number}"])
-    model.save(output)
+    if output.name.endswith(_WEIGHTS):
+        model.save_weights(output)
+    else:
+        model.save(output)

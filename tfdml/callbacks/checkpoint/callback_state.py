@@ -27,6 +27,9 @@ class CallbackState:
 
     Args:
         callbacks: The callbacks, the same in every run of the program.
+
+    Attributes:
+        accepts_changes: Whether `restore` leaves out the state of callbacks that are gone.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
@@ -38,6 +41,7 @@ class CallbackState:
         kinds = [type(c).__name__ for c in self._callbacks]
         self._names = [f"{kind}:{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
         self._warned: set[str] = set()
+        self.accepts_changes = False
 
     def read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns the state as data for JSON, and its arrays by name."""
@@ -61,11 +65,11 @@ class CallbackState:
             ValueError: If the callbacks have changed.
         """
         unknown = sorted(set(states) - set(self._names))
-        if unknown:
+        if unknown and not self.accepts_changes:
             raise ValueError(
                 f"`callbacks` must be those that the checkpoint was saved with, in the same order. "
-                f"Received: {self._names}, and a state of {unknown}. Change them back, "
-                f"or use another directory."
+                f"Received: {self._names}, and a state of {unknown}. Change them back, use another "
+                f'directory, or leave their state out with on_change="accept".'
             )
         for name, callback, start in zip(self._names, self._callbacks, self._start, strict=True):
             state = _unpacked(states.get(name, {}), arrays)

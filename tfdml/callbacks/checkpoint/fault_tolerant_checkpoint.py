@@ -65,6 +65,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
         on_write_error: Action if a checkpoint cannot be written, because the disk is full for
             example: "raise", at the next save or at the end; or "warn" and continue.
         keep_best_mode: "min" or "max"; "auto" takes "min" for names with "loss" or "error".
+        on_change: Action if the optimizer, the data or the callbacks are not those of the
+            checkpoint: "error"; or "accept", which resumes with those of the program, and says what
+            is lost. A changed learning rate loses nothing; another optimizer begins without its
+            state; other data, such as another batch size, begin the epoch again.
 
     Raises:
         ValueError: If an argument is wrong; in `fit`, if the model, the optimizer, the data or the
@@ -85,6 +89,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         allow_fresh_start: bool = False,
         on_write_error: str = "raise",
         keep_best_mode: str = "auto",
+        on_change: str = "error",
     ):
         super().__init__()
         Schedule.check(save_freq)
@@ -95,9 +100,15 @@ class FaultTolerantCheckpoint(ResumingCallback):
         for name, value, allowed in (
             ("on_write_error", on_write_error, ("raise", "warn")),
             ("keep_best_mode", keep_best_mode, ("auto", "min", "max")),
+            ("on_change", on_change, ("error", "accept")),
         ):
             if value not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}. Received: {value!r}.")
+        if keep_best is not None and not isinstance(keep_best, str):
+            raise ValueError(
+                f"`keep_best` must be a name in the logs, such as 'val_loss'. Received: "
+                f"keep_best={keep_best!r}. The number of checkpoints is `max_to_keep`."
+            )
         keras_seam.install()
         self.directory = placed(directory)
         self._options = CheckpointOptions(
@@ -106,7 +117,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
             asynchronous,
             raises=on_write_error == "raise",
             best=BestEpoch(keep_best, keep_best_mode),
+            accepts_changes=on_change == "accept",
         )
+        self.accepts_changes = on_change == "accept"
         self._resume, self._allow_fresh_start = resume, allow_fresh_start
         self._preemption = Preemption(on_preemption)
         # The current `fit`, or the last one.
@@ -194,6 +207,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.forget_saved()
         if sys.exc_info()[0] is None:
             self._run.collect()
+        else:
+            # The program's next `fit`, such as a notebook's cell that is run again, resumes it.
+            open_session(self.directory).repeat_fit(self._run)
 
     def _leave(self) -> None:
         self._run.collect()

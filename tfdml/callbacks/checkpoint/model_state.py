@@ -1,12 +1,12 @@
 """The variables of a model in training: weights, optimizers, metrics, seeds of layers."""
 
 import json
-import re
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
 from tfdml.strategies.parameter_server.partition import with_parts
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
@@ -35,6 +35,10 @@ class ModelState:
         # Read now, as the program created them, because training changes a learning rate.
         self._architecture = _architecture(model)
         self._configs = {name: _config(o) for name, o in self._optimizers.items()}
+        self._made_rates = {name: _rate(o) for name, o in self._optimizers.items()}
+        # Set by `check` if changes are accepted.
+        self._kept_groups: set[str] = set()
+        self._rates: dict[str, float] = {}
 
     def layout(self) -> dict[str, Any]:
         """Returns data for JSON: each variable's path, shape and dtype, and the configurations.
@@ -60,47 +64,51 @@ class ModelState:
         return found
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Assigns the values that `read` returned."""
+        """Assigns the values that `read` returned, but for accepted changes; see `check`."""
         for group, copies in self._copies.items():
+            if group in self._kept_groups:
+                continue
             values = [arrays[f"{group}/{i}"] for i in range(len(copies))]
             assign_values(copies, values, summed=group == "metrics")
+        self._restore_rates()
 
-    def check(self, saved: dict[str, Any], path: str) -> None:
+    def check(self, saved: dict[str, Any], path: str, accepts: bool = False) -> list[str]:
         """Checks that a checkpoint belongs to this model and optimizer.
 
         Args:
             saved: The checkpoint's layout.
             path: The checkpoint's path, for messages.
+            accepts: Whether everything but the model may differ. Groups of variables that do not
+                fit then keep their values, and a learning rate is the program's.
+
+        Returns:
+            The accepted differences, in words.
 
         Raises:
-            ValueError: If it does not; the message names the first difference.
+            ValueError: If it does not belong to them; the message names the first difference.
         """
-        said = self._difference(saved)
-        if said:
+        changes = layout_changes(self.layout(), saved)
+        refused = [c for c in changes if not accepts or (c.group == MODEL and not c.fits)]
+        if refused:
+            accept = ' or pass on_change="accept", which says what is lost' * any(
+                c.group != MODEL or c.fits for c in refused[:1]
+            )
             raise ValueError(
                 f"The model and its optimizer must be those that {path} was saved with. Received: "
-                f"{said}. Change it back, or train in another directory; `tfdml "
+                f"{refused[0].what}. Change it back, train in another directory{accept}; `tfdml "
                 f"checkpoints export` writes the checkpoint's weights to a file for `load_weights`."
             )
+        self._kept_groups = {c.group for c in changes if not c.fits}
+        if any(c.group in self._optimizers for c in changes):
+            self._rates = {n: r for n, r in self._made_rates.items() if r is not None}
+        return [
+            c.what if c.fits else f"{c.what}: {c.group} begins without its state" for c in changes
+        ]
 
-    def _difference(self, saved: dict[str, Any]) -> str:
-        now = self.layout()
-        for group in sorted(now["variables"].keys() | saved["variables"].keys()):
-            own, other = (s["variables"].get(group, []) for s in (now, saved))
-            for mine, theirs in zip(own, other, strict=False):
-                if [_without_numbers(mine[0]), *mine[1:]] != [
-                    _without_numbers(theirs[0]),
-                    *theirs[1:],
-                ]:
-                    return f"{_in_words(mine)}, before {_in_words(theirs)}"
-            if len(own) != len(other):
-                return f"{len(own)} variables of {group}, before {len(other)}"
-        for name, config in now["optimizers"].items():
-            before = saved["optimizers"].get(name, {})
-            for key in sorted(config.keys() | before.keys()):
-                if config.get(key) != before.get(key):
-                    return f"{name} with {key}={config.get(key)!r}, before {before.get(key)!r}"
-        return ""
+    def _restore_rates(self) -> None:
+        """Gives optimizers the learning rates of the program, if their configuration changed."""
+        for name, rate in self._rates.items():
+            self._optimizers[name].learning_rate = rate
 
 
 def _optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
@@ -118,19 +126,16 @@ def _architecture(model: keras.Model) -> str | None:
         return None
 
 
+def _rate(optimizer: keras.Optimizer) -> float | None:
+    """Returns an optimizer's learning rate; None if a schedule gives it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = inner.get_config().get("learning_rate")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
 def _config(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns an optimizer's configuration as it is after a round trip through JSON."""
     config = keras.saving.serialize_keras_object(optimizer)
     flat = {**config["config"], "class": config["class_name"]}
     flat.pop("name", None)
     return json.loads(json.dumps(flat, default=str))
-
-
-def _without_numbers(path: str) -> str:
-    """Returns a path without the numbers that distinguish objects of a class in one process."""
-    return re.sub(r"_\d+(?=/|$)", "", path)
-
-
-def _in_words(variable: list) -> str:
-    path, shape, dtype = variable
-    return f"{path} of shape {tuple(shape)} and dtype {dtype}"

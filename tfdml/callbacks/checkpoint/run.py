@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class CheckpointOptions:
     asynchronous: bool
     raises: bool
     best: BestEpoch
+    accepts_changes: bool
 
 
 @dataclasses.dataclass
@@ -82,10 +84,13 @@ class CheckpointRun:
         self.progress = Progress()
         self._options, self._session = options, session
         self._model, self._callbacks = model, callbacks
+        again = session.end_interrupted()
         self._fit = session.next_fit()
         chosen = self.ranks.broadcast_json(choose(self._fit) if self.ranks.rank == 0 else None)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])
+        if chosen["name"] is None and self.ranks.rank == 0:
+            self._say_what_begins(again)
         # Name of the newest checkpoint of this `fit`, read or written.
         self._newest: str | None = chosen["name"]
         self._saver = Saver(
@@ -96,6 +101,7 @@ class CheckpointRun:
             options.max_to_keep,
             options.asynchronous,
             options.raises,
+            chosen["name"] is not None,
         )
         self._cost = SaveCost()
         # The checkpoint to resume from, until it has been restored for the last time.
@@ -103,6 +109,20 @@ class CheckpointRun:
         # Known once the data have been set up; see `start`.
         self._training: TrainingState | None = None
         self._schedule: Schedule | None = None
+
+    def _say_what_begins(self, again: bool) -> None:
+        """Says from where a `fit` without a checkpoint trains, where users may expect otherwise."""
+        if again:
+            say(
+                f"the interrupted fit had saved nothing in {self._session.path}: epoch 0 begins "
+                f"again, with the weights that the model has now."
+            )
+        elif self._fit and hasattr(sys, "ps1"):
+            say(
+                f"this is fit {self._fit + 1} of this session in {self._session.path}: it begins "
+                f"with epoch 0, because those before are done. To continue them with more "
+                f"`epochs`, restart the kernel."
+            )
 
     def read(self) -> dict[str, Any] | None:
         """Reads the chosen checkpoint; returns its data position, or None if there is none."""
@@ -129,15 +149,24 @@ class CheckpointRun:
     def _resume(self, epochs: int) -> None:
         path, saved = self._saved.path, self._saved.manifest
         state = saved.state
-        self._training.check(state, path)
-        self.progress = Progress(
-            saved.epoch, state["step"], saved.step, state["best"], saved.metrics
-        )
+        changes = self._training.check(state, path, self._options.accepts_changes)
+        # Steps of an epoch of other data say nothing about the present ones.
+        step = 0 if self._training.data_changed else state["step"]
+        self.progress = Progress(saved.epoch, step, saved.step, state["best"], saved.metrics)
         begin_with(self._model, epochs if state["stopped"] else saved.epoch)
         self._saved.restore(self._training)
         if self.ranks.rank == 0:
-            what = "has finished" if saved.finished else f"continues at step {state['step']}"
+            what = "has finished" if saved.finished else f"continues at step {step}"
             say(f"epoch {saved.epoch} {what}, from {path}")
+            if saved.epoch > epochs:
+                say(
+                    f"WARNING: `epochs` is {epochs}, and {saved.epoch} are trained already: the "
+                    f"model has the state after {saved.epoch}, and none is trained."
+                )
+            for change in changes:
+                say(f"accepted by on_change: {change}.")
+            if state["step"] and not step:
+                say(f"epoch {saved.epoch} begins again: {state['step']} of its batches were used.")
         if not self.progress.step:
             self._saved = None
 

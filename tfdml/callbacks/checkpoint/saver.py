@@ -27,6 +27,7 @@ class Saver:
         max_to_keep: The number of checkpoints to keep.
         asynchronous: Whether training continues while a snapshot is written.
         raises: Whether a failed write ends training.
+        has_earlier: Whether this `fit` has a checkpoint already.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Saver:
         max_to_keep: int,
         asynchronous: bool,
         raises: bool,
+        has_earlier: bool,
     ):
         self._session, self._ranks, self._fit, self._job = session, ranks, fit, job
         self._max_to_keep, self._asynchronous, self._raises = max_to_keep, asynchronous, raises
+        self._has_earlier = has_earlier
         self._writer = Writer()
         self._given_up = threading.Event()
         self.write_seconds = 0.0
@@ -71,8 +74,11 @@ class Saver:
         try:
             self._writer.wait()
         except OSError as error:
+            earlier = "Earlier checkpoints are undamaged."
+            if not self._has_earlier:
+                earlier = "This training has no earlier checkpoint."
             said = f"A checkpoint could not be written to {self._session.path} on rank "
-            said += f"{self._ranks.rank}: {error}. Earlier checkpoints are undamaged."
+            said += f"{self._ranks.rank}: {error}. {earlier}"
             if self._raises:
                 raise OSError(
                     f"{said} Fix the cause (free disk space, for example), and start the job again."
@@ -116,3 +122,4 @@ class Saver:
             best = manifest.state["best"]
             session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])
         self.write_seconds = time.perf_counter() - began
+        self._has_earlier = True

@@ -1,11 +1,12 @@
 """A process's state of a checkpoint directory, from one `fit` to the next."""
 
+import contextlib
 import dataclasses
 import os
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tfdml.checkpointing import (
     CheckpointDirectory,
@@ -23,6 +24,13 @@ def say(sentence: str) -> None:
     print(f"tfdml: {sentence}", file=sys.stderr, flush=True)
 
 
+class Run(Protocol):
+    """One `fit` that saves checkpoints."""
+
+    def collect(self) -> None:
+        """Waits for the current write."""
+
+
 @dataclasses.dataclass
 class Session:
     """One process's use of a checkpoint directory.
@@ -35,6 +43,7 @@ class Session:
         files: Object that reads and writes files.
         saves: The number of saves begun.
         directory: Rank 0's view of the directory, once it is claimed.
+        interrupted: The last `fit`, if an error has ended it.
     """
 
     path: str
@@ -43,6 +52,7 @@ class Session:
     job: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
     saves: int = 0
     directory: CheckpointDirectory | None = None
+    interrupted: Run | None = None
 
     @property
     def chaos(self) -> Chaos | None:
@@ -53,6 +63,24 @@ class Session:
         """Returns the index of the `fit` that begins now."""
         self.fits += 1
         return self.fits - 1
+
+    def repeat_fit(self, run: Run) -> None:
+        """Gives the next `fit` the index of this one, which an error or Ctrl-C has ended."""
+        self.interrupted = run
+        self.fits -= 1
+
+    def end_interrupted(self) -> bool:
+        """Waits for the checkpoint that an interrupted `fit` may be writing.
+
+        Returns:
+            Whether there is such a `fit`, which the next one resumes.
+        """
+        if self.interrupted is None:
+            return False
+        with contextlib.suppress(OSError):
+            self.interrupted.collect()
+        self.interrupted = None
+        return True
 
     def choose(self, fit: int, resume: bool, allow_fresh_start: bool) -> dict[str, Any]:
         """Chooses the checkpoint from which a `fit` resumes; called on rank 0.

@@ -85,9 +85,19 @@ class TrainingState:
         own = OwnState({**random, **ranks, **arrays}, {"random": notes, "callbacks": callbacks})
         return Snapshot(shared, self._model_state.read(), own)
 
-    def check(self, shared: dict[str, Any], path: str) -> None:
-        """Checks that a state belongs to this model and optimizer; see `ModelState.check`."""
-        self._model_state.check(shared["layout"], path)
+    def check(self, shared: dict[str, Any], path: str, accepts: bool) -> list[str]:
+        """Checks that a state belongs to this model and optimizer; see `ModelState.check`.
+
+        Returns:
+            The accepted differences, those of the data included, in words.
+        """
+        self._callback_state.accepts_changes = accepts
+        return [*self._model_state.check(shared["layout"], path, accepts), *self._data.changes]
+
+    @property
+    def data_changed(self) -> bool:
+        """Whether the data differ from those of the state, which was accepted."""
+        return bool(self._data.changes)
 
     def restore(
         self, shared: dict[str, Any], tensors: dict[str, np.ndarray], own: Sequence[OwnState]

@@ -4,6 +4,7 @@ Each function here replaces one of Keras's. It calls the hooks of the strategy c
 own function if that strategy is not one of ours.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 
@@ -14,11 +15,11 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 
 from tfdml.strategies.keras_seam.adopting import adopt_read, check_made_inside
-from tfdml.strategies.keras_seam.calls import Call, in_call
+from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.current import current_strategy
 from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.hooks import hooks_of
-from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.replacing import Replacement, original
 
 
 def _loop(original: Callable) -> Callable:
@@ -40,6 +41,32 @@ def _loop(original: Callable) -> Callable:
                 return original(*bound.args, **bound.kwargs)
 
     return loop
+
+
+def catch_early_lookups() -> None:
+    """Makes `model.fit(callbacks=[ours()])` run our `fit`, though Python looked up Keras's.
+
+    Python looks `model.fit` up before it makes the arguments, of which the first of ours installs
+    the replacements. Keras's `fit` is a function in the closure of one that filters tracebacks, so
+    that function can still be told to call ours.
+    """
+    keras_s = original(TensorFlowTrainer, "fit")
+    function = inspect.unwrap(keras_s)
+    for cell in keras_s.__closure__ or ():
+        if cell.cell_contents is function:
+            cell.cell_contents = _redirected(function)
+
+
+def _redirected(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def fit(self, *args, **kwargs):
+        call = current_call()
+        is_ours = call is not None and call.model is self and call.name == "fit"
+        if is_ours or original(TensorFlowTrainer, "fit") is None:
+            return function(self, *args, **kwargs)
+        return TensorFlowTrainer.fit(self, *args, **kwargs)
+
+    return fit
 
 
 def _epoch_iterator(original: Callable) -> Callable:

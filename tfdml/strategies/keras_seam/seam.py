@@ -123,3 +123,4 @@ def install() -> None:
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow."
         )
     put_in_place(REPLACEMENTS)
+    entry.catch_early_lookups()

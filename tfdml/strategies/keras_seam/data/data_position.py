@@ -49,9 +49,20 @@ class DataPosition:
         model: The model being trained.
         x: The data given to `fit`.
         state: State from which to resume; None for the beginning.
+        accepts_changes: Whether to begin the epoch again if the data have changed, instead of
+            refusing them.
+
+    Attributes:
+        changes: Accepted changes of the data, in words.
     """
 
-    def __init__(self, model: keras.Model, x: Any, state: dict[str, Any] | None):
+    def __init__(
+        self,
+        model: keras.Model,
+        x: Any,
+        state: dict[str, Any] | None,
+        accepts_changes: bool = False,
+    ):
         self.pipeline: Pipeline | None = x if _is_pipeline(x) else None
         self.order: ArrayOrder | None = None
         self._model = model
@@ -60,12 +71,20 @@ class DataPosition:
         self._passes = self._state.get("passes", 0)  # Iterators made in this `fit` so far.
         self._taken = self._state.get("taken", 0)  # Batches read from the last one.
         self._resumes = bool(state)
+        self._accepts_changes = accepts_changes
+        self.changes: list[str] = []
         self._iterator: TFEpochIterator | None = None
         # Keras's logs of an epoch are those of its last step, which may precede the resumption.
         self.logs: dict[str, float] = self._state.get("logs", {})
         if self.pipeline is not None and state:
             self._check("batch_size", self.pipeline.batch_size)
-            self.pipeline.restore(self._state["pipeline"])
+            try:
+                if not self.changes:
+                    self.pipeline.restore(self._state["pipeline"])
+            except ValueError as error:
+                if not accepts_changes:
+                    raise
+                self.changes.append(str(error))
 
     def used(self, logs: dict[str, Any] | None) -> None:
         """Notes the logs of a step."""
@@ -106,6 +125,11 @@ class DataPosition:
             self._model._symbolic_build(data_batch=batch_spec(iterator._distributed_dataset))
         for name, value in self._facts().items():
             self._check(name, value)
+        if self.changes:
+            # The epoch begins again, with a pass that no earlier one has made.
+            self._first = self._taken = 0
+            self._resumes = False
+            self.logs = {}
 
     def _facts(self) -> dict[str, Any]:
         """Returns the facts about the data that must be the same when training resumes."""
@@ -118,11 +142,15 @@ class DataPosition:
 
     def _check(self, name: str, value: Any) -> None:
         before = self._state.get(name, value)
-        if before != value:
+        if before == value:
+            return
+        if not self._accepts_changes:
             raise ValueError(
                 f"The data must be those that the checkpoint was saved with. Received: {name} "
-                f"{value}, before {before}. Change it back, or use another directory."
+                f"{value}, before {before}. Change it back, use another directory, or begin the "
+                f'epoch again with on_change="accept".'
             )
+        self.changes.append(f"data of {name} {value}, before {before}")
 
     # -- The steps of an epoch -----------------------------------------------------------------
 

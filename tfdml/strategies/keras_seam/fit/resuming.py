@@ -20,9 +20,11 @@ class ResumingCallback(keras.callbacks.Callback):
 
     Attributes:
         data: Position in the training data of this `fit`.
+        accepts_changes: Whether the data may differ from those of the state; see `DataPosition`.
     """
 
     data: DataPosition
+    accepts_changes = False
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Returns the position to resume from; called on all ranks before the data are set up.
@@ -71,7 +73,7 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
     arguments["callbacks"] = [*others, own[0]]
     try:
         state = own[0].begin_fit(model, arguments["callbacks"])
-        own[0].data = call.resumed = DataPosition(model, data, state)
+        own[0].data = call.resumed = DataPosition(model, data, state, own[0].accepts_changes)
         get_session(model).position = own[0].data
         try:
             yield
