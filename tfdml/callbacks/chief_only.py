@@ -1,4 +1,7 @@
-"""Wrapper that runs a callback on rank 0 alone, for loggers that support only one process."""
+"""Wrapper that runs a callback on rank 0 alone, for loggers that support only one process.
+
+Known loggers need no wrapper: `strategies/keras_seam/fit/callbacks.py` keeps them to rank 0.
+"""
 
 import functools
 from typing import Any

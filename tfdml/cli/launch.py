@@ -1,4 +1,7 @@
-"""`tfdml launch`: starts a training script on several processes, locally or by ssh."""
+"""`tfdml launch`: starts a training script on several processes, locally or by ssh.
+
+Options of the command; `runtime/launch` does the work.
+"""
 
 import sys
 from typing import Annotated

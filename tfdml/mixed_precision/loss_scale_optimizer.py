@@ -1,4 +1,7 @@
-"""Keras's loss scaling with bounds, and an error when a model has diverged."""
+"""Keras's loss scaling with bounds, and an error when a model has diverged.
+
+That all replicas see the same overflow is the work of `strategies/keras_seam/step/optimizers.py`.
+"""
 
 from typing import Any
 

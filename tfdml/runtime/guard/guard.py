@@ -1,7 +1,7 @@
 """Guard that ends all ranks of a job when one of them cannot continue.
 
 Each process runs a guard thread. The others connect to rank 0's, and all send heartbeats. Rank 0
-decides (`members.verdict`) and informs all ranks; if rank 0 itself is lost, each of the others
+decides (`verdict.verdict`) and informs all ranks; if rank 0 itself is lost, each of the others
 detects that on its own. No exception reaches a main thread that is blocked in a collective, so the
 guard thread prints the reason and ends the process.
 """

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Rates, StepGradients
-from tfdml.collectives.rows import add_up_rows
+from tfdml.collectives.duplicate_rows import add_up_rows
 from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
 from tfdml.strategies.input.input_checks import check_gradients_match
 from tfdml.strategies.keras_seam.current import (
