@@ -1,6 +1,7 @@
 """Checks interrupted notebooks, and programs that have changed since their checkpoint."""
 
 import contextlib
+import errno
 import json
 import os
 
@@ -13,6 +14,7 @@ from tests.harness import rank_job
 from tests.harness.command import run_python
 from tests.harness.pool import RankFailure
 from tfdml.callbacks.checkpoint.layout import layout_changes
+from tfdml.checkpointing import Files
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "notebook_program.py")
 
@@ -195,6 +197,30 @@ def test_fewer_epochs_than_are_trained_are_no_error(ranks, tmp_path):
     (fewer,) = run(ranks, 1, str(tmp_path), epochs=1)
     assert fewer["steps"] == []
     assert fewer["weights"] == whole["weights"]
+
+
+def train_on_a_full_disk(directory: str, arguments: dict) -> dict:
+    tfdml.callbacks.checkpoint.session.open_session(directory).files = Full()
+    return train(directory, **arguments)
+
+
+class Full(Files):
+    """Pretends that the disk has no room for a checkpoint."""
+
+    def create(self, path):
+        if "partial-" in path:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().create(path)
+
+
+def test_a_disk_that_is_full_at_the_first_save(ranks, tmp_path):
+    """There are no earlier checkpoints of which a message could speak."""
+    message = "No space left.*This training has no earlier checkpoint"
+    with pytest.raises(RankFailure, match=message):
+        ranks(1).run(train_on_a_full_disk, str(tmp_path / "first"), {})
+    run(ranks, 1, str(tmp_path / "later"))
+    with pytest.raises(RankFailure, match="No space left.*Earlier checkpoints are undamaged"):
+        ranks(1).run(train_on_a_full_disk, str(tmp_path / "later"), {"epochs": 3})
 
 
 def test_wrong_arguments(tmp_path):
