@@ -198,10 +198,10 @@ class Committer(ResumingCallback):
         if self._disk is not None and not self._fit.is_over:
             self._disk.on_train_end(logs)
 
-    def end_fit(self) -> None:
+    def end_fit(self, error: BaseException | None) -> None:
         """Passes the end of the `fit` on to the checkpoint."""
         if self._disk is not None:
-            self._disk.end_fit()
+            self._disk.end_fit(error)
 
     def _save(self) -> None:
         self._commit_now()

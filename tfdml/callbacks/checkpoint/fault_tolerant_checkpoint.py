@@ -199,13 +199,13 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.save(finished=True)
         self._run.end()
 
-    def end_fit(self) -> None:
+    def end_fit(self, error: BaseException | None) -> None:
         """Waits for the current write, and stops listening for preemption."""
         self._preemption.stop()
         if self._run is None:
             return
         self._run.forget_saved()
-        if sys.exc_info()[0] is None:
+        if error is None:
             self._run.collect()
         else:
             # The program's next `fit`, such as a notebook's cell that is run again, resumes it.

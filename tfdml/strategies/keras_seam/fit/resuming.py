@@ -37,8 +37,12 @@ class ResumingCallback(keras.callbacks.Callback):
             The result of `data.state` at the point to resume from; None to start from scratch.
         """
 
-    def end_fit(self) -> None:
-        """Called at the end of a `fit`, even after an error."""
+    def end_fit(self, error: BaseException | None) -> None:
+        """Called at the end of a `fit`.
+
+        Args:
+            error: Exception that ends the `fit`, Ctrl-C included; None if it ends well.
+        """
 
 
 @contextlib.contextmanager
@@ -71,6 +75,7 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
     if not any(isinstance(c, keras.callbacks.History) for c in others):
         others.append(keras.callbacks.History())
     arguments["callbacks"] = [*others, own[0]]
+    error = None
     try:
         state = own[0].begin_fit(model, arguments["callbacks"])
         own[0].data = call.resumed = DataPosition(model, data, state, own[0].accepts_changes)
@@ -79,9 +84,12 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
             yield
         finally:
             get_session(model).position = None
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
         model._initial_epoch = None
-        own[0].end_fit()
+        own[0].end_fit(error)
 
 
 @contextlib.contextmanager
