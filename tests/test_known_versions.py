@@ -177,10 +177,10 @@ def test_newer_keras_without_a_class_is_refused(other_keras):
 
 
 def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
-    said = made_with(other_keras(next_patch(), ANOTHER_FIT))
-    assert said.startswith("made")
-    assert f"warned: tfdml was not tested with Keras {next_patch()}" in said
-    assert f"it differs in {FIT}." in said
+    output = made_with(other_keras(next_patch(), ANOTHER_FIT))
+    assert output.startswith("made")
+    assert f"warned: tfdml was not tested with Keras {next_patch()}" in output
+    assert f"it differs in {FIT}." in output
 
 
 def test_comments_do_not_change_digests(other_keras):

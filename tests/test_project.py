@@ -87,16 +87,16 @@ def test_first_version_is_described_by_area():
 
 
 def test_the_citation_is_of_this_version():
-    said = yaml.safe_load(text_of("CITATION.cff"))
-    assert said["cff-version"] == "1.2.0"
-    assert said["version"] == tfdml.__version__
-    assert said["license"] == "Apache-2.0"
-    assert said["authors"] == [{"name": "The tfdml developers"}]
+    citation = yaml.safe_load(text_of("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == tfdml.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert citation["authors"] == [{"name": "The tfdml developers"}]
     for key in ("message", "title", "abstract"):
-        assert isinstance(said[key], str), key
-    assert said["keywords"]
+        assert isinstance(citation[key], str), key
+    assert citation["keywords"]
     # None of these is known yet, and nothing is made up.
-    assert not {"doi", "url", "repository", "repository-code", "date-released"} & set(said)
+    assert not {"doi", "url", "repository", "repository-code", "date-released"} & set(citation)
 
 
 # -- CONTRIBUTING.md and SECURITY.md ---------------------------------------------------------------

@@ -177,12 +177,12 @@ def main(
     console.print(f"Both learning curves: {picture}")
     apart = loss_difference(first, second)
     agree = apart <= LOSS_TOLERANCE
-    kept = killed is None or same_bits(second, read_run(killed))
+    same_after_kill = killed is None or same_bits(second, read_run(killed))
     if not agree:
         console.print(f"error: the losses differ by {apart:.1e}, more than {LOSS_TOLERANCE:.0e}")
-    if not kept:
+    if not same_after_kill:
         console.print("error: after a kill, weights or history are not the same bits")
-    if not (agree and kept):
+    if not (agree and same_after_kill):
         raise typer.Exit(1)
     console.print(f"{second.label} trained as {first.label} did: losses within {apart:.0e}.")
     if killed is not None:

@@ -92,8 +92,8 @@ def run(*command: str) -> None:
     """Runs a system command that must succeed."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        refuse(f"`{' '.join(command)}` failed: {said}")
+        output = done.stderr.strip() or done.stdout.strip()
+        refuse(f"`{' '.join(command)}` failed: {output}")
 
 
 def address(host: int) -> str:

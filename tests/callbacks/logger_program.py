@@ -32,8 +32,8 @@ def train(kind: str, directory: Path) -> None:
         warnings.simplefilter("always")
         callbacks = _callbacks(kind, directory, strategy.is_chief)
         history = model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
-    said = [str(w.message) for w in caught if "is active on rank" in str(w.message)]
-    written = {"history": history.history, "warned": said}
+    active_run_warnings = [str(w.message) for w in caught if "is active on rank" in str(w.message)]
+    written = {"history": history.history, "warned": active_run_warnings}
     Path(directory, f"rank{strategy.rank}.json").write_text(json.dumps(written))
 
 

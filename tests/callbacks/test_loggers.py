@@ -42,10 +42,10 @@ def test_loggers_run_on_rank_0_only(ranks):
 def test_active_run_on_another_rank_warns(ranks, package, message):
     chief, other = ranks(2).run(cases.warned_of, package)
     assert chief == []
-    (said,) = other
+    (warning,) = other
     first, second = message.split(".*")
-    assert said.startswith(first)
-    assert second in said
+    assert warning.startswith(first)
+    assert second in warning
 
 
 def test_chief_only_in_plain_keras(ranks):

@@ -35,20 +35,22 @@ def save(files: Files, directory: Path, step: int) -> None:
     opened(files, directory).keep(1, fit=0)
 
 
-def opened(files: Files, directory: Path, said: list | None = None) -> CheckpointDirectory:
-    return CheckpointDirectory(str(directory), files, (said if said is not None else []).append)
+def opened(files: Files, directory: Path, messages: list | None = None) -> CheckpointDirectory:
+    return CheckpointDirectory(
+        str(directory), files, (messages if messages is not None else []).append
+    )
 
 
-def check(directory: Path, steps: tuple[int, ...], said: list | None = None) -> int:
+def check(directory: Path, steps: tuple[int, ...], messages: list | None = None) -> int:
     """Recovers as a restart does; returns the step that was found."""
-    said = [] if said is None else said
-    own = opened(Files(), directory, said)
-    own.claim()
-    found = own.newest(0)
+    messages = [] if messages is None else messages
+    checkpoint_directory = opened(Files(), directory, messages)
+    checkpoint_directory.claim()
+    found = checkpoint_directory.newest(0)
     assert found is not None, f"nothing left in {os.listdir(directory)}"
     check_found(found, steps)
     assert not [n for n in os.listdir(directory) if n.startswith("partial-")]
-    own.release()
+    checkpoint_directory.release()
     return found.manifest.step
 
 
@@ -94,9 +96,9 @@ def kill_everywhere(tmp_path: Path, base: Path, files: type, power: bool) -> set
             committed = (1, 2)
         left = crashing.survivors(tmp_path / f"{stop_at}{half}left") if power else [directory]
         for directory in left:
-            said: list[str] = []
-            found.add(check(directory, committed, said))
-            assert not said
+            messages: list[str] = []
+            found.add(check(directory, committed, messages))
+            assert not messages
             # Nothing obstructs the next save.
             save(Files(), directory, 3)
             assert check(directory, (3,)) == 3
@@ -240,31 +242,31 @@ def test_without_checksums_damage_goes_unnoticed(base, monkeypatch):
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(base):
-    own, said = opened(Files(), base), []
+    checkpoint_directory, messages = opened(Files(), base), []
     for step in (2, 3):
         manifest = CheckpointManifest(0, 0, step, 1, (), {})
         checkpointing.save(Files(), str(base), "job", 0, manifest, tensors(step, 0), {"r": 0})
     member = base / "fit-000-epoch-0000-step-0000000003" / "rank-00000-of-00001.safetensors"
     member.write_bytes(member.read_bytes()[:-1])
-    own = opened(Files(), base, said)
-    own.claim()
-    assert own.newest(0).manifest.step == 2
-    assert len(said) == 1
-    assert "damaged-fit-000-epoch-0000-step-0000000003" in said[0]
-    assert str(member) in said[0]
+    checkpoint_directory = opened(Files(), base, messages)
+    checkpoint_directory.claim()
+    assert checkpoint_directory.newest(0).manifest.step == 2
+    assert len(messages) == 1
+    assert "damaged-fit-000-epoch-0000-step-0000000003" in messages[0]
+    assert str(member) in messages[0]
     assert (base / "damaged-fit-000-epoch-0000-step-0000000003").is_dir()
 
 
 def test_only_damaged_checkpoints_are_refused_unless_allowed(base):
     shutil.rmtree(base / "fit-000-epoch-0000-step-0000000001")
     (base / "fit-000-epoch-0000-step-0000000001").mkdir()
-    own = opened(Files(), base)
-    own.claim()
+    checkpoint_directory = opened(Files(), base)
+    checkpoint_directory.claim()
     for _ in range(2):  # The second time, a damaged one has been set aside already.
         with pytest.raises(checkpointing.NoWholeCheckpoint, match="allow_fresh_start=True"):
-            own.newest(0)
-    assert own.newest(0, allow_fresh_start=True) is None
-    assert own.newest(1) is None
+            checkpoint_directory.newest(0)
+    assert checkpoint_directory.newest(0, allow_fresh_start=True) is None
+    assert checkpoint_directory.newest(1) is None
 
 
 def test_second_job_is_refused_while_the_first_runs(base):
@@ -279,21 +281,23 @@ def test_second_job_is_refused_while_the_first_runs(base):
 def test_leftovers_of_dead_writers_are_cleaned(base):
     dead = base / "partial-fit-000-epoch-0000-step-0000000009-dead"
     write_member(Files(), str(dead), 1, 2, tensors(1, 1), {})
-    own = opened(Files(), base)
-    own.claim()
+    checkpoint_directory = opened(Files(), base)
+    checkpoint_directory.claim()
     assert not dead.exists()
-    assert own.newest(0).manifest.step == 1
+    assert checkpoint_directory.newest(0).manifest.step == 1
 
 
 def test_retention_of_checkpoints(tmp_path):
-    own = opened(Files(), tmp_path)
+    checkpoint_directory = opened(Files(), tmp_path)
     for fit, steps in ((0, (1, 2, 3)), (1, (1, 2, 3, 4))):
         for step in steps:
             manifest = CheckpointManifest(fit, 0, step, 1, (), {})
             checkpointing.save(Files(), str(tmp_path), "j", 0, manifest, tensors(1, 0), {})
-            own.keep(2, fit, also=["fit-001-epoch-0000-step-0000000001"])
-    assert own.checkpoints(0) == ["fit-000-epoch-0000-step-0000000003"]
-    assert own.checkpoints(1) == [f"fit-001-epoch-0000-step-{s:010d}" for s in (1, 3, 4)]
+            checkpoint_directory.keep(2, fit, also=["fit-001-epoch-0000-step-0000000001"])
+    assert checkpoint_directory.checkpoints(0) == ["fit-000-epoch-0000-step-0000000003"]
+    assert checkpoint_directory.checkpoints(1) == [
+        f"fit-001-epoch-0000-step-{s:010d}" for s in (1, 3, 4)
+    ]
 
 
 def test_rank_with_a_missing_part_is_named(tmp_path):

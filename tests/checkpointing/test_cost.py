@@ -52,18 +52,18 @@ def test_advice_is_given_once_after_enough_saves():
 
 
 def test_callback_logs_the_advice(ranks, tmp_path):
-    said = ranks(1).run(messages_of_training, str(tmp_path))[0]
-    (line,) = [line for line in said if "One save every" in line]
+    messages = ranks(1).run(messages_of_training, str(tmp_path))[0]
+    (line,) = [line for line in messages if "One save every" in line]
     assert re.search(r"One save every [\d.e-]+ s or \d+ steps takes less than 3.5 %", line)
 
 
 def messages_of_training(directory: str) -> list[str]:
     from tfdml.callbacks.checkpoint import run as module
 
-    said: list[str] = []
-    module.say, say = said.append, module.say
+    messages: list[str] = []
+    module.say, say = messages.append, module.say
     try:
         cases.train(directory, epochs=6, save_freq=4)
     finally:
         module.say = say
-    return said
+    return messages

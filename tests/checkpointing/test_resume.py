@@ -234,8 +234,8 @@ def test_best_checkpoint_is_kept_too(ranks, tmp_path):
     result = run(ranks, 1, str(tmp_path), max_to_keep=1, keep_best="val_loss", save_freq="epoch")[0]
     losses = result["histories"][0][0]["val_loss"]
     best = losses.index(min(losses)) + 1
-    kept = {int(name.split("-")[3]) for name in result["saved"]}
-    assert kept == {best, 3}
+    saved_epochs = {int(name.split("-")[3]) for name in result["saved"]}
+    assert saved_epochs == {best, 3}
 
 
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=slow)])

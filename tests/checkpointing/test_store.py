@@ -21,10 +21,12 @@ def url(request, tmp_path) -> str:
     return f"{request.param}://{name}/run"
 
 
-def opened(files: Files, url: str, said: list | None = None) -> CheckpointDirectory:
-    own = CheckpointDirectory(url, files, (said if said is not None else []).append)
-    own._claim._seconds = 0.2
-    return own
+def opened(files: Files, url: str, messages: list | None = None) -> CheckpointDirectory:
+    checkpoint_directory = CheckpointDirectory(
+        url, files, (messages if messages is not None else []).append
+    )
+    checkpoint_directory._claim._seconds = 0.2
+    return checkpoint_directory
 
 
 def save(files: Files, url: str, step: int) -> None:
@@ -36,18 +38,18 @@ def save(files: Files, url: str, step: int) -> None:
     opened(files, url).keep(1, fit=0)
 
 
-def check(url: str, steps: tuple[int, ...], said: list | None = None) -> int:
+def check(url: str, steps: tuple[int, ...], messages: list | None = None) -> int:
     """Recovers as a restart does; returns the step that was found."""
-    own = opened(open_files(url), url, said)
-    own.claim()
-    found = own.newest(0)
+    checkpoint_directory = opened(open_files(url), url, messages)
+    checkpoint_directory.claim()
+    found = checkpoint_directory.newest(0)
     assert found is not None
     check_found(found, steps)
     left = [n for n in open_files(url).names(url) if not n.startswith("damaged-")]
-    assert left == [*own.checkpoints(), "lock"]
-    for name in own.checkpoints():
+    assert left == [*checkpoint_directory.checkpoints(), "lock"]
+    for name in checkpoint_directory.checkpoints():
         checkpointing.verify(open_files(url), f"{url}/{name}")
-    own.release()
+    checkpoint_directory.release()
     return found.manifest.step
 
 
@@ -62,9 +64,9 @@ def kill_everywhere(url: str, files: type) -> set[int]:
             save(files(run, stop_at), run, 2)
         except Crash:
             ended = True
-        said: list[str] = []
-        found.add(check(run, (1, 2) if ended else (2,), said))
-        assert not said
+        messages: list[str] = []
+        found.add(check(run, (1, 2) if ended else (2,), messages))
+        assert not messages
         save(CrashingStore(run), run, 3)
         assert check(run, (3,)) == 3
         if not ended:
@@ -101,7 +103,7 @@ def test_the_marker_comes_last(url, mutant):
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(url):
-    files, said = open_files(url), []
+    files, messages = open_files(url), []
     for step in (1, 2):
         manifest = CheckpointManifest(0, 0, step, RANKS, (), {"step": step})
         for rank in (1, 0):
@@ -112,9 +114,9 @@ def test_damaged_checkpoint_is_set_aside_and_the_previous_is_used(url):
     files.write(file, memoryview(content[:-1]))
     files.sync(file)
     files.close(file)
-    assert check(url, (1,), said) == 1
-    assert len(said) == 1
-    assert "rank-00001-of-00002.safetensors has" in said[0]
+    assert check(url, (1,), messages) == 1
+    assert len(messages) == 1
+    assert "rank-00001-of-00002.safetensors has" in messages[0]
     aside = "damaged-fit-000-epoch-0000-step-0000000002"
     assert files.exists(f"{url}/{aside}/checkpoint.json")
     assert check(url, (1,)) == 1
@@ -157,18 +159,18 @@ def test_store_without_its_plugin_is_refused_at_once():
         open_files("nosuchstore://bucket/run")
 
 
-def lease(url: str, said: list, host: str | None = None, seconds: float = 0.5) -> Lease:
-    made = Lease(url, open_files(url), said.append, seconds)
-    made._files.look_every = 0.05
+def lease(url: str, messages: list, host: str | None = None, seconds: float = 0.5) -> Lease:
+    new_lease = Lease(url, open_files(url), messages.append, seconds)
+    new_lease._files.look_every = 0.05
     if host:
-        made._own["host"] = host
-    return made
+        new_lease._own["host"] = host
+    return new_lease
 
 
 def test_second_job_is_refused_while_the_first_runs(url):
-    said: list[str] = []
+    messages: list[str] = []
     # Long enough for a thread on a busy machine; no test waits that long.
-    first, second = (lease(url, said, host, seconds=5.0) for host in (None, "elsewhere"))
+    first, second = (lease(url, messages, host, seconds=5.0) for host in (None, "elsewhere"))
     first.take()
     with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on .* uses"):
         second.take()
@@ -176,12 +178,12 @@ def test_second_job_is_refused_while_the_first_runs(url):
     first.release()
     second.take()
     second.release()
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_dead_job_is_replaced_and_notices_it_if_alive(url):
-    said: list[str] = []
-    first, second = lease(url, said), lease(url, said, host="elsewhere")
+    messages: list[str] = []
+    first, second = lease(url, messages), lease(url, messages, host="elsewhere")
     first.take()
     first._over.set()  # Stopped: it no longer renews the lease.
     second.take()
@@ -191,11 +193,11 @@ def test_dead_job_is_replaced_and_notices_it_if_alive(url):
 
 
 def test_dead_job_of_this_machine_is_not_waited_for(url):
-    said: list[str] = []
-    first, second = lease(url, said), lease(url, said)
+    messages: list[str] = []
+    first, second = lease(url, messages), lease(url, messages)
     first._own["started"] -= 1000.0  # As if another process had this pid before.
     first.take()
     first._over.set()
     second.take()
     second.release()
-    assert said == []
+    assert messages == []

@@ -108,9 +108,13 @@ def test_each_message_names_the_package_and_the_extra(bare_python, inputs):
     opened = json.dumps([(str(inputs / name), options) for name, options, *_ in NEEDS])
     done = run_python("-c", OPENING, opened, python=bare_python)
     assert done.returncode == 0, done.stderr
-    for said, (_, _, what, package, extra) in zip(json.loads(done.stdout), NEEDS, strict=True):
-        assert said.startswith(f"{what} needs the package {package}. Received: No module named ")
-        assert said.endswith(f" Install it: pip install 'tfdml[{extra}]'.")
+    for message, (_, _, purpose, package, extra) in zip(
+        json.loads(done.stdout), NEEDS, strict=True
+    ):
+        assert message.startswith(
+            f"{purpose} needs the package {package}. Received: No module named "
+        )
+        assert message.endswith(f" Install it: pip install 'tfdml[{extra}]'.")
 
 
 def test_the_command_shows_the_message_alone(bare_python, inputs, tmp_path):

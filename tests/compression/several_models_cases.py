@@ -64,8 +64,8 @@ def in_turn(
 def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras.Model:
     """Returns a model under a new strategy that has restored another model's state."""
     values = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
-    kept = RankState(model).local_state()
-    assert any("gathered" in name for name in kept) == bool(accumulation)
+    saved_state = RankState(model).local_state()
+    assert any("gathered" in name for name in saved_state) == bool(accumulation)
     with rank_job.strategy(compression=CODECS[codec]).scope():
         model = _model(1, accumulation)
         model.optimizer.build(model.trainable_variables)
@@ -74,7 +74,7 @@ def _taken_up(model: keras.Model, codec: str, accumulation: int | None) -> keras
         ):
             variable.assign(value)
     model.make_train_function()
-    RankState(model).restore([kept] * job_size(model))
+    RankState(model).restore([saved_state] * job_size(model))
     return model
 
 
@@ -160,16 +160,17 @@ def two_optimizers_go_on(interrupted: bool, as_before: bool = False) -> list[np.
     model = _adversaries()
     model.fit(x, batch_size=11, shuffle=False, verbose=0)
     if interrupted:
-        kept = RankState(model).local_state()
-        residuals = [name for name in kept if "residual" in name]
+        saved_state = RankState(model).local_state()
+        residuals = [name for name in saved_state if "residual" in name]
         assert len({name.partition("/")[0] for name in residuals}) > 1, residuals
         if as_before:
-            kept = {
-                name.split("optimizer_")[-1].lstrip("0123456789/"): v for name, v in kept.items()
+            saved_state = {
+                name.split("optimizer_")[-1].lstrip("0123456789/"): v
+                for name, v in saved_state.items()
             }
         weights, model = model.get_weights(), _adversaries()
         model.set_weights(weights)
-        RankState(model).restore([kept] * job_size(model))
+        RankState(model).restore([saved_state] * job_size(model))
     model.fit(x, batch_size=11, shuffle=False, verbose=0)
     return model.get_weights()
 

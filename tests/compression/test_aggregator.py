@@ -67,7 +67,7 @@ class Identity(SummableCompressor):
         """Sums the gradients uncompressed."""
         return (
             lambda gradients, states: (list(gradients), []),
-            lambda gradients, states, kept, sums: (sums, [{} for _ in gradients], sums),
+            lambda gradients, states, carried, sums: (sums, [{} for _ in gradients], sums),
         )
 
 
@@ -292,8 +292,8 @@ def test_residuals_do_not_depend_on_the_loss_scale():
 
     plain = run_ranks(2, lambda c: rank(c, [1.0, 1.0, 1.0]))
     scaled = run_ranks(2, lambda c: rank(c, [1024.0, 512.0, 2.0]))
-    for (sums, kept), (other_sums, other_kept) in zip(plain, scaled, strict=True):
-        np.testing.assert_array_equal(kept, other_kept)
+    for (sums, residual), (other_sums, other_residual) in zip(plain, scaled, strict=True):
+        np.testing.assert_array_equal(residual, other_residual)
         for a, b in zip(sums, other_sums, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
@@ -304,16 +304,16 @@ def test_residuals_follow_the_learning_rate():
     def rank(collective):
         aggregator = CompressedAggregator(collective, QSGD(2))
         aggregate(aggregator, gradients(0, 0), NAMES, "g", None, tf.constant(0.1))
-        kept = aggregator.state["residual/" + NAMES[0]].numpy()
+        residual = aggregator.state["residual/" + NAMES[0]].numpy()
         zeros = [tf.zeros(s) for s in SHAPES]
         sums = aggregate(aggregator, zeros, NAMES, "g", None, tf.constant(0.01))
-        return kept, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
+        return residual, sums[0].numpy(), aggregator.state["residual/" + NAMES[0]].numpy()
 
-    for kept, _, after in run_ranks(2, rank):
+    for residual, _, after in run_ranks(2, rank):
         # The sent part of the residual and the remaining one add up to ten times the residual.
         _, decoded = numpy_codecs.qsgd(np.zeros((1, 64), "float32"), 2, 64)
-        assert np.abs(after).max() <= 10 * np.abs(kept).max() * 1.01
-        assert np.abs(after).max() > 2 * np.abs(kept).max()
+        assert np.abs(after).max() <= 10 * np.abs(residual).max() * 1.01
+        assert np.abs(after).max() > 2 * np.abs(residual).max()
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -343,12 +343,12 @@ def test_parts_of_a_bucket_equal_separate_exchanges():
 def goes_on(compressor, bucket_bytes: int) -> list[list[np.ndarray]]:
     """Returns each rank's second sums, with another bucket size than for the first ones."""
 
-    def kept(collective):
+    def first_step(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)
         aggregate(aggregator, gradients(collective.rank, 0), NAMES, "g")
         return {name: v.numpy() for name, v in aggregator.state.items()}
 
-    before = run_ranks(2, kept)
+    before = run_ranks(2, first_step)
 
     def after(collective):
         aggregator = CompressedAggregator(collective, compressor, bucket_bytes)

@@ -156,10 +156,10 @@ def test_ranks_agree_to_compress_on_a_slow_link(capfd):
     assert one.measured == other.measured
     assert one.predicted == other.predicted
     assert first.tobytes() == second.tobytes()
-    said = capfd.readouterr().out.splitlines()
-    assert len(said) == 2, "One line before, one after; rank 0 alone."
-    assert "Predicted for a step's exchange: no compression" in said[0]
-    assert "Continues with QSGD(" in said[1]
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 2, "One line before, one after; rank 0 alone."
+    assert "Predicted for a step's exchange: no compression" in lines[0]
+    assert "Continues with QSGD(" in lines[1]
 
 
 class Heavy(Float16):

@@ -36,13 +36,13 @@ def steps(collective, compressor, steps: int, state=None, zero: bool = False) ->
 def test_pending_values_are_sent_by_other_ranks(compressor, size):
     """Three ranks' gradients, then none: the remaining ranks deliver the residuals."""
     before = run_ranks(3, lambda c: steps(c, compressor, 2))
-    kept = redistributed([state for _, state in before], size)
-    assert len(kept) == size
+    new_states = redistributed([state for _, state in before], size)
+    assert len(new_states) == size
     waiting = _waiting([state for _, state in before])
-    assert _waiting(kept) == pytest.approx(waiting, rel=1e-5)
+    assert _waiting(new_states) == pytest.approx(waiting, rel=1e-5)
     if size == 1:
         return  # One process sends nothing.
-    after = run_ranks(size, lambda c: steps(c, compressor, 60, kept, zero=True))
+    after = run_ranks(size, lambda c: steps(c, compressor, 60, new_states, zero=True))
     true = sum(gradients(r, s)[0].numpy() for r in range(3) for s in range(2))
     arrived = before[0][0][0] + after[0][0][0]
     missing = np.linalg.norm(true - arrived), np.linalg.norm(true - before[0][0][0])
@@ -66,16 +66,16 @@ def _waiting(states: list[dict]) -> list[float]:
 def test_momentum_of_summed_gradients_is_copied_and_of_gathered_ones_shared():
     compressor = DeepGradientCompression(0.1)
     before = [state for _, state in run_ranks(2, lambda c: steps(c, compressor, 3))]
-    kept = redistributed(before, 4)
+    new_states = redistributed(before, 4)
     for name in (NAMES[1], NAMES[3]):
         np.testing.assert_array_equal(
-            kept[3][f"sum_velocity/{name}"], before[0][f"sum_velocity/{name}"]
+            new_states[3][f"sum_velocity/{name}"], before[0][f"sum_velocity/{name}"]
         )
-    total = sum(state[f"velocity/{NAMES[0]}"] for state in kept)
+    total = sum(state[f"velocity/{NAMES[0]}"] for state in new_states)
     np.testing.assert_allclose(
         total, sum(state[f"velocity/{NAMES[0]}"] for state in before), rtol=1e-5, atol=1e-6
     )
-    assert int(kept[3]["step"]) == 3
+    assert int(new_states[3]["step"]) == 3
 
 
 def test_resuming_with_the_same_ranks_changes_nothing():

@@ -93,17 +93,17 @@ def _with_overflow(strategy, model, x, y, at: int) -> dict:
     aggregator = strategy.extended.get_aggregator(model.optimizer)
     for step in range(at + 1):
         weights = np.ones(8, "float32")
-        kept = {n: v.numpy() for n, v in aggregator.state.items()}
-        before = [v.numpy() for v in model.trainable_weights]
+        state_before = {n: v.numpy() for n, v in aggregator.state.items()}
+        weights_before = [v.numpy() for v in model.trainable_weights]
         if step == at:
             weights[-1] = 1e6
         model.train_on_batch(x[:8], y[:8], weights)
-    after = {n: v.numpy() for n, v in aggregator.state.items()}
+    state_after = {n: v.numpy() for n, v in aggregator.state.items()}
     return {
-        "kept": [kept[n].tobytes() == after[n].tobytes() for n in kept],
+        "kept": [state_before[n].tobytes() == state_after[n].tobytes() for n in state_before],
         "weights_kept": [
             b.tobytes() == v.numpy().tobytes()
-            for b, v in zip(before, model.trainable_weights, strict=True)
+            for b, v in zip(weights_before, model.trainable_weights, strict=True)
         ],
         "iterations": int(model.optimizer.iterations.numpy()),
     }

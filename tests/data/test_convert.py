@@ -133,9 +133,9 @@ def test_resume_after_a_kill(tmp_path, how, shuffle):
     refused = start(*arguments, "-o", str(output))
     assert "Continue it with --resume" in refused.communicate(timeout=120)[1]
     resumed = start(*arguments, "-o", str(output), "--resume")
-    said, error = resumed.communicate(timeout=120)
+    stdout, error = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, error
-    assert "60000 in = 60000 written + 0 rejected" in said
+    assert "60000 in = 60000 written + 0 rejected" in stdout
     assert whole.wait(timeout=120) == 0
     assert contents(output) == contents(tmp_path / "whole")
     assert all((output / name).read_bytes() == data for name, data in finished.items())

@@ -49,9 +49,9 @@ def pictures(tmp_path) -> str:
 
 
 def test_schema_counts_examples_and_balance(pictures):
-    code, said = inspect(pictures, "--split", "train", "--examples", "2")
+    code, output = inspect(pictures, "--split", "train", "--examples", "2")
     assert code == 0
-    cells = [re.split("[│┃]", line)[1:-1] for line in said.splitlines()]
+    cells = [re.split("[│┃]", line)[1:-1] for line in output.splitlines()]
     cells = [[cell.strip() for cell in row] for row in cells if row]
     assert ["test", "3", "1", "0.0"] in cells
     assert ["train", "12", "2", "0.0"] in cells
@@ -63,22 +63,22 @@ def test_schema_counts_examples_and_balance(pictures):
         ["blue", "2", "16.7"],
     ]
     # Records alternate between the two shards.
-    assert "text: 'row [0]'" in said
-    assert "text: 'row [2]'" in said
-    assert "row [1]" not in said
-    assert re.search(r"image: \d+ bytes", said)
+    assert "text: 'row [0]'" in output
+    assert "text: 'row [2]'" in output
+    assert "row [1]" not in output
+    assert re.search(r"image: \d+ bytes", output)
 
 
 def test_the_first_split_is_the_default(pictures):
-    _, said = inspect(pictures, "--examples", "1")
-    assert "text: 'of test'" in said
+    _, output = inspect(pictures, "--examples", "1")
+    assert "text: 'of test'" in output
 
 
 def test_contact_sheet(pictures, tmp_path):
     sheet = tmp_path / "sheet.png"
-    code, said = inspect(pictures, "--split", "train", "--sheet", str(sheet))
+    code, output = inspect(pictures, "--split", "train", "--sheet", str(sheet))
     assert code == 0
-    assert f"12 images: {sheet}" in said
+    assert f"12 images: {sheet}" in output
     image = Image.open(sheet)
     assert (image.format, image.mode, image.size) == ("PNG", "RGB", (960, 192))
     labels = [0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 1, 2]
@@ -119,19 +119,19 @@ def test_classes_without_names_and_another_label(tmp_path):
     ],
 )
 def test_wrong_arguments(pictures, arguments, message):
-    code, said = inspect(pictures, *arguments)
+    code, output = inspect(pictures, *arguments)
     assert code == 1
-    assert message in said
+    assert message in output
 
 
 def test_no_data_set_and_no_images(tmp_path):
-    code, said = inspect(str(tmp_path))
+    code, output = inspect(str(tmp_path))
     assert code == 1
-    assert "`path` must be a manifest" in said
+    assert "`path` must be a manifest" in output
     write_tfrecords([{"x": 1}], str(tmp_path))
-    code, said = inspect(str(tmp_path), "--sheet", str(tmp_path / "sheet.png"))
+    code, output = inspect(str(tmp_path), "--sheet", str(tmp_path / "sheet.png"))
     assert code == 1
-    assert "`sheet` must be of a data set with images" in said
+    assert "`sheet` must be of a data set with images" in output
 
 
 def test_a_damaged_record_is_named(pictures):
@@ -140,7 +140,7 @@ def test_a_damaged_record_is_named(pictures):
     data = bytearray(path.read_bytes())
     data[40] ^= 1
     path.write_bytes(data)
-    code, said = inspect(pictures, "--split", "train")
+    code, output = inspect(pictures, "--split", "train")
     assert code == 1
-    assert f"{path}, record 0" in said.replace("\n", "")
-    assert "tfdml records verify" in said
+    assert f"{path}, record 0" in output.replace("\n", "")
+    assert "tfdml records verify" in output

@@ -58,19 +58,19 @@ def notes_of(ledger: Path, worker: str) -> Path:
 
 
 def test_a_crash_and_another_number_of_workers_lose_nothing(used, tmp_path):
-    code, said = prove(tmp_path / "set", used)
-    assert code == 0, said
-    assert f"epoch 0: {SAMPLES} samples used, whole" in said
-    assert f"epoch 1: {SAMPLES} samples used, whole" in said
-    assert "No sample was used twice or lost." in said
+    code, output = prove(tmp_path / "set", used)
+    assert code == 0, output
+    assert f"epoch 0: {SAMPLES} samples used, whole" in output
+    assert f"epoch 1: {SAMPLES} samples used, whole" in output
+    assert "No sample was used twice or lost." in output
 
 
 def test_missing_notes_of_a_worker_are_detected(used, tmp_path):
     notes_of(used, "1-of-3").unlink()
-    code, said = prove(tmp_path / "set", used)
+    code, output = prove(tmp_path / "set", used)
     assert code == 1
-    assert "epoch 0, the batch from sample 48 on: 8 samples used instead of 12" in said
-    assert "samples never used" in said
+    assert "epoch 0, the batch from sample 48 on: 8 samples used instead of 12" in output
+    assert "samples never used" in output
 
 
 def test_sample_used_twice_is_detected(used, tmp_path):
@@ -80,41 +80,41 @@ def test_sample_used_twice_is_detected(used, tmp_path):
     assert len(read) == STEPS
     read[1]["ids"][0] = read[0]["ids"][0]
     path.write_text("\n".join(map(json.dumps, lines)))
-    code, said = prove(tmp_path / "set", used)
+    code, output = prove(tmp_path / "set", used)
     assert code == 1
-    assert "epoch 1: 1 samples used twice" in said
+    assert "epoch 1: 1 samples used twice" in output
 
 
 def test_unused_batches_are_detected(used, tmp_path):
     path = notes_of(used, "0-of-1")
     lines = [line for line in path.read_text().splitlines() if '"used":[1,24,36]' not in line]
     path.write_text("\n".join(lines))
-    code, said = prove(tmp_path / "set", used)
+    code, output = prove(tmp_path / "set", used)
     assert code == 1
-    assert "epoch 1: 12 samples never used" in said
+    assert "epoch 1: 12 samples never used" in output
 
 
 def test_unfinished_epoch_is_accepted(dataset, tmp_path):
     manifest = dataset()
     use(manifest, tmp_path / "notes", 2, None, 0, 4)
-    code, said = prove(tmp_path / "set", tmp_path / "notes")
+    code, output = prove(tmp_path / "set", tmp_path / "notes")
     assert code == 0
-    assert "epoch 0: 48 samples used, incomplete" in said
+    assert "epoch 0: 48 samples used, incomplete" in output
 
 
 def test_notes_of_other_data_or_no_notes(used, dataset, tmp_path):
     path = notes_of(used, "0-of-1")
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first.replace('"seed":3', '"seed":4'), *rest]))
-    code, said = prove(tmp_path / "set", used)
+    code, output = prove(tmp_path / "set", used)
     assert code == 1
-    assert "the runs differ in their data, order or batch size" in said
+    assert "the runs differ in their data, order or batch size" in output
     for notes in used.iterdir():
         notes.write_text(f"{first}\n")
-    code, said = prove(tmp_path / "set", used)
+    code, output = prove(tmp_path / "set", used)
     assert code == 1
-    assert "no batch was used, so the ledger proves nothing" in said
+    assert "no batch was used, so the ledger proves nothing" in output
     (tmp_path / "empty").mkdir()
-    code, said = prove(tmp_path / "set", tmp_path / "empty")
+    code, output = prove(tmp_path / "set", tmp_path / "empty")
     assert code == 1
-    assert "`ledger` must be a directory with a ledger" in said
+    assert "`ledger` must be a directory with a ledger" in output

@@ -157,7 +157,7 @@ def test_local_cache_avoids_reads_from_the_store(store, tmp_path):
     assert len(copies) == len(first._fetcher.reader.layout.block_records) > 3
     # The cache works without the shards; a damaged or truncated copy is ignored.
     again = read_tfrecords(store, 32, **options)
-    kept = [storage.read_bytes(manifest.path_of(s)) for s in manifest.splits["train"]]
+    shard_contents = [storage.read_bytes(manifest.path_of(s)) for s in manifest.splits["train"]]
     for shard in manifest.splits["train"]:
         storage.remove(manifest.path_of(shard))
     np.testing.assert_array_equal(np.concatenate(list(again)), epochs[0])
@@ -166,7 +166,7 @@ def test_local_cache_avoids_reads_from_the_store(store, tmp_path):
     without = read_tfrecords(store, 32, **options)
     with pytest.raises(Exception, match="FileNotFoundError"):
         list(without)
-    for shard, data in zip(manifest.splits["train"], kept, strict=True):
+    for shard, data in zip(manifest.splits["train"], shard_contents, strict=True):
         storage.write_bytes(manifest.path_of(shard), data)
     np.testing.assert_array_equal(
         np.concatenate(list(read_tfrecords(store, 32, **options))), epochs[0]

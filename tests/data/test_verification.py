@@ -84,9 +84,9 @@ def test_shard_of_another_data_set_is_detected(small, tmp_path):
 def say(shard: Path, **changes) -> None:
     """Changes a shard's entry in the manifest."""
     path = shard.with_name("data.manifest.json")
-    said = json.loads(path.read_text())
-    said["splits"]["train"][0] |= changes
-    path.write_text(json.dumps(said))
+    description = json.loads(path.read_text())
+    description["splits"]["train"][0] |= changes
+    path.write_text(json.dumps(description))
 
 
 def digest(path: Path) -> str:
@@ -170,6 +170,6 @@ def test_truncation_between_records_is_detected_without_an_index(small):
     lengths = index.read(str(small)).lengths
     small.write_bytes(small.read_bytes()[: -(int(lengths[-1]) + FRAME)])
     small.with_name(small.name + index.SUFFIX).unlink()
-    said = "\n".join(map(str, verify(str(small.parent)).problems))
+    problems = "\n".join(map(str, verify(str(small.parent)).problems))
     for problem in ("bytes instead of", "digest differs", "is missing", "5 records instead of"):
-        assert problem in said
+        assert problem in problems

@@ -75,10 +75,10 @@ def test_commands_run_elsewhere_have_a_test_there():
 def test_workers(tmp_path):
     (tmp_path / "train.py").write_text(train_program())
     launch, inspect, remove, alone = WORKERS
-    said = run(launch, tmp_path)
-    for line in said.splitlines():
+    output = run(launch, tmp_path)
+    for line in output.splitlines():
         assert re.fullmatch(rf"\[0\] ({PROGRESS}|{SAVE_COST})", line), line
-    assert f"Epoch {EPOCHS}/{EPOCHS}" in said
+    assert f"Epoch {EPOCHS}/{EPOCHS}" in output
     on_two = accuracies(tmp_path)
     # One logger wrote, once per epoch, and the model has improved.
     assert len(on_two) == EPOCHS

@@ -94,12 +94,12 @@ def test_curves_of_the_ways_that_programs_print():
 
 
 def test_markdown_code_of_docstrings():
-    said = docstrings.to_rst(
+    rst_lines = docstrings.to_rst(
         ["Takes `x`", "", "```python", "f(`x`)", "```", "and ``y``, `a", "b`."]
     )
-    assert said[:2] == ["Takes ``x``", ""]
-    assert [line for line in said if "code-block" in line] == [".. code-block:: python"]
-    assert "and ``y``, ``a" in said
+    assert rst_lines[:2] == ["Takes ``x``", ""]
+    assert [line for line in rst_lines if "code-block" in line] == [".. code-block:: python"]
+    assert "and ``y``, ``a" in rst_lines
 
 
 def test_members_are_those_of_tfdml():

@@ -74,7 +74,7 @@ class RankPool:
         """
         if not self._connections:
             self._start()
-        printed = self._log.stat().st_size
+        log_start = self._log.stat().st_size
         for connection in self._connections.values():
             connection.send((case.__module__, case.__qualname__, args))
         answers = self._answers(timeout)
@@ -84,12 +84,14 @@ class RankPool:
             return [answers[rank][1] for rank in range(self.size)]
         if len(errors) < self.size:
             self.close(keep_output=True)
-        said = [f"rank {rank} raised:\n{text}" for rank, text in sorted(errors.items())]
+        failures = [f"rank {rank} raised:\n{text}" for rank, text in sorted(errors.items())]
         if silent:
-            said.append(f"ranks {silent} did not answer within {timeout} s, or died")
-        output = self._log.read_bytes()[printed:].decode(errors="replace")
+            failures.append(f"ranks {silent} did not answer within {timeout} s, or died")
+        output = self._log.read_bytes()[log_start:].decode(errors="replace")
         raise RankFailure(
-            "\n".join([f"{case.__qualname__} failed on {self.size} ranks.", *said, output[-8000:]]),
+            "\n".join(
+                [f"{case.__qualname__} failed on {self.size} ranks.", *failures, output[-8000:]]
+            ),
             errors,
         )
 

@@ -76,8 +76,8 @@ class ServerCluster:
         try:
             (result,) = self._pools["chief", 0].run(case, *args, timeout=timeout)
         except RankFailure as error:
-            said = [f"{role} {i}: {code}" for (role, i), code in self.codes.items()]
-            raise RankFailure("\n".join([str(error), *said]), error.errors) from None
+            exit_codes = [f"{role} {i}: {code}" for (role, i), code in self.codes.items()]
+            raise RankFailure("\n".join([str(error), *exit_codes]), error.errors) from None
         return result
 
     def send(self, role: str, index: int, number: signal.Signals) -> None:

@@ -209,9 +209,9 @@ def test_a_build_from_wheels_loads_without_a_gpu_and_sums_by_gloo(environment_wi
     built = run(python, "-m", "tfdml.cli.main", "build-horovod", "--nccl", timeout=2400)
     assert "Installed, and it loads (gloo, nccl)." in built
     horovodrun = Path(sys.executable).with_name("horovodrun")
-    said = run(
+    output = run(
         *(python, str(horovodrun), "-np", "2", python, "-c", PROGRAM),
         timeout=300,
     )
-    result = json.loads(said.split("RESULT ", 1)[1].splitlines()[0])
+    result = json.loads(output.split("RESULT ", 1)[1].splitlines()[0])
     assert result == [[True, True, True], 2, [0.0, 3.0, 6.0, 9.0]]

@@ -40,8 +40,10 @@ def overflowing(
     bad[row] = np.inf
 
     def state() -> list[bytes]:
-        kept = list(strategy.extended.get_aggregator(scaled).state.values())
-        return [v.numpy().tobytes() for v in [*model.variables, *inner.variables, *kept]]
+        aggregator_state = list(strategy.extended.get_aggregator(scaled).state.values())
+        return [
+            v.numpy().tobytes() for v in [*model.variables, *inner.variables, *aggregator_state]
+        ]
 
     for _ in range(2):
         model.train_on_batch(x, y, good)

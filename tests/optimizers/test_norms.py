@@ -37,12 +37,12 @@ for shape in [(3, 3, 512, 512), (1_000_003,), (300_000, 16)]:
 @pytest.mark.slow
 def test_the_number_of_threads_does_not_matter():
     root = Path(__file__).resolve().parents[2]
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM, threads],
             cwd=root, capture_output=True, text=True, check=True, timeout=120,
         ).stdout
         for threads in ("1", "2", "8")
     ]  # fmt: skip
-    assert said[0].count("\n") == 3
-    assert said[0] == said[1] == said[2]
+    assert outputs[0].count("\n") == 3
+    assert outputs[0] == outputs[1] == outputs[2]

@@ -111,9 +111,9 @@ def two(tmp_path_factory, request):
 
 
 def test_one_process(one):
-    output, said = one
+    output, stdout = one
     facts = json.loads((output / "history.json").read_text())
-    assert "scikit-learn's digits: 1500 images to train on, 297 to validate; 1 process" in said
+    assert "scikit-learn's digits: 1500 images to train on, 297 to validate; 1 process" in stdout
     assert facts["processes"] == 1
     assert facts["samples_per_second"] > 0
     assert len(facts["seconds"]) == len(facts["history"]["val_accuracy"]) == 2

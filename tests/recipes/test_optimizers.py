@@ -39,8 +39,8 @@ def test_large_batch(ranks, tmp_path, optimizer, rate):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd-linear", "sgd-warmup", "nesterov", "lamb"])
 def test_large_batch_with_other_optimizers(ranks, optimizer):
-    (said,) = ranks(1).run(cases.run, "large_batch", {**LARGE_BATCH, "optimizer": optimizer})
-    assert f"{optimizer}, batch 500" in said
+    (output,) = ranks(1).run(cases.run, "large_batch", {**LARGE_BATCH, "optimizer": optimizer})
+    assert f"{optimizer}, batch 500" in output
 
 
 @pytest.mark.slow

@@ -19,21 +19,21 @@ OPTIONS = {
 
 def _trained(run, tmp_path, strategy: str) -> tuple[dict, str]:
     options = {**OPTIONS, "strategy": strategy, "result": tmp_path / "numbers.json"}
-    said = run(cases.run, "recommender", options)
-    return json.loads((tmp_path / "numbers.json").read_text()), said
+    output = run(cases.run, "recommender", options)
+    return json.loads((tmp_path / "numbers.json").read_text()), output
 
 
 @pytest.mark.slow
 def test_recommender_with_partitioned_embeddings(cluster, tmp_path):
-    numbers, said = _trained(cluster.run, tmp_path, "parameter_server")
+    numbers, output = _trained(cluster.run, tmp_path, "parameter_server")
     assert numbers["accuracy"] > 0.62  # Guessing gives 0.5.
     assert numbers["loss"][-1] < numbers["loss"][0]
-    assert re.search(r"ps 1 .*part", said), said
+    assert re.search(r"ps 1 .*part", output), output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["horovod", "mirrored", "multi_worker"])
 def test_the_same_file_under_the_other_strategies(ranks, tmp_path, strategy):
-    numbers, said = _trained(lambda *case: ranks(2, strategy).run(*case)[0], tmp_path, strategy)
+    numbers, output = _trained(lambda *case: ranks(2, strategy).run(*case)[0], tmp_path, strategy)
     assert numbers["accuracy"] > 0.62
-    assert f"{strategy}: test accuracy" in said
+    assert f"{strategy}: test accuracy" in output

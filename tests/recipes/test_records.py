@@ -17,8 +17,8 @@ OPTIONS = {"epochs": 2, "batch_size": 200, "limit": None, "seed": 0, "data": "au
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     directory = tmp_path_factory.mktemp("records")
-    said = cases.run("make_records", {"directory": directory, "shards": 3, "data": "digits"})
-    assert "digits" in said
+    output = cases.run("make_records", {"directory": directory, "shards": 3, "data": "digits"})
+    assert "digits" in output
     assert not verify(str(directory)).problems
     return directory
 
@@ -28,9 +28,9 @@ def test_two_processes_agree_with_one(ranks, records, tmp_path):
     runs = {}
     for size in (1, 2):
         options = {**OPTIONS, "records": records, "output": tmp_path / str(size)}
-        said = ranks(size).run(cases.run, "fashion_mnist", options)
-        assert re.search("1500 images to train on, 297 to validate", said[0])
-        assert said[1:] == [""] * (size - 1)
+        outputs = ranks(size).run(cases.run, "fashion_mnist", options)
+        assert re.search("1500 images to train on, 297 to validate", outputs[0])
+        assert outputs[1:] == [""] * (size - 1)
         runs[size] = json.loads((tmp_path / str(size) / "history.json").read_text())
     for name in ("loss", "val_loss"):
         one, two = (runs[size]["history"][name] for size in (1, 2))
@@ -46,8 +46,8 @@ def convert(source: Path, output: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def number_in(said: str, name: str) -> float:
-    return float(re.search(rf"{name} ([\d.]+)", said)[1])
+def number_in(output: str, name: str) -> float:
+    return float(re.search(rf"{name} ([\d.]+)", output)[1])
 
 
 @pytest.mark.slow  # `test_two_processes_agree_with_one` reads records of images the same way.

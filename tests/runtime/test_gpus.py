@@ -79,8 +79,8 @@ def test_gpus_taken_by_a_process(process, arguments, result):
 
 
 def test_a_process_without_a_gpu_is_refused(process):
-    (said,) = process.run(cases.taken, 2, None, (1, 3))
-    assert "2 GPUs for 3 processes" in said
+    (message,) = process.run(cases.taken, 2, None, (1, 3))
+    assert "2 GPUs for 3 processes" in message
 
 
 def test_second_strategy_takes_the_remaining_gpus(process):
@@ -88,9 +88,9 @@ def test_second_strategy_takes_the_remaining_gpus(process):
     assert found == (["GPU:0", "GPU:1"], "2,3", True)
     (found,) = process.run(cases.taken_twice, ["GPU:0", "GPU:1"], ["GPU:1"])
     assert found == (["GPU:1"], "0,1", True)
-    (said,) = process.run(cases.taken_twice, ["GPU:0"], ["GPU:0", "GPU:1"])
-    assert "1 of 4 GPUs are visible" in said
-    assert "Name all GPUs of the process in its first strategy" in said
+    (message,) = process.run(cases.taken_twice, ["GPU:0"], ["GPU:0", "GPU:1"])
+    assert "1 of 4 GPUs are visible" in message
+    assert "Name all GPUs of the process in its first strategy" in message
 
 
 def test_choice_of_the_program_is_kept(process):

@@ -29,8 +29,8 @@ def test_a_rank_that_never_comes_is_named(rank):
     ports = free_ports(2)
     ended = start(rank, ports)
     assert (ended.returncode, ended.timed_out) == (1, False), ended.output
-    said = f"rank {1 - rank} at 127.0.0.1:{ports[1 - rank]}: [Errno 111] Connection refused"
-    assert said in ended.output
+    reason = f"rank {1 - rank} at 127.0.0.1:{ports[1 - rank]}: [Errno 111] Connection refused"
+    assert reason in ended.output
     assert f"Received on rank {rank}: no answer from rank {1 - rank}" in ended.output
 
 

@@ -188,8 +188,8 @@ def test_hosts_of_a_lab_report(tmp_path):
 def test_a_job_without_a_result_is_an_error_that_shows_its_output():
     program = "import sys; print('said'); sys.exit('no memory')"
     command = [sys.executable, "-c", program]
-    said = r"must report a result. Received: exit code 1 (?s:.)*said\n(?s:.)*no memory"
-    with pytest.raises(RuntimeError, match=said):
+    pattern = r"must report a result. Received: exit code 1 (?s:.)*said\n(?s:.)*no memory"
+    with pytest.raises(RuntimeError, match=pattern):
         harness.result_of(command, harness.environment(1), timeout=60)
     with pytest.raises(RuntimeError, match=r"must end without an error(?s:.)*no memory"):
         harness.finish(command, harness.environment(1), timeout=60)

@@ -65,8 +65,10 @@ def test_bootstrap_rejects_unknown_arguments(arguments, received):
 def test_malformed_version_is_rejected(arguments, received):
     done = run("bootstrap", *arguments)
     assert done.returncode == 1
-    said = f"{arguments[0]} must have a minor version, such as 3.14 or 2.20. Received: {received}"
-    assert said in done.stderr
+    message = (
+        f"{arguments[0]} must have a minor version, such as 3.14 or 2.20. Received: {received}"
+    )
+    assert message in done.stderr
 
 
 def test_no_python_for_versions():

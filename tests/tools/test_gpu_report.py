@@ -68,9 +68,9 @@ def test_failed_row_sets_exit_code_1():
 
 
 def test_help_names_each_check():
-    said = gpu_report("--help", COLUMNS="200").stdout
+    help_text = gpu_report("--help", COLUMNS="200").stdout
     for check in CHECKS:
-        assert f"{check.name}: {check.about}" in " ".join(said.split())
+        assert f"{check.name}: {check.about}" in " ".join(help_text.split())
 
 
 def test_a_check_that_does_not_exist():
@@ -174,7 +174,7 @@ def test_wrong_codec_or_host_copy_fails(changes, problem):
     row = codecs.row_of({**CODEC, **changes}, 10**9, "gpu")
     assert row.name == "codec QSGD(bits=8, stochastic)"
     assert row.figures["GB/s"] == "10.00"
-    assert [problem in said for said in row.problems] == ([True] if problem else [])
+    assert [problem in message for message in row.problems] == ([True] if problem else [])
 
 
 def test_missing_control_copy_fails():
@@ -198,7 +198,7 @@ def test_late_or_misplaced_rows_fail(changes, problem):
     parts = [["/device:GPU:0", "/device:GPU:1"]]
     reported = {"devices": ["GPU:0", "GPU:1"], "parts": parts, "ahead": 2, "fit copies ahead": True}
     row = prefetch.row_of({**reported, **changes}, "gpu")
-    assert [problem in said for said in row.problems] == ([True] if problem else [])
+    assert [problem in message for message in row.problems] == ([True] if problem else [])
 
 
 def test_more_memory_than_stock_fails():
@@ -318,15 +318,15 @@ def test_a_copy_without_a_size():
 
 
 def test_pages_say_not_run_on_a_gpu_until_there_is_a_report():
-    kept = (ROOT / "tools" / "benchmarks" / "gpu_report.md").exists()
-    said = []
+    report_exists = (ROOT / "tools" / "benchmarks" / "gpu_report.md").exists()
+    marked_pages = []
     for file in PAGES:
         text = " ".join(file.read_text(encoding="utf-8").split())
         assert not re.search(r"GPU[^.|]*\buntested|\b[Nn]ot tested[^.|]*\bGPU", text), file
         for found in re.finditer(r"(?i)not run on a GPU", text):
-            said.append(file.name)
+            marked_pages.append(file.name)
             assert "`tools/gpu_report`" in text[found.start() : found.end() + 120], file
-    assert bool(said) != kept, said
+    assert bool(marked_pages) != report_exists, marked_pages
 
 
 def test_command_exists():

@@ -99,12 +99,14 @@ def base_python() -> str:
 
 def run(command: list[str], path: str, timeout: float = 300, cwd: Path | None = None, **variables):
     """Runs a command with only the home and pip's settings of this environment."""
-    kept = {name: v for name, v in os.environ.items() if name == "HOME" or name.startswith("PIP_")}
+    inherited = {
+        name: v for name, v in os.environ.items() if name == "HOME" or name.startswith("PIP_")
+    }
     command = ["env", f"PATH={path}", *command]
     return subprocess.run(
         command,
         cwd=cwd or "/",
-        env={**kept, **variables, "PATH": path},
+        env={**inherited, **variables, "PATH": path},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -117,8 +119,8 @@ def train(project: Path, installed: str, workers: int, *arguments: str) -> list[
     command = ["tfdml", "launch", "--workers", str(workers), "train.py", *arguments]
     done = run(command, installed, cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"size"' in line]
-    return [json.loads(text) for text in said]
+    json_lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"size"' in line]
+    return [json.loads(text) for text in json_lines]
 
 
 def test_two_workers_from_the_wheel_equal_one(project, installed):

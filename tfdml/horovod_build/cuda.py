@@ -187,7 +187,7 @@ def _linked(home: Path, folder: Path, parts: Sequence[str]) -> Path:
 def _compiler_version(cuda: Path, environment: Mapping[str, str]) -> str:
     command = [str(cuda / "bin/nvcc"), "--version"]
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -197,12 +197,12 @@ def _compiler_version(cuda: Path, environment: Mapping[str, str]) -> str:
             check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    version = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+        output = str(error)
+    version = re.search(r"\bV(\d+(?:\.\d+)+)", output)
     if version is None:
         raise BuildError(
             "CUDA's compiler must report its version.",
-            received=f"{said.strip()[-300:]!r} from `{' '.join(command)}`",
+            received=f"{output.strip()[-300:]!r} from `{' '.join(command)}`",
             fix="Install it again, or set HOROVOD_CUDA_HOME to another CUDA toolkit.",
         )
     return version.group(1)

@@ -74,12 +74,12 @@ class BuildOptions:
         Returns:
             `inherited` without stray HOROVOD_ variables, plus those of the options.
         """
-        kept = {
+        filtered = {
             name: value
             for name, value in inherited.items()
             if not name.startswith("HOROVOD_") or name in PASSED_THROUGH
         }
-        return {**kept, **self.variables()}
+        return {**filtered, **self.variables()}
 
     def fingerprint(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Returns every variable that changes the wheel, for the key of the cache.

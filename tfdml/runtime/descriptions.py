@@ -21,13 +21,13 @@ _ASSERTION = "assertion failed: "
 def without_pages(message: str) -> str:
     """Returns the message of a TensorFlow error without its report of the graph location."""
     lines = [line for line in message.splitlines() if not _WHERE.match(line)]
-    said = " ".join(" ".join(lines).split())
-    said = re.sub(r" ?\[Op:\S*\]( name: ?)?$", "", said)
-    if not said.startswith(_ASSERTION):
-        return said
+    text = " ".join(" ".join(lines).split())
+    text = re.sub(r" ?\[Op:\S*\]( name: ?)?$", "", text)
+    if not text.startswith(_ASSERTION):
+        return text
     # An assertion prints each of its items in brackets: sentences, with numbers between them.
-    parts = re.findall(r"\[([^\[\]]*)\]", said)
-    return re.sub(r"(\d) (?=[A-Z])", r"\1. ", " ".join(parts)) or said
+    parts = re.findall(r"\[([^\[\]]*)\]", text)
+    return re.sub(r"(\d) (?=[A-Z])", r"\1. ", " ".join(parts)) or text
 
 
 def describe_error(error: BaseException) -> str:

@@ -48,16 +48,16 @@ def filtered_stderr() -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     # -I ignores the user's environment, which may shadow a module of the standard library.
     command = [sys.executable, "-I", "-S", __file__]
     try:
         # A new session, so that Ctrl-C reaches only this process; the copier ends with its input.
         copier = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=kept, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=saved_stderr, start_new_session=True
         )
     except OSError:
-        os.close(kept)
+        os.close(saved_stderr)
         yield
         return
     os.dup2(copier.stdin.fileno(), 2)
@@ -66,8 +66,8 @@ def filtered_stderr() -> Iterator[None]:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
         # A child started in the meantime may hold the other end open for as long as it lives.
         with contextlib.suppress(subprocess.TimeoutExpired):
             copier.wait(1.0)

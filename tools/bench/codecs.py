@@ -71,24 +71,24 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float | None, 
     alone = LoopbackCollective(SIZE)
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)
-    kept = [memory.init(SHAPE)]
+    memories = [memory.init(SHAPE)]
     rates, step = (tf.constant(1.0), tf.constant(1.0)), tf.constant(0)
     if not isinstance(codec, ChunkCompressor):
         states = [codec.init("w", SHAPE)]
 
         @tf.function
         def rounds():
-            return sum_in_rounds(alone, codec, [gradient], kept, states, rates, "w")
+            return sum_in_rounds(alone, codec, [gradient], memories, states, rates, "w")
 
         return None, None, seconds(lambda: rounds()[1].numpy())
 
     def encode(stage):
-        run = tf.function(lambda: stage([gradient], kept, *rates, tf.constant([0, 1])))
+        run = tf.function(lambda: stage([gradient], memories, *rates, tf.constant([0, 1])))
         return seconds(lambda: run()[0].numpy())
 
     @tf.function
     def exchange():
-        return sum_in_two_phases(alone, codec, [gradient], kept, [{}], rates, step, "w")
+        return sum_in_two_phases(alone, codec, [gradient], memories, [{}], rates, step, "w")
 
     ((part, _),) = codec.parts([SHAPE])
     by_xla = encode(compiled_stages(part, SIZE)[0]) if part.native else None

@@ -280,9 +280,9 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _received(done: subprocess.CompletedProcess) -> str:
-    said = done.stdout[-2000:] + (done.stderr or "")[-4000:]
+    output = done.stdout[-2000:] + (done.stderr or "")[-4000:]
     command = " ".join(done.args)
-    return f"Received: exit code {done.returncode} of `{command}`, which printed:\n{said}"
+    return f"Received: exit code {done.returncode} of `{command}`, which printed:\n{output}"
 
 
 def report(result: Any) -> None:

@@ -216,12 +216,12 @@ class _Attempt:
                 self._take(rank, json.loads(line))
         return news
 
-    def _take(self, rank: int, said: dict) -> None:
-        if "collected" in said:
+    def _take(self, rank: int, event: dict) -> None:
+        if "collected" in event:
             self._begun.setdefault(rank, None)
-        elif "begins" in said:
-            self._begun[rank] = said["test"]
+        elif "begins" in event:
+            self._begun[rank] = event["test"]
         else:
             self._begun[rank] = None
-            ends = self._ends.setdefault(said["test"], {})
-            ends[rank] = Outcome(said["outcome"], said["message"])
+            ends = self._ends.setdefault(event["test"], {})
+            ends[rank] = Outcome(event["outcome"], event["message"])

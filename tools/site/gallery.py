@@ -46,12 +46,12 @@ def write_pages(run_recipes: bool = True) -> None:
         RecipeFailed: If a command of a recipe fails.
     """
     for recipe in RECIPES:
-        kept = GALLERY_CACHE / digest(recipe)
-        if run_recipes and not (kept / "output.txt").exists():
+        cache_folder = GALLERY_CACHE / digest(recipe)
+        if run_recipes and not (cache_folder / "output.txt").exists():
             began = time.monotonic()
-            _keep(recipe, kept)
+            _keep(recipe, cache_folder)
             print(f"site: {recipe.name} ran in {time.monotonic() - began:.0f} s", flush=True)
-        write(f"gallery/{recipe.name}.md", _page(recipe, kept))
+        write(f"gallery/{recipe.name}.md", _page(recipe, cache_folder))
     for name, title in HELPERS.items():
         source = (ROOT / "recipes" / f"{name}.py").read_text(encoding="utf-8")
         write(f"gallery/{name}.md", f"# {title}\n\n`recipes/{name}.py`\n\n{code(source, 'python')}")
@@ -89,11 +89,11 @@ def _own(name: str) -> set[Path]:
     return found
 
 
-def _keep(recipe: Recipe, kept: Path) -> None:
+def _keep(recipe: Recipe, cache_folder: Path) -> None:
     """Runs a recipe and keeps its output."""
     output = run(recipe)
-    kept.mkdir(parents=True, exist_ok=True)
-    (kept / "output.txt").write_text(output, encoding="utf-8")
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    (cache_folder / "output.txt").write_text(output, encoding="utf-8")
 
 
 def run(recipe: Recipe) -> str:
@@ -107,8 +107,8 @@ def run(recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory(prefix="tfdml-gallery-") as folder:
         (Path(folder) / "recipes").symlink_to(ROOT / "recipes")
         for command in recipe.commands:
-            said = _said(recipe, command, folder, deadline - time.monotonic())
-            shown.append(f"$ {command}\n{said}".rstrip())
+            output = _said(recipe, command, folder, deadline - time.monotonic())
+            shown.append(f"$ {command}\n{output}".rstrip())
     return "\n\n".join(shown) + "\n"
 
 
@@ -137,22 +137,22 @@ def _said(recipe: Recipe, command: str, folder: str, seconds: float) -> str:
             output, _ = process.communicate(timeout=max(seconds, 1))
         except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)
-            said = f"{recipe.name}: took longer than {LIMIT_SECONDS} s: {command}"
-            raise RecipeFailed(said) from error
+            message = f"{recipe.name}: took longer than {LIMIT_SECONDS} s: {command}"
+            raise RecipeFailed(message) from error
     if process.returncode:
         raise RecipeFailed(f"{recipe.name}: exit code {process.returncode}: {command}\n{output}")
     lines = [_COLOURS.sub("", line.rsplit("\r", 1)[-1]).rstrip() for line in output.splitlines()]
     return "\n".join(line for line in lines if line and not _NOISE.match(line))
 
 
-def _page(recipe: Recipe, kept: Path) -> str:
+def _page(recipe: Recipe, cache_folder: Path) -> str:
     (SOURCE / "gallery").mkdir(parents=True, exist_ok=True)
     source = (ROOT / "recipes" / f"{recipe.name}.py").read_text(encoding="utf-8")
     purpose = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
     parts = [f"# {recipe.title}", "", purpose, "", f"The file is `recipes/{recipe.name}.py`."]
-    if (kept / "output.txt").exists():
+    if (cache_folder / "output.txt").exists():
         note = f"{recipe.note} {COMMON_NOTE}".strip()
-        output = (kept / "output.txt").read_text(encoding="utf-8")
+        output = (cache_folder / "output.txt").read_text(encoding="utf-8")
         parts += ["", "## Output", "", note, "", code(output)]
         if curves.draw(output, SOURCE / "gallery" / f"{recipe.name}.svg"):
             parts += [f"![Loss and metrics of each epoch]({recipe.name}.svg)", ""]

@@ -85,10 +85,10 @@ def test_the_rank_that_failed_is_shown_first(tmp_path, end, code, words):
     done = launch("--workers", "3", script=script, tmp_path=tmp_path)
     assert done.returncode == code
     assert time.monotonic() - began < 45
-    said = done.stderr.split("tfdml launch: ")[1].splitlines()
-    assert said[0] == f"rank 1 failed: {words}. Its last lines:"
-    assert "    something is wrong" in said
-    assert any(line.startswith("rank 0: did not end by itself") for line in said)
+    lines = done.stderr.split("tfdml launch: ")[1].splitlines()
+    assert lines[0] == f"rank 1 failed: {words}. Its last lines:"
+    assert "    something is wrong" in lines
+    assert any(line.startswith("rank 0: did not end by itself") for line in lines)
     assert not left_of(tmp_path)
 
 
@@ -113,15 +113,15 @@ def test_only_rank_0_draws_on_a_terminal(tmp_path):
     command = [*TFDML, "launch", "-n", "2", str(program)]
     done = subprocess.run(command, stdout=slave, stderr=subprocess.PIPE, timeout=60)
     os.close(slave)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # The other end is closed.
         while data := os.read(master, 4096):
-            said += data
+            output += data
     os.close(master)
     # Both terminals, the rank's and the launcher's, add a \r.
-    said = said.decode().replace("\r", "").split("\n")
+    output = output.decode().replace("\r", "").split("\n")
     assert done.returncode == 0
-    assert sorted(line for line in said if line) == ["True True", "[1] False True"]
+    assert sorted(line for line in output if line) == ["True True", "[1] False True"]
 
 
 def test_restarts(tmp_path):
@@ -246,16 +246,16 @@ def test_a_train_job_makes_the_same_cluster(tmp_path):
     python.write_text('#!/bin/bash\necho "$TF_CONFIG"; echo "$@"\n')
     python.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
-    said = subprocess.run(
+    lines = subprocess.run(
         container["command"], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    config = json.loads(said[0])
+    config = json.loads(lines[0])
     assert config["task"] == {"type": "worker", "index": 1}
     assert [w.split(".")[0] for w in config["cluster"]["worker"]] == [
         "tfdml-node-0-0",
         "tfdml-node-0-1",
     ]
-    assert said[1] == str(tmp_path / "program.py")
+    assert lines[1] == str(tmp_path / "program.py")
 
 
 def test_an_mpi_job_runs_horovodrun(tmp_path):
@@ -300,8 +300,8 @@ def run_sbatch(text: str, directory: Path) -> str:
 def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
     done = launch("--hosts", "a:2,b:2", "--print-slurm", script="", tmp_path=tmp_path)
     assert "#SBATCH --nodes=2" in done.stdout
-    said = run_sbatch(done.stdout, slurm_bin(tmp_path)).splitlines()
-    configs = [json.loads(line) for line in said]
+    lines = run_sbatch(done.stdout, slurm_bin(tmp_path)).splitlines()
+    configs = [json.loads(line) for line in lines]
     assert [c["task"]["index"] for c in configs] == [0, 1, 2, 3]
     assert configs[3]["cluster"]["worker"] == [
         "node1:29400",
@@ -313,8 +313,8 @@ def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
 
 def test_an_sbatch_script_for_horovod(tmp_path):
     done = launch("--horovod", "--hosts", "a:2,b:2", "--print-slurm", script="", tmp_path=tmp_path)
-    said = run_sbatch(done.stdout, slurm_bin(tmp_path))
-    assert said.startswith("-np 4 -H node1:2,node2:2 python")
+    output = run_sbatch(done.stdout, slurm_bin(tmp_path))
+    assert output.startswith("-np 4 -H node1:2,node2:2 python")
 
 
 def test_leftover_processes_are_found():

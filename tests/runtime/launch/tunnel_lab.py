@@ -93,10 +93,12 @@ class Machines:
         if node == "node2":
             command = ["ssh", "-n", self._address, shlex.join(command)]
         # Not a pipe: background processes would keep it open.
-        with tempfile.TemporaryFile("w+") as said:
-            code = subprocess.run(command, stdout=said, stderr=said, timeout=60).returncode
-            said.seek(0)
-            output = said.read()
+        with tempfile.TemporaryFile("w+") as output_file:
+            code = subprocess.run(
+                command, stdout=output_file, stderr=output_file, timeout=60
+            ).returncode
+            output_file.seek(0)
+            output = output_file.read()
         if code:
             raise RuntimeError(f"On {node}:\n{script}\n{output}")
         return output
@@ -137,9 +139,9 @@ class Machines:
                 if "systemctl reload ssh\n" in text:
                     text = text.replace("systemctl reload ssh\n", "")
                     reload_sshd()
-                said = self.run(node, text)
+                output = self.run(node, text)
                 if "wg pubkey" in text:
-                    keys[node] = said.strip()
+                    keys[node] = output.strip()
 
 
 def reload_sshd() -> None:

@@ -70,7 +70,7 @@ def test_unequal_shares(ranks, data, kind):
 def test_recipe_of_synchronized_batch_norm(ranks):
     """Rank 0 prints the output of one process."""
     (alone,), (first, second) = (ranks(size).run(cases.run_recipe) for size in (1, 2))
-    losses = [re.findall(r"loss: ([0-9.]+)\n", said) for said in (alone, first)]
+    losses = [re.findall(r"loss: ([0-9.]+)\n", output) for output in (alone, first)]
     assert len(losses[0]) == 3, alone
     np.testing.assert_allclose(*np.array(losses, float), rtol=1e-3)
     assert "loss" not in second

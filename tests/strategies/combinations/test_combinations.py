@@ -91,7 +91,7 @@ def test_guarantees_list_refused_pairs():
     text = GUARANTEES.read_text(encoding="utf-8").partition("## Features together")[2]
     lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
     assert any("a compressor | another compressor" in line for line in lines)
-    names = {name: said.partition("(")[0].split(", ") for name, said in FEATURES.items()}
+    names = {name: api_names.partition("(")[0].split(", ") for name, api_names in FEATURES.items()}
     for pair in (p.values[0] for p in _pairs(Refused) + _pairs(Apart)):
         if TABLE[pair[1]][pair[0]] is ONE_CODEC or set(pair) == SERVERS:
             continue

@@ -116,16 +116,16 @@ def printed(verbose: int | None, interval: float | None) -> str:
     strategy = rank_job.strategy()
     x, y = data(48)
     model = compiled(strategy)
-    given = {} if verbose is None else {"verbose": verbose}
+    options = {} if verbose is None else {"verbose": verbose}
     seconds = progress.INTERVAL if interval is None else interval
     with (
-        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stdout(io.StringIO()) as output,
         mock.patch.object(progress, "INTERVAL", seconds),
     ):
-        model.fit(x, y, batch_size=12, epochs=2, validation_data=(x, y), **given)
-        model.evaluate(x, y, **given)
-        model.predict(x, batch_size=48, **given)
-    return said.getvalue()
+        model.fit(x, y, batch_size=12, epochs=2, validation_data=(x, y), **options)
+        model.evaluate(x, y, **options)
+        model.predict(x, batch_size=48, **options)
+    return output.getvalue()
 
 
 def saved(path: str) -> np.ndarray:

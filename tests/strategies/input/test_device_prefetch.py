@@ -47,8 +47,8 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
 
 
 def test_errors_of_the_data_are_raised(ranks):
-    for said in ranks(2).run(cases.failing, True):
-        assert "assertion failed" in said
+    for message in ranks(2).run(cases.failing, True):
+        assert "assertion failed" in message
 
 
 def test_no_thread_is_left_of_an_interrupted_epoch(ranks):

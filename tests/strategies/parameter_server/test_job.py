@@ -164,9 +164,9 @@ def served(cluster: dict, role: str, *options: str) -> subprocess.Popen:
 def test_a_chief_that_never_comes():
     chief, worker, ps = (f"127.0.0.1:{p}" for p in free_ports(3))
     server = served({"chief": [chief], "worker": [worker], "ps": [ps]}, "ps", "--start-limit", "1")
-    _, said = server.communicate(timeout=90)
+    _, stderr = server.communicate(timeout=90)
     assert server.returncode == 70
-    assert f"the chief at {chief} did not answer within 1 s" in said
+    assert f"the chief at {chief} did not answer within 1 s" in stderr
 
 
 def test_serve_rejects_the_chief():
@@ -196,16 +196,16 @@ def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
     for name, text in programs.items():
         (directory / name).write_text(f"#!/bin/bash\n{text}\n")
         (directory / name).chmod(0o755)
-    said = subprocess.run(
+    lines = subprocess.run(
         [shutil.which("bash"), "-c", done.stdout],
         env={"PATH": f"{directory}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    commands = [line[line.rindex("}") + 2 :] for line in said]
+    commands = [line[line.rindex("}") + 2 :] for line in lines]
     assert commands == ["train.py", "serve", "serve", "serve"]
-    configs = [json.loads(line[: line.rindex("}") + 1]) for line in said]
+    configs = [json.loads(line[: line.rindex("}") + 1]) for line in lines]
     tasks = [checked_task(c["cluster"], c["task"]["type"], c["task"]["index"]) for c in configs]
     assert [t.name for t in tasks] == ["the chief", "parameter server 0", "worker 0", "worker 1"]
     assert [t.address.split(":")[0] for t in tasks] == ["node0", "node0", "node1", "node1"]
@@ -253,10 +253,10 @@ def test_launch_restarts_a_worker(tmp_path):
     )
     assert any("begun" in line for line in job.stdout)
     kill(job, "worker", 1)
-    out, said = job.communicate(timeout=200)
-    assert job.returncode == 0, said[-3000:]
-    assert "worker 1 failed" in said
-    assert "iterations 500" in out
+    stdout, stderr = job.communicate(timeout=200)
+    assert job.returncode == 0, stderr[-3000:]
+    assert "worker 1 failed" in stderr
+    assert "iterations 500" in stdout
 
 
 @pytest.mark.slow  # `test_restart` does it without the launcher.
@@ -281,8 +281,8 @@ def test_launch_restarts_a_job_that_resumes(tmp_path, role):
         time.sleep(0.1)
     time.sleep(2)
     kill(job, role, 0)
-    out, said = job.communicate(timeout=200)
-    assert job.returncode == 0, said[-3000:]
-    assert "restart 1 of 1" in said
-    assert "continues at step" in out + said
-    assert "iterations 500" in out
+    stdout, stderr = job.communicate(timeout=200)
+    assert job.returncode == 0, stderr[-3000:]
+    assert "restart 1 of 1" in stderr
+    assert "continues at step" in stdout + stderr
+    assert "iterations 500" in stdout

@@ -68,6 +68,6 @@ def test_wrong_partitioners_are_refused(cluster, kind, words):
 
 
 def test_a_partitioner_may_leave_a_small_model_whole(cluster):
-    said, steps = cluster.run(cases.splits_nothing)
-    assert "`variable_partitioner` splits no variable of this model" in said
+    warning, steps = cluster.run(cases.splits_nothing)
+    assert "`variable_partitioner` splits no variable of this model" in warning
     assert steps == 3

@@ -40,6 +40,6 @@ def test_explicit_verbose_is_respected(ranks, verbose, first):
 
 
 def test_one_process_shows_the_keras_progress_bar(ranks):
-    (said,) = ranks(1).run(fit_cases.printed, None, None)
-    assert "Epoch 1/2\n" in said
-    assert "━" in said
+    (output,) = ranks(1).run(fit_cases.printed, None, None)
+    assert "Epoch 1/2\n" in output
+    assert "━" in output

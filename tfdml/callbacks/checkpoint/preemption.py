@@ -51,7 +51,7 @@ class Preemption:
         if self._vote is None:
             return self._asked.is_set()
         if self._asked.is_set():
-            self._vote.wish()
+            self._vote.request()
         return self._vote.decided
 
     def start(self) -> None:

@@ -77,13 +77,14 @@ class Saver:
             earlier = "Earlier checkpoints are undamaged."
             if not self._has_earlier:
                 earlier = "This training has no earlier checkpoint."
-            said = f"A checkpoint could not be written to {self._session.path} on rank "
-            said += f"{self._ranks.rank}: {error}. {earlier}"
+            message = f"A checkpoint could not be written to {self._session.path} on rank "
+            message += f"{self._ranks.rank}: {error}. {earlier}"
             if self._raises:
                 raise OSError(
-                    f"{said} Fix the cause (free disk space, for example), and start the job again."
+                    f"{message} Fix the cause (free disk space, for example), and start the job "
+                    f"again."
                 ) from error
-            say(f"WARNING: {said} Training continues without it.")
+            say(f"WARNING: {message} Training continues without it.")
 
     def give_up(self) -> None:
         """Stops waiting for other ranks' parts, which are lost; removes partial checkpoints."""

@@ -156,8 +156,8 @@ def _full(path: str) -> str:
 
 
 def _plan() -> FaultPlan | None:
-    said = setting(VARIABLE)
-    return FaultPlan.from_json(said) if said else None
+    plan_json = setting(VARIABLE)
+    return FaultPlan.from_json(plan_json) if plan_json else None
 
 
 def end_session(path: str) -> None:

@@ -61,14 +61,14 @@ def measure_codec(
     scales = Scales(tf.constant(1.0), tf.constant(1.0))
 
     def step() -> None:
-        own, kept = [gradient], [memory.init(_SHAPE)]
+        gradients, memories = [gradient], [memory.init(_SHAPE)]
         if isinstance(compressor, ChunkCompressor):
             total = sum_in_two_phases(
-                alone, compressor, own, kept, [{}], scales, tf.constant(0), "codec"
+                alone, compressor, gradients, memories, [{}], scales, tf.constant(0), "codec"
             )
         else:
             states = [compressor.init("codec", _SHAPE)]
-            total = sum_in_rounds(alone, compressor, own, kept, states, scales, "codec")
+            total = sum_in_rounds(alone, compressor, gradients, memories, states, scales, "codec")
         total[1].numpy()
 
     _seconds(clock, step, 1)

@@ -81,7 +81,7 @@ class PowerSGD(SummableCompressor):
     def _send_left(self, gradients, states):
         return [_matrix(g) @ s["q"] for g, s in zip(gradients, states, strict=True)], []
 
-    def _send_right(self, gradients, states, kept, lefts):
+    def _send_right(self, gradients, states, carried, lefts):
         lefts = [orthogonal(left) for left in lefts]
         return [_times(g, left) for g, left in zip(gradients, lefts, strict=True)], lefts
 

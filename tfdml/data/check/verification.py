@@ -113,8 +113,8 @@ def _check(manifest: DatasetManifest, shard: Shard) -> tuple[list[Problem], list
     bad, records = _records(path, data, found)
     problems += bad
     if not bad and len(records) != shard.records:
-        said = f"has {len(records)} records instead of {shard.records}"
-        problems.append(Problem(path, said))
+        difference = f"has {len(records)} records instead of {shard.records}"
+        problems.append(Problem(path, difference))
     return problems, records
 
 

@@ -178,13 +178,13 @@ def _joined(pieces: list[Piece], rows: int) -> np.ndarray:
     """Returns the concatenated bytes of all records: uint8."""
     width = sum(piece.table.shape[1] for piece in pieces)
     table = np.empty((rows, width), np.uint8)
-    kept = None
+    used_bytes = None
     first = 0
     for piece in pieces:
         columns = slice(first, first + piece.table.shape[1])
         table[:, columns] = piece.table
         if piece.used is not None:
-            kept = np.ones((rows, width), bool) if kept is None else kept
-            kept[:, columns] = np.arange(piece.table.shape[1]) < piece.used[:, None]
+            used_bytes = np.ones((rows, width), bool) if used_bytes is None else used_bytes
+            used_bytes[:, columns] = np.arange(piece.table.shape[1]) < piece.used[:, None]
         first = columns.stop
-    return table.ravel() if kept is None else table[kept]
+    return table.ravel() if used_bytes is None else table[used_bytes]

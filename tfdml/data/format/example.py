@@ -39,9 +39,9 @@ def varints(numbers: np.ndarray) -> bytes:
     groups = bits[:, None] >> shifts
     more = np.zeros(groups.shape, bool)
     more[:, :-1] = groups[:, 1:] != 0
-    kept = np.ones(groups.shape, bool)
-    kept[:, 1:] = more[:, :-1]
-    return ((groups & np.uint64(127)).astype(np.uint8) | more * np.uint8(128))[kept].tobytes()
+    used = np.ones(groups.shape, bool)
+    used[:, 1:] = more[:, :-1]
+    return ((groups & np.uint64(127)).astype(np.uint8) | more * np.uint8(128))[used].tobytes()
 
 
 def bytes_list(values: Sequence[bytes]) -> bytes:

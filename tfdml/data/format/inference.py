@@ -96,7 +96,8 @@ def _join(name: str, found: set[Feature]) -> Feature:
             f"Column {name!r} must have a value in the sampled rows. Received: none. Give its type "
             f"in `schema` (--schema), or leave it out (--drop {name})."
         )
-    said = sorted(f"{f.kind} {f.shape}" for f in known)
+    value_types = sorted(f"{f.kind} {f.shape}" for f in known)
     raise ValueError(
-        f"Column {name!r} must hold values of one type. Received: {', '.join(said)}. Give a schema."
+        f"Column {name!r} must hold values of one type. Received: {', '.join(value_types)}. "
+        f"Give a schema."
     )

@@ -78,7 +78,7 @@ class DatasetManifest:
 
     def save(self) -> None:
         """Writes the manifest; the file appears whole."""
-        said = {
+        description = {
             "format": FORMAT,
             "version": VERSION,
             "name": self.name,
@@ -91,7 +91,7 @@ class DatasetManifest:
                 for split, shards in sorted(self.splits.items())
             },
         }
-        storage.write_bytes(self.path, (json.dumps(said, indent=1) + "\n").encode())
+        storage.write_bytes(self.path, (json.dumps(description, indent=1) + "\n").encode())
 
 
 def load(path: str) -> DatasetManifest:
@@ -116,20 +116,21 @@ def load(path: str) -> DatasetManifest:
             )
         path = storage.join(directory, found[0])
     try:
-        said = json.loads(storage.read_bytes(path))
-        if said["format"] != FORMAT or said["version"] > VERSION:
-            raise ValueError(f"format {said['format']!r}, version {said['version']}")
+        description = json.loads(storage.read_bytes(path))
+        if description["format"] != FORMAT or description["version"] > VERSION:
+            raise ValueError(f"format {description['format']!r}, version {description['version']}")
         splits = {
-            split: [Shard(**shard) for shard in shards] for split, shards in said["splits"].items()
+            split: [Shard(**shard) for shard in shards]
+            for split, shards in description["splits"].items()
         }
         return DatasetManifest(
             directory,
-            said["name"],
-            Schema.from_json(said["schema"]),
+            description["name"],
+            Schema.from_json(description["schema"]),
             splits,
-            said["source"],
-            said["tool"],
-            said["counts"],
+            description["source"],
+            description["tool"],
+            description["counts"],
         )
     except FileNotFoundError as error:
         raise ValueError(f"`path` must exist. Received: {path!r}.") from error

@@ -56,12 +56,12 @@ class Feature:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the description of the feature in a manifest."""
-        said = {"kind": self.kind, "shape": list(self.shape)}
+        description = {"kind": self.kind, "shape": list(self.shape)}
         if self.dtype:
-            said["dtype"] = self.dtype
+            description["dtype"] = self.dtype
         if self.classes:
-            said["classes"] = list(self.classes)
-        return said
+            description["classes"] = list(self.classes)
+        return description
 
 
 class Schema(dict[str, Feature]):

@@ -53,9 +53,9 @@ def allows_nonfinite(allow_nonfinite: bool | frozenset[str], name: str) -> bool:
 
 def _differences(names: frozenset[str], record: Mapping[str, Any]) -> str:
     missing, more = sorted(names - record.keys()), sorted(map(str, record.keys() - names))
-    said = [f"columns {missing} are missing"] if missing else []
-    said += [f"columns {more} are not in the schema"] if more else []
-    return " and ".join(said)
+    differences = [f"columns {missing} are missing"] if missing else []
+    differences += [f"columns {more} are not in the schema"] if more else []
+    return " and ".join(differences)
 
 
 def _makers(name: str, feature: Feature, allow_nonfinite: bool) -> list[tuple[str, str, Callable]]:

@@ -36,9 +36,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._write({"recipe": recipe})
 
-    def _write(self, said: dict[str, Any]) -> None:
+    def _write(self, note: dict[str, Any]) -> None:
         with self._lock:
-            self._file.write(json.dumps(said, separators=(",", ":")) + "\n")
+            self._file.write(json.dumps(note, separators=(",", ":")) + "\n")
             self._file.flush()
 
     def read(self, epoch: int, sample: int, ids: np.ndarray) -> None:
@@ -128,16 +128,16 @@ def _read_notes(path: Path) -> tuple[dict[str, Any], dict[tuple[int, int], list[
     used: list[list[int]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            said = json.loads(line)
+            note = json.loads(line)
         except ValueError:
             # The last line of a worker that was killed may be incomplete.
             continue
-        if "recipe" in said:
-            recipe = said["recipe"]
-        elif "used" in said:
-            used.append(said["used"])
+        if "recipe" in note:
+            recipe = note["recipe"]
+        elif "used" in note:
+            used.append(note["used"])
         else:
-            read[said["epoch"], said["sample"]] = said["ids"]
+            read[note["epoch"], note["sample"]] = note["ids"]
     return recipe, {
         (epoch, sample): ids
         for (epoch, sample), ids in read.items()

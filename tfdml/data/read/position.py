@@ -48,9 +48,9 @@ def from_state(state: dict[str, Any] | None, recipe: dict[str, Any]) -> Position
             f"`state` must be the state of a pipeline. Received: {state!r}."
         ) from error
     if differ:
-        said = ", ".join(f"{k}: {was!r}, now {now!r}" for k, (was, now) in differ.items())
+        differences = ", ".join(f"{k}: {was!r}, now {now!r}" for k, (was, now) in differ.items())
         raise ValueError(
-            f"`state` must be of a pipeline with the same data and order. Received: {said}. "
+            f"`state` must be of a pipeline with the same data and order. Received: {differences}. "
             f"Resume with the former arguments, or leave `state` out to start from the first "
             f"sample."
         )

@@ -98,13 +98,13 @@ def identity(
 
 def note_plan(work: str, identity: dict[str, Any]) -> None:
     """Notes what is converted; raises a ValueError if an earlier note differs."""
-    noted = Path(work, "plan.json")
-    said = json.loads(json.dumps(identity))
-    if not noted.exists():
-        storage.write_bytes(str(noted), json.dumps(said).encode())
+    plan_file = Path(work, "plan.json")
+    plan = json.loads(json.dumps(identity))
+    if not plan_file.exists():
+        storage.write_bytes(str(plan_file), json.dumps(plan).encode())
         return
-    before = json.loads(noted.read_text())
-    differ = sorted(key for key in said if said[key] != before.get(key))
+    before = json.loads(plan_file.read_text())
+    differ = sorted(key for key in plan if plan[key] != before.get(key))
     if differ:
         raise ValueError(
             f"`resume` must be used with the same input and options. Received: "

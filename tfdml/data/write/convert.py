@@ -180,15 +180,15 @@ def _remove_shards(job: Job, plan: ConversionPlan) -> None:
 
 def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> DatasetManifest:
     names = [path.rsplit("/", 1)[-1] for path in job.source.files]
-    said = {
+    source = {
         "kind": job.source.kind,
         "files": names[:100],
         "number_of_files": len(names),
         "options": dataclasses.asdict(job.options),
     }
-    said = json.loads(json.dumps(said))
+    source = json.loads(json.dumps(source))
     return DatasetManifest(
-        job.output, job.options.name, job.source.schema, splits, said, tfdml.__version__, counts
+        job.output, job.options.name, job.source.schema, splits, source, tfdml.__version__, counts
     )
 
 

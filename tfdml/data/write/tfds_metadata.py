@@ -19,9 +19,9 @@ def write(manifest: DatasetManifest) -> None:
     """
     if any(s.file.endswith(".gz") for shards in manifest.splits.values() for s in shards):
         return
-    for name, said in zip(FILES, (_info(manifest), _features(manifest)), strict=True):
+    for name, content in zip(FILES, (_info(manifest), _features(manifest)), strict=True):
         path = storage.join(manifest.directory, name)
-        storage.write_bytes(path, (json.dumps(said, indent=1) + "\n").encode())
+        storage.write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _info(manifest: DatasetManifest) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def _feature(feature: Feature) -> dict[str, Any]:
         }
     dtype = {INT64: "int64", FLOAT: "float32", STRING: "string", RAW: feature.dtype}[feature.kind]
     if feature.is_variable:
-        said = _tensor((), dtype)
+        description = _tensor((), dtype)
         for _ in feature.shape:
-            said = {
+            description = {
                 "pythonClassName": f"{_CORE}sequence_feature.Sequence",
-                "sequence": {"feature": said, "length": "-1"},
+                "sequence": {"feature": description, "length": "-1"},
             }
-        return said
+        return description
     return _tensor(feature.shape, dtype, "bytes" if feature.kind == RAW else "none")
 
 

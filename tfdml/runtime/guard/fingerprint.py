@@ -87,7 +87,7 @@ def check_fingerprint(own: Mapping[str, str], collective: Collective) -> None:
     digests = collective.all_gather(tf.constant(digest), "fingerprint").numpy().tolist()
     if len(set(digests)) == 1:
         return
-    by_rank = [json.loads(said) for said in gather_texts(collective, text, "fingerprint")]
+    by_rank = [json.loads(received) for received in gather_texts(collective, text, "fingerprint")]
     common = max(digests, key=digests.count)
     odd = next(rank for rank, digest in enumerate(digests) if digest != common)
     other = digests.index(common)

@@ -78,8 +78,8 @@ class Guard:
             except Exception:  # noqa: BLE001 (whatever it is, the job ends and says so)
                 # Otherwise the others would end the job later, and blame a healthy rank's silence.
                 if not self._ending.is_set():
-                    said = traceback.format_exc()
-                    message = f"tfdml: the guard itself failed on rank {self._rank}: {said}"
+                    details = traceback.format_exc()
+                    message = f"tfdml: the guard itself failed on rank {self._rank}: {details}"
                     self._end(message, self._rank)
 
         thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)

@@ -143,13 +143,13 @@ class Feed(abc.ABC):
         return int(count_rows(batch))
 
     def _own_error(self, error: Exception, number: int) -> DataError:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        own = DataError(
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        data_error = DataError(
             f"The data must not fail on any rank. Received on rank {self._collective.rank}, "
-            f"instead of batch {number}: {said}"
+            f"instead of batch {number}: {reason}"
         )
-        own.__cause__ = error
-        return own
+        data_error.__cause__ = error
+        return data_error
 
     def _problem(self, rows: Sequence[int], number: int) -> RuntimeError | None:
         """Returns an error if the processes' announcements are inconsistent, else None."""

@@ -13,7 +13,7 @@ class StopVote:
             self._own = unmanaged_variable(tf.zeros([1]))
             self._all = unmanaged_variable(tf.zeros([1]))
 
-    def wish(self) -> None:
+    def request(self) -> None:
         """Asks to stop; the next step informs the other ranks."""
         self._own.assign([1.0])
 

@@ -46,13 +46,13 @@ class RankState:
             return message
         payload = json.dumps(message).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES)
         words = tf.constant(list(payload), tf.uint8)
-        said = self._collective.broadcast(words, "checkpoint/message").numpy()
-        return json.loads(bytes(said.tolist()))
+        received = self._collective.broadcast(words, "checkpoint/message").numpy()
+        return json.loads(bytes(received.tolist()))
 
-    def any_rank(self, wish: bool) -> bool:
-        """Returns whether any rank's `wish` is true; all ranks call this and wait for all."""
-        own = tf.constant([int(wish)], tf.int32)
-        return bool(self._collective.all_gather(own, "checkpoint/any").numpy().any())
+    def any_rank(self, vote: bool) -> bool:
+        """Returns whether any rank's `vote` is true; all ranks call this and wait for all."""
+        own_vote = tf.constant([int(vote)], tf.int32)
+        return bool(self._collective.all_gather(own_vote, "checkpoint/any").numpy().any())
 
     def wait_for_steps(self) -> None:
         """Waits for steps that workers of parameter servers are still running."""

@@ -99,17 +99,17 @@ def main(
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
-            kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             network = f"{rate or 'unshaped'} x {hosts} x {model}{' x XLA' if xla else ''}"
             now = conditions()
-            before = kept.get(network, {})
+            before = stored.get(network, {})
             # Results of the same network, day and versions are kept.
             same = before["results"] if before.get("conditions") == now else {}
             merged = {
                 n: same.get(n, {}) | r if isinstance(r, dict) else r for n, r in results.items()
             }
-            kept[network] = {"conditions": now, "results": same | merged}
-            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+            stored[network] = {"conditions": now, "results": same | merged}
+            RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

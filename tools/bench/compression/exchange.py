@@ -92,17 +92,17 @@ def _encoding(
 ) -> Callable[[], tf.Tensor]:
     memory = compressor.memory(size)
     taken = [g for g in gradients if compressor.takes(g.shape, g.dtype)]
-    kept = [{k: tf.Variable(v) for k, v in memory.init(g.shape).items()} for g in taken]
+    memories = [{k: tf.Variable(v) for k, v in memory.init(g.shape).items()} for g in taken]
 
     def step() -> tf.Tensor:
         payloads = []
-        for gradient, state in zip(taken, kept, strict=True):
+        for gradient, state in zip(taken, memories, strict=True):
             ((codec, _),) = compressor.parts([gradient.shape])
             encode = encoder(codec, size)
-            own = {key: variable.read_value() for key, variable in state.items()}
+            values = {key: variable.read_value() for key, variable in state.items()}
             one = tf.constant(1.0)
             payload, (after,) = encode(
-                [gradient.read_value()], [own], one, one, tf.constant([0, 1])
+                [gradient.read_value()], [values], one, one, tf.constant([0, 1])
             )
             for key, variable in state.items():
                 variable.assign(after[key])

@@ -70,21 +70,21 @@ def table(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *lines])
 
 
-def plot(kept: dict, path: Path) -> None:
+def plot(runs: dict, path: Path) -> None:
     """Plots speeds relative to raw Horovod on each network, for the dense layers without XLA."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    networks = [n for n in kept if n.endswith(" x mlp") and len(kept[n]["results"]) > 20]
+    networks = [n for n in runs if n.endswith(" x mlp") and len(runs[n]["results"]) > 20]
     wide = min(2, len(networks))
     high = -(-len(networks) // wide)
     figure, axes = plt.subplots(high, wide, figsize=(6.5 * wide, 5 * high), squeeze=False)
     for axis in axes.flat[len(networks) :]:
         axis.set_axis_off()
     for axis, network in zip(axes.flat, networks, strict=False):
-        results = {n: r for n, r in kept[network]["results"].items() if "median" in r}
+        results = {n: r for n, r in runs[network]["results"].items() if "median" in r}
         names = sorted(results, key=lambda n: -results[n]["median"])
         names = [n for n in names if "local" not in n]
         base = results["raw Horovod"]["median"]
@@ -109,12 +109,12 @@ def _order(item: tuple[str, dict]) -> tuple:
     return list(MODELS).index(model), compiled, _RATES.index(rate), int(hosts)
 
 
-def write_report(kept: dict, path: Path) -> None:
+def write_report(runs: dict, path: Path) -> None:
     """Writes the tables of all networks, and the plot beside them."""
     parts = [_NOTES.read_text().strip()] if _NOTES.exists() else []
-    kept = dict(sorted(kept.items(), key=_order))
+    runs = dict(sorted(runs.items(), key=_order))
     parts.append(f"![steps against raw Horovod's]({path.with_suffix('.png').name})")
-    for network, run in kept.items():
+    for network, run in runs.items():
         rate, hosts, model, *compiled = network.split(" x ")
         by_xla = ", TensorFlow's compiled by XLA" if compiled else ""
         torch = run["results"].get("versions", {}).get("torch")
@@ -130,4 +130,4 @@ def write_report(kept: dict, path: Path) -> None:
             f"{table(rows(run['results'], int(hosts), model))}"
         )
     path.write_text("\n\n".join(parts) + "\n")
-    plot(kept, path.with_suffix(".png"))
+    plot(runs, path.with_suffix(".png"))

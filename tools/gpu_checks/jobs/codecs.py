@@ -38,7 +38,7 @@ def summing(codec, device: str, shape: tuple[int, int]) -> Callable:
     alone = LoopbackCollective(1)
     with tf.device(device):
         gradient = tf.random.stateless_normal(shape, [1, 2], alg="philox")
-        kept = [codec.memory(1).init(shape)]
+        memories = [codec.memory(1).init(shape)]
         scales = Scales(tf.constant(1.0), tf.constant(1.0))
         if isinstance(codec, ChunkCompressor):
             servers = [{} for _ in codec.parts([shape])]
@@ -50,10 +50,10 @@ def summing(codec, device: str, shape: tuple[int, int]) -> Callable:
         with tf.device(device):
             if isinstance(codec, ChunkCompressor):
                 sums, *_ = sum_in_two_phases(
-                    alone, codec, [gradient], kept, servers, scales, tf.constant(0), "w"
+                    alone, codec, [gradient], memories, servers, scales, tf.constant(0), "w"
                 )
             else:
-                sums, *_ = sum_in_rounds(alone, codec, [gradient], kept, states, scales, "w")
+                sums, *_ = sum_in_rounds(alone, codec, [gradient], memories, states, scales, "w")
             return sums[0], gradient
 
     return run

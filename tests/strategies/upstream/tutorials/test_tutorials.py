@@ -167,11 +167,11 @@ def test_parameter_servers_in_separate_processes(tmp_path):
             stderr=subprocess.STDOUT,
             text=True,
         )
-    said = {name: task.communicate()[0] for name, task in tasks.items()}
-    assert {task.returncode for task in tasks.values()} == {0}, said
-    (line,) = re.findall(r'^\{"loss".*\}$', said["chief", 0], re.M)
+    outputs = {name: task.communicate()[0] for name, task in tasks.items()}
+    assert {task.returncode for task in tasks.values()} == {0}, outputs
+    (line,) = re.findall(r'^\{"loss".*\}$', outputs["chief", 0], re.M)
     check_parameter_servers(json.loads(line))
-    assert "tfdml: worker 1 ends, because the chief is done." in said["worker", 1]
+    assert "tfdml: worker 1 ends, because the chief is done." in outputs["worker", 1]
 
 
 @pytest.mark.slow

@@ -125,9 +125,9 @@ class AgreedStop(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Agrees with the other processes whether to stop."""
-        own = tf.constant([int(self.model.stop_training)], tf.int32)
-        wishes = self._collective.all_gather(own, "stop_training").numpy()
-        self.model.stop_training = bool(wishes.any())
+        own_vote = tf.constant([int(self.model.stop_training)], tf.int32)
+        votes = self._collective.all_gather(own_vote, "stop_training").numpy()
+        self.model.stop_training = bool(votes.any())
 
 
 def for_this_process(
@@ -144,23 +144,23 @@ def for_this_process(
         trains: Whether the call is `fit`.
     """
     collective = extended.collective
-    kept = keras.tree.flatten(callbacks) if callbacks else []
+    user_callbacks = keras.tree.flatten(callbacks) if callbacks else []
     if not collective.topology.is_chief:
         warn_of_active_loggers(collective.topology.rank)
-        kept = [c for c in kept if not is_logger(c)]
-        for callback in kept:
+        user_callbacks = [c for c in user_callbacks if not is_logger(c)]
+        for callback in user_callbacks:
             if isinstance(
                 callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore
             ):
                 callback._save_model = _save_nothing
                 callback.delete_checkpoint = False
     if not trains:
-        return [*kept, CommonStart(extended)]
-    own = [CommonStart(extended), AgreedStop(collective)]
+        return [*user_callbacks, CommonStart(extended)]
+    own_callbacks = [CommonStart(extended), AgreedStop(collective)]
     # Keras waits for every batch if a callback needs its result; by default none of ours does.
     if extended.options.check_desync:
-        own.insert(0, DesyncCheck(extended))
-    return [*([Watch(extended.guard)] if extended.guard else []), *kept, *own]
+        own_callbacks.insert(0, DesyncCheck(extended))
+    return [*([Watch(extended.guard)] if extended.guard else []), *user_callbacks, *own_callbacks]
 
 
 def _save_nothing(*args, **kwargs) -> None:

@@ -110,14 +110,14 @@ class ShareStep:
 
     def _check_gradients(self, applied: list[tuple[keras.Optimizer, list]]) -> None:
         """Refuses a step whose update the chief cannot make."""
-        own = [(self._model.optimizer, len(self._model.trainable_variables))]
+        expected = [(self._model.optimizer, len(self._model.trainable_variables))]
         found = [(optimizer, len(gradients)) for optimizer, gradients in applied]
-        if found != own:
-            said = [f"{type(o).__name__} with {count} gradients" for o, count in found]
+        if found != expected:
+            received = [f"{type(o).__name__} with {count} gradients" for o, count in found]
             raise ValueError(
                 f"`train_step` must apply the model's own optimizer once, to gradients of all "
                 f"trainable variables, because the chief does it for all workers. Received: "
-                f"{', '.join(said) or 'no update'}, for {own[0][1]} variables. Train "
+                f"{', '.join(received) or 'no update'}, for {expected[0][1]} variables. Train "
                 f"asynchronously, or use another strategy."
             )
 
