@@ -18,6 +18,8 @@ import keras
 import typer
 from fashion_mnist import STRATEGIES, Throughput, build_model
 
+import tfdml
+
 
 def build_dense(shape: tuple[int, ...], classes: int, width: int) -> keras.Model:
     """Builds a network of two wide layers: large gradients for little computation.
@@ -40,7 +42,7 @@ def build_dense(shape: tuple[int, ...], classes: int, width: int) -> keras.Model
 
 def main(
     compression: Annotated[
-        str, typer.Option(help="auto, fp16, int8, int4, powersgd, onebit, topk, ... or none.")
+        str, typer.Option(help=f"One of {', '.join(tfdml.compression.names())}.")
     ] = "auto",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 2,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a global batch.")] = 256,
@@ -58,8 +60,7 @@ def main(
     if strategy_name not in STRATEGIES:
         raise typer.BadParameter(f"--strategy must be one of {', '.join(STRATEGIES)}.")
     keras.utils.set_random_seed(0)
-    chosen = None if compression == "none" else compression
-    strategy = STRATEGIES[strategy_name](compression=chosen)
+    strategy = STRATEGIES[strategy_name](compression=compression)
     dataset = images.load(data).limited(limit)
     shape = dataset.x.shape[1:]
     with strategy.scope():

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression import numpy_codecs
+from tests.harness.command import run_python
 from tfdml import compression
 from tfdml.compression import (
     QSGD,
@@ -277,3 +279,17 @@ def test_names_stand_for_compressors():
     assert repr(compression.get("int4")) == repr(QSGD(bits=4))
     assert isinstance(compression.get("fp16"), Float16)
     assert compression.get(None) is None
+    assert compression.get("none") is None
+    for name in ("topk", "top_k", "TopK", "TOP-K"):
+        assert isinstance(compression.get(name), TopK)
+    assert repr(compression.get("NaturalCompression")) == repr(compression.get("natural"))
+
+
+def test_names_are_the_same_in_help_documentation_and_errors():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "compression.md").read_text(encoding="utf-8")
+    assert [name for name in compression.names() if f'`"{name}"`' not in page] == []
+    with pytest.raises(ValueError, match=", ".join(map(repr, compression.names()))):
+        compression.get("zip")
+    shown = run_python("recipes/compressed.py", "--help", COLUMNS="200").stdout
+    assert [name for name in compression.names() if name not in shown] == []

@@ -32,7 +32,9 @@ __all__ = [
     "redistributed",
 ]
 
-_BY_NAME: dict[str, Callable[[], Compressor]] = {
+# Names are compared without case, "_" and "-": "top_k" and "TopK" are "topk".
+_BY_NAME: dict[str, Callable[[], Compressor | None]] = {
+    "none": lambda: None,
     "auto": Auto,
     "fp16": Float16,
     "float16": Float16,
@@ -55,16 +57,26 @@ def get(identifier: "Compressor | str | None") -> Compressor | None:
     """Returns the compressor that a strategy's `compression` argument stands for.
 
     Args:
-        identifier: A compressor, its name, or None for no compression.
+        identifier: A compressor; its name or that of its class, in any spelling ("topk", "top_k",
+            "TopK"); or None or "none" for no compression.
 
     Raises:
         ValueError: If `identifier` is none of these.
     """
     if identifier is None or isinstance(identifier, Compressor):
         return identifier
-    if isinstance(identifier, str) and identifier.lower() in _BY_NAME:
-        return _BY_NAME[identifier.lower()]()
+    if isinstance(identifier, str):
+        name = identifier.lower().replace("_", "").replace("-", "")
+        classes = {make.__name__.lower(): make for make in _BY_NAME.values()}
+        make = _BY_NAME.get(name) or classes.get(name)
+        if make is not None:
+            return make()
     raise ValueError(
         f"`compression` must be a compressor such as tfdml.compression.PowerSGD(rank=4), one of "
-        f"{', '.join(map(repr, _BY_NAME))}, or None. Received: compression={identifier!r}."
+        f"{', '.join(map(repr, names()))}, or None. Received: compression={identifier!r}."
     )
+
+
+def names() -> list[str]:
+    """Returns the names that `get` knows, which the documentation and recipes show, too."""
+    return list(_BY_NAME)

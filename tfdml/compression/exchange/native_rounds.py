@@ -33,7 +33,7 @@ class NativeRounds:
 
     def __init__(self, library: ModuleType, compressor: PowerSGD, size: int):
         self._library, self._compressor, self._size = library, compressor, size
-        self._orthogonal = tf.function(_orthogonal, jit_compile=True)
+        self._orthogonal = tf.function(orthogonal, jit_compile=True)
         self._after = tf.function(self._after, jit_compile=True)
 
     @property
@@ -92,7 +92,3 @@ class NativeRounds:
 def all_finite(bounds: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
     """Returns whether all values times the loss scale are finite: bool, shape `[]`."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds])
-
-
-def _orthogonal(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return [orthogonal(matrix) for matrix in matrices]
