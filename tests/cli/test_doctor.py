@@ -165,6 +165,7 @@ def test_version_outside_of_the_range(monkeypatch):
     assert "supported versions" in finding.fix
 
 
+@pytest.mark.slow
 def test_two_tensorflows(tfdml_command, tmp_path):
     """pip allows `tensorflow-cpu` on top of `tensorflow`; here only the metadata of one exists."""
     names = [found.distribution for found in installed_tensorflows()]

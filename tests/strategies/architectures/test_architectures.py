@@ -28,7 +28,6 @@ DEFAULT = {
     "encoder": ("horovod", 2),
     "encoder_decoder": ("horovod", 2),
     "vit": ("horovod", 2),
-    "convnext": ("horovod", 2),
     "resnet": ("horovod", 2),
     "unet": ("mirrored", 3),
     "time_series": ("mirrored", 3),
