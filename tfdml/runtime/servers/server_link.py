@@ -63,6 +63,7 @@ class ServerLink:
         self.lost: dict[tuple[str, int], str] = {}
         self.returned = 0
         self._failure: str | None = None
+        self._done = False
         for run in (self._accept, self._watch):
             threading.Thread(target=run, name="tfdml-server-link", daemon=True).start()
         previous = sys.excepthook
@@ -150,8 +151,9 @@ class ServerLink:
 
     def _lose(self, task: tuple[str, int], other: channel.Channel, why: str) -> None:
         with self._changed:
-            if self._channels.get(task) is not other:
-                return  # The task has reconnected in the meantime.
+            # The task has reconnected in the meantime, or ends because the chief has.
+            if self._channels.get(task) is not other or self._done:
+                return
             del self._channels[task]
             self.lost[task] = why
             self._changed.notify_all()
@@ -165,7 +167,10 @@ class ServerLink:
 
     def _say_bye(self) -> None:
         message = {"kind": "done"} if self._failure is None else {"kind": "failed"}
-        for other in list(self._channels.values()):
+        with self._changed:
+            self._done = True
+            linked = list(self._channels.values())
+        for other in linked:
             other.send({**message, "error": self._failure})
         if self._failure is not None:
             end_after(EXIT_SECONDS, code=1)
