@@ -16,7 +16,7 @@ from tests.checkpointing import cases
 from tests.harness.pool import RankFailure
 from tfdml.checkpointing import chaos
 from tfdml.checkpointing.chaos import Fault, FaultPlan
-from tfdml.cli.chaos import kill_stopped
+from tfdml.cli.chaos_campaign import kill_stopped
 
 
 def train(plan: str, size: int) -> dict:

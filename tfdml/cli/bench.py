@@ -5,13 +5,18 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime.launch import launcher
-
 
 def bench(
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=2, help="Number of processes on this machine.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--workers",
+            "-n",
+            min=2,
+            help="Number of processes on this machine.",
+            show_default="2",
+        ),
+    ] = None,
     hosts: Annotated[
         str,
         typer.Option(
@@ -41,13 +46,13 @@ def bench(
     These are the measurements that `compression="auto"` makes at its start, for all compressors.
     Without a model the table is for six layers of 2,048 x 2,048 numbers. Takes half a minute.
     """
+    from tfdml.runtime.launch import launcher
+
     program = ["-m", "tfdml.cli.bench_rank"]
     program += ["--horovod"] if horovod else []
     program += ["--model", model] if model else []
     try:
-        parsed_hosts = (
-            launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
-        )
+        parsed_hosts = launcher.places(hosts, workers, default=2)
         if sum(host.ranks for host in parsed_hosts) < 2:
             raise ValueError(
                 f"`hosts` must have at least two ranks, to measure the connection between them. "

@@ -5,8 +5,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tfdml.horovod_build import BuildError
-
 
 def build_codecs(
     rebuild: Annotated[
@@ -29,6 +27,8 @@ def build_codecs(
     codecs are for CPUs with AVX2 and FMA, or 64-bit ARM (**untested**), and are stored within the
     installed package.
     """
+    from tfdml.horovod_build import BuildError
+
     console = Console(highlight=False, soft_wrap=True)
     try:
         compile_codecs(console, rebuild)

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 from rich.console import Console
 
 from tfdml.cli.build_codecs import compile_codecs
-from tfdml.horovod_build import BuildError, BuildOptions, build, install, plan
 
 _LIBRARIES = "Build options of Horovod"
 
@@ -91,6 +89,8 @@ def build_horovod(
     Needed: a C++ compiler, make, `pip install "tfdml[horovod]"` (which brings a suitable CMake),
     and 2 GB of disk while it builds.
     """
+    from tfdml.horovod_build import BuildError, BuildOptions, build, install, plan
+
     console = Console(highlight=False, soft_wrap=True)
     try:
         planned = plan(BuildOptions(gloo=gloo, mpi=mpi, nccl=nccl), wheel_dir)
@@ -129,5 +129,7 @@ def build_horovod(
 
 def default_jobs() -> int:
     """Returns one job per core, at most one per 1.5 GiB of free memory."""
+    import psutil
+
     by_memory = psutil.virtual_memory().available // (1536 * 1024**2)
     return max(1, min(psutil.cpu_count() or 1, by_memory))

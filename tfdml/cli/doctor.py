@@ -8,8 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdml.cli.checks import codecs, devices, horovod, network, settings, versions
-from tfdml.cli.checks.all_reduce import check_all_reduce
 from tfdml.cli.checks.finding import Finding, Status
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red"}
@@ -85,6 +83,8 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
         findings: Findings of all checks.
         verbose: Whether to print full outputs, and upstream problems that have a workaround.
     """
+    from tfdml.cli.checks.versions import known_problems
+
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(overflow="fold")
@@ -98,7 +98,7 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
         status = f"[{_COLOURS[finding.status]}]{finding.status.value}[/]"
         table.add_row(status, finding.name, "\n".join(lines))
     console.print(table)
-    problems = versions.known_problems()
+    problems = known_problems()
     console.print()
     if verbose and problems:
         console.print("Upstream problems of these versions, and what to use instead:")
@@ -158,6 +158,9 @@ def examine() -> list[Finding]:
     Returns:
         Findings, in the order in which they should be fixed.
     """
+    from tfdml.cli.checks import codecs, devices, horovod, network, settings, versions
+    from tfdml.cli.checks.all_reduce import check_all_reduce
+
     findings = [
         versions.check_tfdml(),
         versions.check_python(),

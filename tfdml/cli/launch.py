@@ -3,12 +3,9 @@
 Options of the command; `runtime/launch` does the work.
 """
 
-import sys
 from typing import Annotated
 
 import typer
-
-from tfdml.runtime.launch import launcher, scheduler_scripts, server_job, server_manifests
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
@@ -19,8 +16,15 @@ def launch(
         typer.Argument(help="The training script and its arguments.", metavar="SCRIPT [ARGS]..."),
     ],
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=1, help="Number of processes on this machine.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--workers",
+            "-n",
+            min=1,
+            help="Number of processes on this machine.",
+            show_default="1",
+        ),
+    ] = None,
     hosts: Annotated[
         str,
         typer.Option(
@@ -88,6 +92,14 @@ def launch(
     their ports can run code. On one machine the ranks communicate over the loopback address;
     across machines use a private network.
     """
+    from tfdml.runtime.launch import (
+        launcher,
+        rank_job,
+        scheduler_scripts,
+        server_job,
+        server_manifests,
+    )
+
     try:
         if ps:
             if hosts or horovod:
@@ -99,12 +111,10 @@ def launch(
                 )
             if print_slurm or print_kubernetes:
                 make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
-                typer.echo(make(workers, ps, program), nl=False)
+                typer.echo(make(workers or 1, ps, program), nl=False)
                 return
-            raise typer.Exit(server_job.run_server_job(workers, ps, program, max_restarts))
-        parsed_hosts = (
-            launcher.parse_hosts(hosts) if hosts else [launcher.Host("localhost", workers)]
-        )
+            raise typer.Exit(server_job.run_server_job(workers or 1, ps, program, max_restarts))
+        parsed_hosts = launcher.places(hosts, workers, default=1)
         ranks = sum(host.ranks for host in parsed_hosts)
         if min_workers > ranks or (min_workers and not max_restarts):
             raise ValueError(
@@ -113,54 +123,15 @@ def launch(
                 f"{max_restarts}."
             )
         if print_slurm or print_kubernetes:
-            typer.echo(_manifest(parsed_hosts, program, horovod, print_slurm), nl=False)
+            make = scheduler_scripts.slurm if print_slurm else scheduler_scripts.kubernetes
+            nodes, each = scheduler_scripts.layout(parsed_hosts, print_slurm or horovod)
+            typer.echo(make(nodes, each, program, horovod), nl=False)
             return
-        raise typer.Exit(_run(parsed_hosts, program, horovod, max_restarts, min_workers or ranks))
+        raise typer.Exit(
+            rank_job.run_rank_job(
+                parsed_hosts, program, horovod, max_restarts, min_workers or ranks
+            )
+        )
     except (ValueError, OSError) as error:
         typer.echo(f"tfdml launch: {error}", err=True)
         raise typer.Exit(2) from error
-
-
-def _manifest(
-    parsed_hosts: list[launcher.Host], program: list[str], horovod: bool, for_slurm: bool
-) -> str:
-    ranks = {host.ranks for host in parsed_hosts}
-    if len(ranks) != 1:
-        raise ValueError(
-            f"`hosts` must each have the same number of ranks for a scheduler. Received: "
-            f"{sorted(ranks)}."
-        )
-    make = scheduler_scripts.slurm if for_slurm else scheduler_scripts.kubernetes
-    if len(parsed_hosts) == 1 and not for_slurm and not horovod:
-        # `--workers 4` without hosts means four pods.
-        return make(parsed_hosts[0].ranks, 1, program, horovod)
-    return make(len(parsed_hosts), ranks.pop(), program, horovod)
-
-
-def _run(
-    parsed_hosts: list[launcher.Host],
-    program: list[str],
-    horovod: bool,
-    max_restarts: int,
-    min_workers: int,
-) -> int:
-    for host in parsed_hosts:
-        if host.is_public:
-            typer.echo(
-                f"tfdml launch: {host.name} has a public address, and TensorFlow's "
-                f"servers and Horovod's rendezvous are not authenticated: anyone who reaches their "
-                f"ports can run code there. Use a private network.",
-                err=True,
-            )
-    start = launcher.start_horovod if horovod else launcher.start_workers
-    there = parsed_hosts
-    for attempt in range(max_restarts + 1):
-        failed = launcher.run(start(there, program, sys.executable))
-        if not failed:
-            return 0
-        typer.echo(launcher.explain(failed), err=True)
-        if attempt < max_restarts:
-            there = launcher.gather(parsed_hosts, min_workers)
-            on = ", ".join(f"{host.name}:{host.ranks}" for host in there)
-            typer.echo(f"tfdml launch: restart {attempt + 1} of {max_restarts}, on {on}.", err=True)
-    return failed[0].code

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from tfdml.runtime.servers import server, server_task
-
 
 def serve(
     start_limit: Annotated[
@@ -32,6 +30,8 @@ def serve(
     TensorFlow's servers are **not authenticated**: anyone who reaches their ports can run code. Use
     a private network.
     """
+    from tfdml.runtime.servers import server, server_task
+
     try:
         code = server.serve(server_task.task_from_environment(), start_limit, silence_limit)
     except (ValueError, OSError) as error:

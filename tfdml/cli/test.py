@@ -5,11 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from tfdml.cli.selftest import jobs, report
-from tfdml.cli.selftest.verdict import Result, Status, judge
-from tfdml.runtime.launch import launcher
 
 
 class Strategy(str, enum.Enum):
@@ -54,6 +49,12 @@ def self_test(
     it, and weights must be bit-identical on all ranks. One run is compressed. Takes a minute or
     two. The exit code is 1 if a strategy failed or is wrong.
     """
+    from rich.console import Console
+
+    from tfdml.cli.selftest import jobs, report
+    from tfdml.cli.selftest.run import run_all
+    from tfdml.runtime.launch import launcher
+
     try:
         parsed_hosts = launcher.parse_hosts(hosts) if hosts else []
         if json is not None and not json.parent.is_dir():
@@ -72,7 +73,7 @@ def self_test(
     console = Console(highlight=False)
     try:
         with report.Report(console) as shown:
-            _run(wanted, commands, workers, hosts, parsed_hosts, shown)
+            run_all(wanted, commands, workers, hosts, parsed_hosts, shown)
     except KeyboardInterrupt:
         typer.echo("tfdml test: interrupted; its processes have been ended.", err=True)
         raise typer.Exit(130) from None
@@ -81,43 +82,3 @@ def self_test(
         report.write_json(json, shown.results, hosts)
     if any(result.is_bad for result in shown.results):
         raise typer.Exit(1)
-
-
-def _run(
-    wanted: list[jobs.Job],
-    commands: dict[str, list[str]],
-    workers: int,
-    hosts: str,
-    parsed_hosts: list[launcher.Host],
-    shown: report.Report,
-) -> None:
-    """Runs the jobs one after the other, the reference first."""
-    reference = None
-    for job in wanted:
-        if not jobs.is_installed(job) or (job is not jobs.REFERENCE and reference is None):
-            status = Status.NOT_RUN if jobs.is_installed(job) else Status.NOT_INSTALLED
-            for run in job.runs:
-                shown.end(Result(run, status))
-            continue
-        far = bool(hosts) and job.on_hosts
-        where = f"on {hosts}" if far else "on this machine"
-        by_name = {run.name: run for run in job.runs}
-        shown.begin(job.runs[0], where)
-        ended = jobs.run(
-            commands[job.runs[0].name],
-            lambda event, runs=by_name, where=where: shown.begin(runs[event.run], where),
-        )
-        replicas = sum(host.ranks for host in parsed_hosts) if far else workers
-        if job is jobs.REFERENCE:
-            replicas = 1
-        # A process with several devices reports once for all of them, and so does a chief.
-        ranks = replicas if job.reports_by_rank else 1
-        failed = False
-        for run in job.runs:
-            result = judge(run, ended, replicas, ranks, reference)
-            # The processes of a failed job are gone, so its later runs cannot run.
-            result = Result(run, Status.NOT_RUN) if failed else result
-            shown.end(result)
-            failed = failed or result.status is Status.FAILED
-        if job is jobs.REFERENCE and not shown.results[0].is_bad:
-            reference = next(event for event in ended.events if event.is_end)

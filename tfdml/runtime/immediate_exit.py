@@ -1,6 +1,7 @@
 """Immediate exit of this process after a failure of the job."""
 
 import contextlib
+import faulthandler
 import os
 import sys
 import threading
@@ -12,6 +13,8 @@ EXIT_CODE = 70
 PREEMPTED_EXIT_CODE = 75
 # Seconds that a failed process gets to exit normally.
 EXIT_SECONDS = 5.0
+# The same for a rank that raised, once the others know.
+SHUTDOWN_SECONDS = 1.3
 
 
 def end_after(seconds: float, code: int = EXIT_CODE) -> None:
@@ -26,6 +29,18 @@ def end_after(seconds: float, code: int = EXIT_CODE) -> None:
     timer = threading.Timer(seconds, end_now, [code])
     timer.daemon = True
     timer.start()
+
+
+def end_despite_tensorflow(seconds: float) -> None:
+    """Ends this process after a delay with exit code 1, even while the interpreter shuts down.
+
+    TensorFlow then waits for ranks that are gone, and threads of Python run no more.
+
+    Args:
+        seconds: Delay in seconds.
+    """
+    with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
+        faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def end_now(code: int = EXIT_CODE) -> None:

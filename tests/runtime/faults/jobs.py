@@ -52,7 +52,7 @@ def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: f
     if kind == "horovod":
         command.append("--horovod")
     command += [str(PROGRAM), str(tmp_path), kind, *map(str, arguments)]
-    environment = child_environment(PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1")
+    environment = child_environment(PYTHONPATH=str(PROGRAM.parents[3]), TF_NUM_INTRAOP_THREADS="1")
     ended = child.run(command, environment=environment, timeout=timeout)
     marks = list(tmp_path.glob("fault*"))
     begun = min((float(m.read_text()) for m in marks), default=time.time() - ended.seconds)

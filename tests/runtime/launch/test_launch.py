@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -20,12 +21,19 @@ from tfdml.runtime.launch.launcher import Host, parse_hosts
 TFDML = [sys.executable, "-m", "tfdml.cli.main"]
 
 
-def launch(*arguments: str, script: str = "", tmp_path: Path, timeout: float = 60, **environment):
+def launch(
+    *options: str,
+    script: str = "",
+    tmp_path: Path,
+    timeout: float = 60,
+    arguments: Sequence[str] = (),
+    **environment,
+):
     """Runs `tfdml launch` with a script of this text; returns the finished process."""
     program = tmp_path / "program.py"
     program.write_text(script)
     return subprocess.run(
-        [*TFDML, "launch", *arguments, str(program)],
+        [*TFDML, "launch", *options, str(program), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -92,6 +100,31 @@ def test_the_rank_that_failed_is_shown_first(tmp_path, end, code, words):
     assert not left_of(tmp_path)
 
 
+def test_an_error_ends_the_job_while_another_rank_sleeps(tmp_path):
+    script = FAILING.format(
+        end=f"open({str(tmp_path / 'raised')!r}, 'w'); raise OSError", others=600
+    )
+    done = launch("--workers", "2", script=script, tmp_path=tmp_path)
+    # Without an error of its script, the others get `GRACE_SECONDS`, which are 10.
+    assert time.time() - (tmp_path / "raised").stat().st_mtime < 8
+    assert done.returncode == 1
+    assert "[1] Traceback (most recent call last):" in done.stderr
+    assert "rank 1 failed: exit code 1" in done.stderr
+    assert "rank 0: did not end by itself" in done.stderr
+
+
+def test_the_cause_comes_before_errors_of_tensorflow(tmp_path):
+    script = """
+import sys
+print("E0000 00:00:1.2 34 context.cc:873] Failed: lost", file=sys.stderr)
+print("Additional GRPC error information from remote target", file=sys.stderr)
+print("[2026-01-01 00:00:00. 75513: E a/operations.cc:697] [0]: lost", file=sys.stderr)
+print("tfdml: the job ends", file=sys.stderr)
+"""
+    said = launch("-n", "1", script=script, tmp_path=tmp_path).stderr.splitlines()
+    assert [line.split()[1] for line in said] == ["tfdml:", "E0000", "Additional", "[2026-01-01"]
+
+
 def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):
     script = FAILING.format(end="time.sleep(1); sys.exit(1)", others=0.1).replace(
         "time.sleep(0.1)", "sys.exit(70)"
@@ -124,20 +157,38 @@ def test_only_rank_0_draws_on_a_terminal(tmp_path):
     assert sorted(line for line in output if line) == ["True True", "[1] False True"]
 
 
-def test_restarts(tmp_path):
+@pytest.mark.parametrize("how", ["killed", "progress"])
+def test_restarts(tmp_path, how):
     script = f"""
 import json, os, sys
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 path = {str(tmp_path)!r} + f"/tries{{rank}}"
 open(path, "a").write("x")
-sys.exit(1 if len(open(path).read()) < 3 else 0)
+tries = len(open(path).read())
+if tries < 3 and "killed" in sys.argv:
+    os.kill(os.getpid(), 9)
+if rank == 0 and tries > 1 and "progress" in sys.argv:
+    print(f"tfdml: epoch 0 continues at step {{tries}}, from {{path}}", file=sys.stderr)
+if tries < 3:
+    raise ValueError("in the script")
 """
-    done = launch("-n", "2", "--max-restarts", "2", script=script, tmp_path=tmp_path)
-    assert done.returncode == 0
+    options = ("-n", "2", "--max-restarts", "2")
+    done = launch(*options, script=script, tmp_path=tmp_path, arguments=[how])
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "tries0").read_text() == "xxx"
     assert "restart 2 of 2" in done.stderr
-    done = launch("-n", "1", "--max-restarts", "1", script="raise SystemExit(5)", tmp_path=tmp_path)
-    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("error", ["raise SystemExit(5)", "raise ValueError('in the script')"])
+def test_an_error_at_the_start_is_restarted_once(tmp_path, error):
+    done = launch("-n", "1", "--max-restarts", "5", script=error, tmp_path=tmp_path)
+    assert done.returncode == (5 if "5" in error else 1)
+    assert "restart 1 of 5" in done.stderr
+    assert "restart 2 of 5" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "tfdml launch: rank 0 failed in the same way twice at the start: an error of the script, "
+        "not restarted; its traceback is above."
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,6 +268,29 @@ def test_hosts():
     assert Host("8.8.8.8", 1).is_public
     assert not Host("127.0.0.1", 1).is_public
     assert not Host("10.1.2.3", 1).is_public
+
+
+@pytest.mark.parametrize("command", [("launch", "x.py"), ("bench",)])
+def test_workers_and_hosts_that_contradict(tfdml_command, command):
+    name, *program = command
+    done = tfdml_command(name, "--hosts", "a:1", "--workers", "2", *program)
+    assert done.returncode == 2
+    assert "Received: --workers 2, --hosts a:1. " in done.stderr
+    assert "as in --hosts a:2." in done.stderr
+
+
+def test_workers_may_repeat_what_hosts_says(tmp_path):
+    done = launch("--hosts", "localhost:2", "-n", "2", script="print(1)", tmp_path=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 1", "[1] 1"]
+
+
+def test_the_rank_that_failed_under_horovodrun_is_shown_first(tmp_path):
+    script = "import os, time; os.environ['HOROVOD_RANK'] == '1' and exit(3); time.sleep(600)"
+    done = launch("--horovod", "-n", "2", script=script, tmp_path=tmp_path)
+    assert done.returncode == 3
+    assert "tfdml launch: rank 1 failed: exit code 3." in done.stderr
+    assert "rank 0: did not end by itself" in done.stderr
+    assert "gloo_run" not in done.stderr
 
 
 def test_horovodrun_starts_the_ranks(tmp_path):

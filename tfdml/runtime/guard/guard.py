@@ -31,11 +31,20 @@ from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard import channel
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
-from tfdml.runtime.immediate_exit import EXIT_SECONDS, end_after, end_now
+from tfdml.runtime.immediate_exit import (
+    EXIT_CODE,
+    EXIT_SECONDS,
+    SHUTDOWN_SECONDS,
+    end_after,
+    end_despite_tensorflow,
+    end_now,
+)
 from tfdml.runtime.plain_words import BROKEN
 
 _CONNECT_SECONDS = 30.0
 _PAYLOAD_BYTES = 4096
+# Seconds that the other ranks outlive the message on one that raised.
+_LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
 
 _CONSEQUENCES = (OtherRankError, *BROKEN)
 
@@ -59,6 +68,7 @@ class Guard:
         self._beat = min(1.0, limit / 4)
         self._ending = threading.Event()
         self._announced = threading.Event()
+        self._uncaught = False
         self._identity = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._events: queue.Queue = queue.Queue()
         self._channels: dict[int, channel.Channel] = {}
@@ -122,12 +132,13 @@ class Guard:
 
     def _on_uncaught(self, previous, kind, error, trace) -> None:
         previous(kind, error, trace)
+        self._uncaught = True
         self._ending.set()
         self._tell_failure(error, None)
         # Only as long as rank 0 needs to inform all. Then this process exits normally, unless an
         # exit handler waits for the others.
         self._announced.wait(LEFT_GRACE)
-        end_after(EXIT_SECONDS)
+        end_despite_tensorflow(SHUTDOWN_SECONDS)
 
     def _say_bye(self) -> None:
         self._tell({"kind": "bye"})
@@ -242,10 +253,10 @@ class Guard:
                     other.send(beat)
             found = verdict([self._members[r] for r in sorted(self._members)], self._limit, now)
             if found is not None:
-                message = self._explain(found)
+                message, more = self._explain(found), {"raised": bool(found.error)}
                 for other in self._channels.values():
-                    other.send({"kind": "end", "message": message, "rank": found.rank})
-                return self._end(message, found.rank)
+                    other.send({"kind": "end", "message": message, "rank": found.rank, **more})
+                return self._end(message, found.rank, **more)
 
     def _listen_to(self, rank: int) -> None:
         try:
@@ -269,7 +280,8 @@ class Guard:
             if message is not None:
                 rank_0.hear(message, now)
                 if message.get("kind") == "end":
-                    return self._end(str(message.get("message")), int(message.get("rank", 0)))
+                    rank, raised = int(message.get("rank", 0)), bool(message.get("raised"))
+                    return self._end(str(message.get("message")), rank, raised)
             if now >= next_beat:
                 next_beat = now + self._beat
                 own = self._own_beat()
@@ -296,14 +308,17 @@ class Guard:
         lines.append(f"  likely cause: {found.likely}.")
         return "\n".join(lines)
 
-    def _end(self, message: str, rank: int) -> None:
+    def _end(self, message: str, rank: int, raised: bool = False) -> None:
         own = f"(This is rank {self._rank}, {self.activity.describe()}.)"
         os.write(2, f"\n{message}\n  {own}\n".encode())
         if self._ending.is_set() or (rank == self._rank and self.activity.failed):
             # This rank raised, or is already exiting: let it exit normally.
             self._announced.set()
-            end_after(EXIT_SECONDS)
+            end_after(EXIT_SECONDS, code=1 if self._uncaught else EXIT_CODE)
             return
+        if raised:
+            # A launcher that ends all ranks with the first must see that one's exit code.
+            time.sleep(_LAST_SECONDS)
         # Time to deliver the message: the other ranks must not take rank 0 for dead.
         time.sleep(0.2 if self._rank == 0 else 0.0)
         end_now()

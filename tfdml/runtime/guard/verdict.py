@@ -7,7 +7,7 @@ from collections.abc import Sequence
 # ranks raise, as they do for an invalid argument, the program decides what happens next.
 LEFT_GRACE = 5.0
 # The same for an uncaught error: that rank is about to end.
-RAISED_GRACE = 1.0
+RAISED_GRACE = 0.5
 # Seconds that a rank may still wait for one that has ended its program.
 BYE_GRACE = 10.0
 # Seconds that ranks may wait in different operations; a last step may run past its exchange.

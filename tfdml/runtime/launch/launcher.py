@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import socket
@@ -19,12 +20,20 @@ from typing import IO
 
 from tfdml import topology
 from tfdml.runtime.immediate_exit import EXIT_CODE, PREEMPTED_EXIT_CODE
+from tfdml.runtime.launch.held_errors import HeldErrors
 from tfdml.runtime.launch.supervisor import TERM_SECONDS, free_ports
 from tfdml.runtime.startup_noise import is_noise
 
 # Seconds that the other ranks get to end by themselves after one has failed.
 GRACE_SECONDS = 10.0
+# The same after an error of its script: the guard has told the others before that rank ends.
+_ERROR_GRACE_SECONDS = 1.2
 _LAST_LINES = 30
+_CONTINUED = re.compile(r"tfdml: epoch \d+ (?:continues at step \d+|has finished), from")
+# Lines of `horovodrun`, with and without a rank's prefix.
+_OF_RANK = re.compile(r"\[(\d+)\]<std(?:out|err)>:(.*)")
+_END_OF_RANK = re.compile(r"Process (\d+) exit with status code (\d+)\.$")
+_ENDED_BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
@@ -71,6 +80,30 @@ def parse_hosts(text: str) -> list[Host]:
             )
         hosts.append(Host(name, int(count or 1)))
     return hosts
+
+
+def places(hosts: str, workers: int | None, default: int) -> list[Host]:
+    """Returns where a job's ranks run, from the options `--hosts` and `--workers`.
+
+    Args:
+        hosts: List of hosts; "" for this machine.
+        workers: Number of ranks; None if it was not given.
+        default: Number of ranks on this machine if neither was given.
+
+    Raises:
+        ValueError: If `hosts` is not a list of hosts, or `workers` another number of ranks.
+    """
+    if not hosts:
+        return [Host("localhost", workers or default)]
+    parsed = parse_hosts(hosts)
+    ranks = sum(host.ranks for host in parsed)
+    if workers not in (None, ranks):
+        raise ValueError(
+            f"`--workers` must be left out with `--hosts`, or be its number of processes, {ranks}. "
+            f"Received: --workers {workers}, --hosts {hosts}. Say in `--hosts` how many each "
+            f"machine runs, as in --hosts {parsed[0].name}:{workers}."
+        )
+    return parsed
 
 
 def gather(hosts: Sequence[Host], fewest: int, seconds: float = 300.0) -> list[Host]:
@@ -123,6 +156,11 @@ class RankProcess:
         command: Command to start on this machine: the supervisor, or ssh.
         changes: Environment variables of this process.
         terminal: Whether its standard output is a terminal, so that it shows a progress bar.
+
+    Attributes:
+        last_lines: Its last lines of output.
+        continued: Where it has continued from a checkpoint; None if from none.
+        was_ended: Whether the launcher has ended it.
     """
 
     def __init__(
@@ -135,7 +173,8 @@ class RankProcess:
     ):
         self.label = label
         self._prefix = prefix
-        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self.last_lines = _last_lines()
+        self.continued: str | None = None
         self.ended: float | None = None
         self.was_ended = False
         master, slave = pty.openpty() if terminal else (None, subprocess.PIPE)
@@ -162,6 +201,11 @@ class RankProcess:
             self.ended = time.monotonic()
         return code if code is None or code >= 0 else 128 - code
 
+    @property
+    def members(self) -> Sequence["RankProcess | HorovodRank"]:
+        """The ranks of which this process consists, for reports: itself."""
+        return [self]
+
     def end(self) -> None:
         """Closes the supervisor's input: it then ends the process and all its descendants."""
         self.was_ended = self.code is None
@@ -183,14 +227,19 @@ class RankProcess:
         return reader
 
     def _copy_lines(self, source: IO[bytes], sink: IO[str]) -> None:
+        lines = HeldErrors(lambda line: self._show(line, sink))
         for raw in source:
             line = raw.decode(errors="replace").rstrip("\r\n")
-            if is_noise(line):
-                continue
-            self.last_lines.append(line)
-            # One call, so that lines of two ranks do not mix, however the sink is buffered.
-            sink.write(f"{self._prefix}{line}\n")
-            sink.flush()
+            if not is_noise(line):
+                lines.take(line)
+        lines.release()
+
+    def _show(self, line: str, sink: IO[str]) -> None:
+        self.last_lines.append(line)
+        self.continued = _continued(line) or self.continued
+        # One call, so that lines of two ranks do not mix, however the sink is buffered.
+        sink.write(f"{self._prefix}{line}\n")
+        sink.flush()
 
     def _copy_terminal(self, master: int) -> None:
         while True:
@@ -203,31 +252,88 @@ class RankProcess:
             sys.stdout.flush()
 
 
-def run(ranks: Sequence[RankProcess]) -> list[RankProcess]:
-    """Waits for all ranks. When one fails, ends the others after `GRACE_SECONDS`.
+@dataclasses.dataclass
+class HorovodRank:
+    """A rank that `horovodrun` has started; the attributes are those of `RankProcess`."""
+
+    label: str
+    last_lines: collections.deque[str]
+    code: int | None = None
+    ended: float | None = None
+    was_ended: bool = False
+    continued: str | None = None
+
+
+class HorovodRun(RankProcess):
+    """Process of `horovodrun`, which says how each of its ranks has ended.
+
+    Its own traceback about that is not shown: the report has the rank that failed.
+    """
+
+    def __init__(self, command: Sequence[str]):
+        self._ranks: dict[int, HorovodRank] = {}
+        self._is_over = False
+        super().__init__("horovodrun", "", command, {}, terminal=False)
+
+    @property
+    def members(self) -> Sequence[RankProcess | HorovodRank]:
+        """The ranks whose end is known; `horovodrun` itself if none is."""
+        return list(self._ranks.values()) if self._is_over else [self]
+
+    def _rank(self, number: str) -> HorovodRank:
+        return self._ranks.setdefault(int(number), HorovodRank(f"rank {number}", _last_lines()))
+
+    def _show(self, line: str, sink: IO[str]) -> None:
+        if found := _OF_RANK.match(line):
+            rank = self._rank(found[1])
+            rank.last_lines.append(found[2])
+            rank.continued = _continued(line) or rank.continued
+        elif found := _END_OF_RANK.match(line):
+            rank, code = self._rank(found[1]), int(found[2])
+            # It ends the others after the first.
+            rank.was_ended = self._is_over and code in _ENDED_BY_SIGNAL
+            rank.code, rank.ended = code, time.monotonic()
+            self._is_over = True
+            return
+        elif self._is_over:
+            return
+        super()._show(line, sink)
+
+
+def run(ranks: Sequence[RankProcess]) -> list[RankProcess | HorovodRank]:
+    """Waits for all ranks. When one fails, ends the others after a time.
 
     Returns:
         The ranks that failed, the one to blame first.
     """
-    failed_at = None
+    failed_at, grace = None, GRACE_SECONDS
     try:
         while any(rank.code is None for rank in ranks):
             time.sleep(0.05)
-            if failed_at is None and any(rank.code for rank in ranks):
+            codes = [rank.code for rank in ranks if rank.code]
+            if codes and failed_at is None:
                 failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+            if any(map(is_script_error, codes)):
+                grace = _ERROR_GRACE_SECONDS
+            if failed_at is not None and time.monotonic() - failed_at > grace:
                 break
     finally:
         for rank in ranks:
             rank.end()
         for rank in ranks:
             rank.wait(TERM_SECONDS * 2 + 5)
-    failed = [rank for rank in ranks if rank.code]
-    # A rank ended by the guard or the launcher is not to blame, whenever its end was noticed.
-    return sorted(failed, key=lambda r: (r.was_ended, r.code == EXIT_CODE, r.ended or 0.0))
+    failed = [member for rank in ranks for member in rank.members if member.code]
+    # A rank ended by the guard or the launcher is not to blame, whenever its end was noticed. If
+    # there are no others, the guard's words are about one that the launcher had to end.
+    return sorted(failed, key=lambda r: (r.code == EXIT_CODE, r.was_ended, r.ended or 0.0))
 
 
-def explain(failed: Sequence[RankProcess]) -> str:
+def is_script_error(code: int) -> bool:
+    """Returns whether an exit code is the script's own: no signal's and none of the guard's."""
+    return 0 < code <= 128 and code not in (EXIT_CODE, PREEMPTED_EXIT_CODE)
+
+
+def explain(failed: Sequence[RankProcess | HorovodRank]) -> str:
     """Returns the failure report: the rank to blame with its last lines, then the others."""
     first, *others = failed
     lines = [f"tfdml launch: {first.label} failed: {in_words(first)}. Its last lines:"]
@@ -236,7 +342,7 @@ def explain(failed: Sequence[RankProcess]) -> str:
     return "\n".join(lines)
 
 
-def in_words(rank: RankProcess) -> str:
+def in_words(rank: RankProcess | HorovodRank) -> str:
     """Describes how a rank ended."""
     code = rank.code
     if rank.was_ended:
@@ -304,7 +410,7 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     # A rank on another machine must not outlive the `ssh` that started it.
     rank = [*supervisor, "--watch-output", python, *program]
     supervised = [*supervisor, python, str(launcher), "-np", str(size), *where, *rank]
-    return [RankProcess("horovodrun", "", supervised, {}, terminal=False)]
+    return [HorovodRun(supervised)]
 
 
 def _free_ports_of(host: Host, python: str) -> list[int]:
@@ -320,6 +426,16 @@ def _free_ports_of(host: Host, python: str) -> list[int]:
             f"same place. Received from {host.name}: {answer.stderr.strip()[-500:]}"
         )
     return [int(port) for port in answer.stdout.split()]
+
+
+def _last_lines() -> collections.deque[str]:
+    return collections.deque(maxlen=_LAST_LINES)
+
+
+def _continued(line: str) -> str | None:
+    """Returns where a rank continues, if a line of `FaultTolerantCheckpoint` says so."""
+    found = _CONTINUED.search(line)
+    return found and found[0]
 
 
 def _quiet() -> dict[str, str]:

@@ -9,8 +9,30 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from tfdml.runtime.launch.launcher import Host
+
 # Port of a machine's first worker; its other workers use the ports after it.
 PORT = 29400
+
+
+def layout(hosts: Sequence[Host], by_node: bool) -> tuple[int, int]:
+    """Returns the number of nodes, and of ranks on each.
+
+    Args:
+        hosts: Hosts and their numbers of ranks.
+        by_node: Whether several ranks share a node. Otherwise each rank of one host is a pod.
+
+    Raises:
+        ValueError: If the hosts have different numbers of ranks.
+    """
+    ranks = {host.ranks for host in hosts}
+    if len(ranks) != 1:
+        raise ValueError(
+            f"`hosts` must each have the same number of ranks for a scheduler. Received: "
+            f"{sorted(ranks)}."
+        )
+    (each,) = ranks
+    return (each, 1) if len(hosts) == 1 and not by_node else (len(hosts), each)
 
 
 def slurm(nodes: int, ranks_per_node: int, program: Sequence[str], horovod: bool) -> str:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 
 from tfdml.runtime.immediate_exit import EXIT_CODE
-from tfdml.runtime.launch.launcher import GRACE_SECONDS, RankProcess, explain, in_words
+from tfdml.runtime.launch.launcher import GRACE_SECONDS, RankProcess, in_words
+from tfdml.runtime.launch.restarts import run_with_restarts
 from tfdml.runtime.launch.supervisor import TERM_SECONDS, free_ports
 from tfdml.runtime.servers.server_task import CHIEF, SERVER, WORKER, name_of
 from tfdml.topology import local_variables
@@ -126,11 +127,8 @@ def run_server_job(workers: int, servers: int, program: Sequence[str], max_resta
         program: Script and its arguments.
         max_restarts: Maximum number of restarts after a failure.
     """
-    for attempt in range(max_restarts + 1):
-        failed = ServerJob(workers, servers, program, sys.executable).run()
-        if not failed:
-            return 0
-        print(explain(failed), file=sys.stderr, flush=True)
-        if attempt < max_restarts:
-            print(f"tfdml launch: restart {attempt + 1} of {max_restarts}.", file=sys.stderr)
-    return failed[-1].code
+
+    def run() -> list[RankProcess]:
+        return ServerJob(workers, servers, program, sys.executable).run()
+
+    return run_with_restarts(run, max_restarts, exit_code=lambda failed: failed[-1].code)

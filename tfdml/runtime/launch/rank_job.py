@@ -1,0 +1,51 @@
+"""Job of ranks, on this machine or by ssh, which is restarted on the hosts that answer."""
+
+import sys
+from collections.abc import Sequence
+
+from tfdml.runtime.launch.launcher import (
+    Host,
+    gather,
+    run,
+    start_horovod,
+    start_workers,
+)
+from tfdml.runtime.launch.restarts import Failed, run_with_restarts
+
+
+def run_rank_job(
+    hosts: Sequence[Host],
+    program: Sequence[str],
+    horovod: bool,
+    max_restarts: int,
+    min_workers: int,
+) -> int:
+    """Runs a job, restarts it after failures, and returns the exit code.
+
+    Args:
+        hosts: Hosts and their numbers of ranks.
+        program: Script and its arguments.
+        horovod: Whether `horovodrun` starts the ranks.
+        max_restarts: Maximum number of restarts after a failure.
+        min_workers: Minimum number of ranks to restart with.
+    """
+    for host in hosts:
+        if host.is_public:
+            print(
+                f"tfdml launch: {host.name} has a public address, and TensorFlow's "
+                f"servers and Horovod's rendezvous are not authenticated: anyone who reaches their "
+                f"ports can run code there. Use a private network.",
+                file=sys.stderr,
+                flush=True,
+            )
+    start = start_horovod if horovod else start_workers
+    there = list(hosts)
+
+    def attempt() -> Failed:
+        return run(start(there, program, sys.executable))
+
+    def prepare() -> str:
+        there[:] = gather(hosts, min_workers)
+        return ", on " + ", ".join(f"{host.name}:{host.ranks}" for host in there)
+
+    return run_with_restarts(attempt, max_restarts, lambda failed: failed[0].code, prepare)
