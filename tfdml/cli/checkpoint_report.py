@@ -64,7 +64,8 @@ def export(directory: str, output: Path) -> None:
         output: The .keras or .weights.h5 file to write.
 
     Raises:
-        ValueError: If `output` is of another kind or in no directory, no checkpoint is undamaged, or its model needs its code.
+        ValueError: If `output` is of another kind or in no directory, if no checkpoint is
+            undamaged, or if its model needs its code.
         typer.Exit: If it has no checkpoints.
     """
     if not output.name.endswith((".keras", _WEIGHTS)):
