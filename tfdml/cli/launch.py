@@ -83,7 +83,8 @@ def launch(
 
     With `--max-restarts 3` a job that fails, or is asked to end, is restarted up to three times;
     with `FaultTolerantCheckpoint` it resumes where it was. `--min-workers 2` restarts it on the
-    hosts that still answer, if they have at least two ranks.
+    hosts that still answer, if they have at least two ranks. A script that fails in the same way
+    twice at its start is not restarted again.
 
     Each line of output begins with its rank. When a rank fails, its last lines are printed, and
     its exit code becomes this command's. No process is left running, however this command ends.
