@@ -104,6 +104,16 @@ def started_together(environment: Mapping[str, str] | None = None) -> Topology:
     return Topology(order.index((task, index)), len(order), launcher="TF_CONFIG")
 
 
+def is_chief_of_servers(environment: Mapping[str, str] | None = None) -> bool:
+    """Returns whether `TF_CONFIG` makes this process the chief of workers and parameter servers.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+    """
+    cluster, task, _ = _tf_config(os.environ if environment is None else environment)
+    return task == "chief" and {"worker", "ps"} <= cluster.keys()
+
+
 def on_this_host(environment: Mapping[str, str] | None = None) -> Topology:
     """Reads this process's rank among the workers that `tfdml launch` started on this host.
 

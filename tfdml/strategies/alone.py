@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator
 
@@ -54,6 +55,12 @@ def check_started_alone(strategy: str) -> None:
         ValueError: If this process is one of several and is not inside `alone`.
     """
     job = topology.started_together()
+    if topology.is_chief_of_servers() and not _is_meant.get():
+        warnings.warn(
+            f"`{strategy}` trains in this process alone: the workers and parameter servers of "
+            f"TF_CONFIG wait for nothing. Use `tfdml.ParameterServerStrategy` here.",
+            stacklevel=2,
+        )
     if _is_meant.get() or job.size == 1 or topology.is_elastic():
         return
     if job.launcher == "TF_CONFIG":

@@ -49,13 +49,19 @@ def join(
         The member, or None if the cluster is this process alone.
 
     Raises:
-        ValueError: If the resolver names a task that does not train, or a cluster other than the
-            one that this process has joined.
+        ValueError: If the resolver names a task that does not train, a cluster with parameter
+            servers, or one other than that which this process has joined.
         OSError: If this process's port is taken.
         TimeoutError: If the other processes do not start in time.
     """
     resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()
+    if cluster.get("ps"):
+        raise ValueError(
+            f"`cluster_resolver` must describe a cluster of workers without parameter servers. "
+            f"Received: {cluster}. Use `tfdml.ParameterServerStrategy` on the chief, or start the "
+            f"job without parameter servers: `tfdml launch --workers 2`."
+        )
     topology = _topology(cluster, resolver.task_type, resolver.task_id)
     if topology.size == 1:
         return None

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from tests.harness.command import run_python
 from tests.runtime.faults.jobs import left_of
 from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.runtime.servers.server_task import checked_task, task_from_environment
@@ -130,6 +131,7 @@ def test_a_malformed_tf_config(monkeypatch, config, words):
     ("changes", "task", "words"),
     [
         ({"ps": []}, ("chief", 0), "no ps in"),
+        ({"ps": [], "chief": []}, ("worker", 0), "use `tfdml.MultiWorkerMirroredStrategy`"),
         ({"worker": [], "ps": []}, ("chief", 0), "no worker and no ps in"),
         ({"chief": []}, ("worker", 0), "no chief in"),
         ({"chief": ["a:1", "e:1"]}, ("chief", 0), "must have one chief"),
@@ -162,6 +164,25 @@ def served(cluster: dict, role: str, *options: str) -> subprocess.Popen:
         text=True,
         env={**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
+
+
+def test_another_strategy_on_the_chief_is_warned_of():
+    config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
+    code = "import tfdml; tfdml.HorovodStrategy()"
+    done = run_python("-c", code, TF_CONFIG=config)
+    assert done.returncode == 0, done.stderr
+    assert "`HorovodStrategy` trains in this process alone" in done.stderr
+    assert "Use `tfdml.ParameterServerStrategy` here." in done.stderr
+    meant = "import tfdml\nwith tfdml.alone(): tfdml.HorovodStrategy()"
+    done = run_python("-c", meant, TF_CONFIG=config)
+    assert "trains in this process alone" not in done.stderr
+
+
+def test_workers_alone_are_refused_on_the_chief():
+    config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
+    done = run_python("-c", "import tfdml; tfdml.MultiWorkerMirroredStrategy()", TF_CONFIG=config)
+    assert done.returncode == 1
+    assert "Use `tfdml.ParameterServerStrategy` on the chief" in done.stderr
 
 
 def test_a_chief_that_never_comes():

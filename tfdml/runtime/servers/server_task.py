@@ -103,7 +103,9 @@ def checked_task(cluster: Any, role: Any, index: Any) -> ServerTask:
     if missing:
         raise ValueError(
             f"The cluster must have a chief, workers and parameter servers. Received: no "
-            f"{' and no '.join(missing)} in {cluster}. Add them, as in {_EXAMPLE}."
+            f"{' and no '.join(missing)} in {cluster}. Add them, as in {_EXAMPLE}, or start the "
+            f"job with `tfdml launch --workers 2 --ps 2`. For workers alone use "
+            f"`tfdml.MultiWorkerMirroredStrategy`."
         )
     unknown = sorted(set(cluster) - set(_ROLES))
     if unknown:
