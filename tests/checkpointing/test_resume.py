@@ -107,9 +107,12 @@ def records_of(tmp_path_factory) -> str:
 
 
 def test_records_resume_at_their_position(ranks, tmp_path, records_of):
+    """In mid-epoch, and after an epoch's last step, whose epoch has only its end left."""
     whole = run(ranks, 1, str(tmp_path / "whole"), records_of)
     directory = str(tmp_path / "killed")
     killed(ranks, 1, directory, records_of, at=8)
+    (ended,) = run(ranks, 1, directory, records_of, at=10, number=signal.SIGTERM)
+    assert ended["code"] == 75
     same(whole, run(ranks, 1, directory, records_of))
 
 

@@ -132,10 +132,21 @@ class TFRecordPipeline(tf.data.Dataset):
         It is the position that the callback has counted; without the callback, the beginning of the
         epoch that the next pass reads. After an epoch's last batch it is the next epoch's start.
         """
-        position = self._position if self._began else self._next
+        position = self._reached
         if -(-position.sample // self.batch_size) >= self.steps_per_epoch:
             position = Position(position.epoch + 1)
         return to_state(position, self._recipe())
+
+    def state_in_epoch(self) -> dict[str, Any]:
+        """Returns the position in the epoch that `fit` trains, also after its last batch.
+
+        A checkpoint there resumes in that epoch, of which only the end is left: its callbacks.
+        """
+        return to_state(self._reached, self._recipe())
+
+    @property
+    def _reached(self) -> Position:
+        return self._position if self._began else self._next
 
     def restore(self, state: dict[str, Any]) -> None:
         """Makes the next pass resume from a state, as `read_tfrecords(state=...)` does.

@@ -28,8 +28,8 @@ class Pipeline(Protocol):
 
     batch_size: int
 
-    def state(self) -> dict[str, Any]:
-        """Returns the dataset's position."""
+    def state_in_epoch(self) -> dict[str, Any]:
+        """Returns the dataset's position in the epoch that `fit` trains."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Moves the dataset to a position."""
@@ -106,7 +106,7 @@ class DataPosition:
             "logs": self.logs if step else {},
         }
         if self.pipeline is not None:
-            state |= {"pipeline": self.pipeline.state(), "batch_size": self.pipeline.batch_size}
+            state |= {"pipeline": self.pipeline.state_in_epoch(), "batch_size": self.pipeline.batch_size}
         if self.order is not None:
             state["seed"] = self.order.seed
         return state
