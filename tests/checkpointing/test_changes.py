@@ -14,7 +14,7 @@ from tests.harness import rank_job
 from tests.harness.command import run_python
 from tests.harness.pool import RankFailure
 from tfdml.callbacks.checkpoint.layout import layout_changes
-from tfdml.checkpointing import Files
+from tfdml.checkpointing import CheckpointDirectory, Files
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "notebook_program.py")
 
@@ -197,6 +197,31 @@ def test_fewer_epochs_than_are_trained_are_no_error(ranks, tmp_path):
     (fewer,) = run(ranks, 1, str(tmp_path), epochs=1)
     assert fewer["steps"] == []
     assert fewer["weights"] == whole["weights"]
+
+
+def train_beside_another_job(directory: str) -> dict:
+    """Fails while another job has the directory; then trains, in the same session."""
+    other = CheckpointDirectory(directory, Files(), print)
+    other.claim()
+    checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(directory)
+    model = build("sequential", 0.01, "adam")
+    x = np.zeros((64, 4), "float32")
+    with pytest.raises(RuntimeError, match="must be used by one job at a time"):
+        model.fit(x, x[:, :3], batch_size=8, epochs=3, verbose=0, callbacks=[checkpoint])
+    other.release()
+    steps = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(0))
+    callbacks = [count, checkpoint]
+    model.fit(x, x[:, :3], batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+    tfdml.callbacks.checkpoint.session.end_session(directory)
+    return {"trained": int(model.optimizer.iterations.numpy()), "steps": len(steps)}
+
+
+def test_a_fit_that_was_refused_counts_as_none(ranks, tmp_path):
+    """The next one resumes after the two epochs of eight steps that are there."""
+    run(ranks, 1, str(tmp_path), "sequential")
+    (result,) = ranks(1).run(train_beside_another_job, str(tmp_path))
+    assert result == {"trained": 24, "steps": 8}
 
 
 def train_on_a_full_disk(directory: str, arguments: dict) -> dict:

@@ -159,7 +159,7 @@ def test_wrong_options_are_refused(tmp_path, name):
 
 
 def test_a_resumed_conversion_must_have_the_same_rules(tmp_path):
-    """Records that a rule of before has filled are not mixed with those of another."""
+    """Records of one data set are filled by one rule."""
     (tmp_path / "a.csv").write_text("id,x\n" + "".join(f"{i},\n" for i in range(20)) + "x,1\n")
     schema = Schema.from_json({"id": "int64", "x": "int64"})
     out = str(tmp_path / "out")

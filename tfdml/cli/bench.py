@@ -52,7 +52,7 @@ def bench(
     program += ["--horovod"] if horovod else []
     program += ["--model", model] if model else []
     try:
-        parsed_hosts = launcher.places(hosts, workers, default=2)
+        parsed_hosts = launcher.hosts_of_job(hosts, workers, default=2)
         if sum(host.ranks for host in parsed_hosts) < 2:
             raise ValueError(
                 f"`hosts` must have at least two ranks, to measure the connection between them. "

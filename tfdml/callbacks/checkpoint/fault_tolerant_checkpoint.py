@@ -150,6 +150,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self, model: keras.Model, callbacks: list, choose: Callable[[int], dict[str, Any]]
     ) -> None:
         self._preemption.start()
+        self._run = None
         others = [c for c in callbacks if c is not self]
         session = open_session(self.directory)
         self._run = CheckpointRun(self._options, session, model, others, choose)
@@ -202,14 +203,12 @@ class FaultTolerantCheckpoint(ResumingCallback):
     def end_fit(self, error: BaseException | None) -> None:
         """Waits for the current write, and stops listening for preemption."""
         self._preemption.stop()
-        if self._run is None:
-            return
-        self._run.forget_saved()
-        if error is None:
-            self._run.collect()
-        else:
-            # The program's next `fit`, such as a notebook's cell that is run again, resumes it.
-            open_session(self.directory).repeat_fit(self._run)
+        if self._run is not None:
+            self._run.forget_saved()
+            if error is None:
+                self._run.collect()
+        # After an error the next `fit`, such as a notebook's cell that is run again, resumes it.
+        open_session(self.directory).end_fit(self._run, error)
 
     def _leave(self) -> None:
         self._run.collect()

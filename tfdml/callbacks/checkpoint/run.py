@@ -85,7 +85,7 @@ class CheckpointRun:
         self._options, self._session = options, session
         self._model, self._callbacks = model, callbacks
         again = session.end_interrupted()
-        self._fit = session.next_fit()
+        self._fit = session.fits
         chosen = self.ranks.broadcast_json(choose(self._fit) if self.ranks.rank == 0 else None)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])

@@ -37,8 +37,8 @@ class Session:
 
     Attributes:
         path: The directory.
-        fits: The number of calls of `fit` that have used it, from 0 after a restart of the
-            program.
+        fits: The number of calls of `fit` that have used it and ended well, from 0 after a restart
+            of the program; the index of the present one.
         job: Identifier that tells this job's files from those of dead jobs; that of rank 0 counts.
         files: Object that reads and writes files.
         saves: The number of saves begun.
@@ -59,15 +59,17 @@ class Session:
         """Fault injection of `tfdml chaos`, if it is active."""
         return self.files if isinstance(self.files, Chaos) else None
 
-    def next_fit(self) -> int:
-        """Returns the index of the `fit` that begins now."""
-        self.fits += 1
-        return self.fits - 1
+    def end_fit(self, run: Run | None, error: BaseException | None) -> None:
+        """Counts a `fit` that has ended well; after an error or Ctrl-C the next one is the same.
 
-    def repeat_fit(self, run: Run) -> None:
-        """Gives the next `fit` the index of this one, which an error or Ctrl-C has ended."""
-        self.interrupted = run
-        self.fits -= 1
+        Args:
+            run: The `fit`; None if it failed before it could save.
+            error: Exception that has ended it.
+        """
+        if error is None:
+            self.fits += 1
+        else:
+            self.interrupted = run
 
     def end_interrupted(self) -> bool:
         """Waits for the checkpoint that an interrupted `fit` may be writing.

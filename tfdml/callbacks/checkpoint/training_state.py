@@ -96,7 +96,7 @@ class TrainingState:
 
     @property
     def data_changed(self) -> bool:
-        """Whether the data differ from those of the state, which was accepted."""
+        """Whether the data differ from those of the state, and that was accepted."""
         return bool(self._data.changes)
 
     def restore(

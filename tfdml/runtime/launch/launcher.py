@@ -26,7 +26,7 @@ from tfdml.runtime.startup_noise import is_noise
 
 # Seconds that the other ranks get to end by themselves after one has failed.
 GRACE_SECONDS = 10.0
-# The same after an error of its script: the guard has told the others before that rank ends.
+# Grace after an error of a rank's script, for which the guard ends the others before that rank.
 _ERROR_GRACE_SECONDS = 1.2
 _LAST_LINES = 30
 _CONTINUED = re.compile(r"tfdml: epoch \d+ (?:continues at step \d+|has finished), from")
@@ -82,7 +82,7 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def places(hosts: str, workers: int | None, default: int) -> list[Host]:
+def hosts_of_job(hosts: str, workers: int | None, default: int) -> list[Host]:
     """Returns where a job's ranks run, from the options `--hosts` and `--workers`.
 
     Args:
@@ -159,7 +159,7 @@ class RankProcess:
 
     Attributes:
         last_lines: Its last lines of output.
-        continued: Where it has continued from a checkpoint; None if from none.
+        continued: Epoch and step at which it resumed from a checkpoint; None without one.
         was_ended: Whether the launcher has ended it.
     """
 

@@ -23,7 +23,7 @@ class ScriptError:
     Attributes:
         code: Exit code of the rank to blame.
         kind: Class of its exception, "" if its last lines do not show it.
-        continued: Where the attempt had continued from a checkpoint; None from the beginning.
+        continued: Epoch and step at which the attempt resumed; None if from the beginning.
     """
 
     code: int

@@ -48,7 +48,7 @@ def catch_early_lookups() -> None:
 
     Python looks `model.fit` up before it makes the arguments, of which the first of ours installs
     the replacements. Keras's `fit` is a function in the closure of one that filters tracebacks, so
-    that function can still be told to call ours.
+    the closure gets one that calls ours.
     """
     keras_s = original(TensorFlowTrainer, "fit")
     function = inspect.unwrap(keras_s)

@@ -106,7 +106,10 @@ class DataPosition:
             "logs": self.logs if step else {},
         }
         if self.pipeline is not None:
-            state |= {"pipeline": self.pipeline.state_in_epoch(), "batch_size": self.pipeline.batch_size}
+            state |= {
+                "pipeline": self.pipeline.state_in_epoch(),
+                "batch_size": self.pipeline.batch_size,
+            }
         if self.order is not None:
             state["seed"] = self.order.seed
         return state
