@@ -26,10 +26,7 @@ def _slow(*values):
 DEFAULT = {
     "decoder": ("mirrored", 3),
     "encoder": ("horovod", 2),
-    "encoder_decoder": ("horovod", 2),
-    "vit": ("horovod", 2),
     "resnet": ("horovod", 2),
-    "unet": ("mirrored", 3),
     "time_series": ("mirrored", 3),
     "recommender": ("mirrored", 3),
 }
