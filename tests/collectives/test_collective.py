@@ -2,28 +2,36 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
 
+from tests.harness import rank_job
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.collectives.simulated import run_ranks
+from tfdml.strategies.aggregation.device_aggregator import DeviceCollective
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
-def contract(collective: Collective) -> dict:
-    """Calls every operation; returns this rank's results and the expected ones."""
+def contract(collective: Collective, summed: Sequence[str] = DTYPES) -> dict:
+    """Calls every operation; returns this rank's results and the expected ones.
+
+    Args:
+        collective: The collective.
+        summed: The dtypes that it sums.
+    """
     rank, size = collective.rank, collective.size
     got, expected = {}, {}
 
     def check(name, actual, wanted):
         got[name], expected[name] = np.asarray(actual).tolist(), np.asarray(wanted).tolist()
 
-    for dtype in DTYPES:
+    for dtype in summed:
         tensors = [tf.cast([rank, 1], dtype), tf.cast([[2 * rank]], dtype)]
         first, second = collective.all_reduce(tensors, f"sum/{dtype}")
         check(f"sum {dtype}", tf.cast(first, "float64"), [sum(range(size)), size])
@@ -56,6 +64,27 @@ def contract(collective: Collective) -> dict:
 
 def horovod_contract() -> dict:
     return contract(HorovodCollective())
+
+
+def subgroup_contract(
+    collective: Collective, groups: list[list[int]], summed: Sequence[str] = DTYPES
+) -> dict:
+    """Calls every operation of the subgroup that this rank is in, then of the whole job."""
+    (own,) = (group for group in groups if collective.rank in group)
+    result = contract(collective.subgroup(own), summed)
+    whole = contract(collective, summed)
+    assert whole["got"] == whole["expected"]
+    return result
+
+
+def horovod_subgroups(groups: list[list[int]]) -> dict:
+    return subgroup_contract(HorovodCollective(), groups)
+
+
+def tensorflow_subgroups(groups: list[list[int]]) -> dict:
+    # TensorFlow does not sum bytes.
+    summed = [dtype for dtype in DTYPES if not dtype.endswith("int8")]
+    return subgroup_contract(rank_job.strategy().extended.collective, groups, summed)
 
 
 def horovod_in_a_graph() -> list:
@@ -101,6 +130,30 @@ def test_simulated(size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_horovod(ranks, size):
     _assert_contract(ranks(size).run(horovod_contract))
+
+
+GROUPS = [[[0, 1], [2]], [[0, 2], [1]], [[0], [1], [2]]]
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_subgroups_of_simulated_ranks(groups):
+    _assert_contract(run_ranks(3, lambda c: subgroup_contract(c, groups)))
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_subgroups_of_horovod(ranks, groups):
+    _assert_contract(ranks(3).run(horovod_subgroups, groups))
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_subgroups_of_tensorflow(ranks, groups):
+    _assert_contract(ranks(3, "multi_worker").run(tensorflow_subgroups, groups))
+
+
+def test_a_collective_without_subgroups_says_so():
+    assert LocalCollective().subgroup([0]).size == 1
+    with pytest.raises(ValueError, match="must be all 2 ranks.*DeviceCollective cannot be divided"):
+        DeviceCollective(["CPU:0", "CPU:1"], 0).subgroup([0])
 
 
 def test_horovod_in_a_graph(ranks):

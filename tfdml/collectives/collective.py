@@ -57,6 +57,26 @@ class Collective(abc.ABC):
         del device
         return self
 
+    def subgroup(self, ranks: Sequence[int]) -> "Collective":
+        """Returns the collective between some of the processes.
+
+        Subgroups divide the job, and all processes of the job call their operations together: each
+        calls that of its own subgroup, under the same name. A rank in a subgroup is its index in
+        `ranks`.
+
+        Args:
+            ranks: Ranks of the subgroup's processes, this one's included, in ascending order.
+
+        Raises:
+            ValueError: If these are not all ranks, and the collective cannot be divided.
+        """
+        if list(ranks) == list(range(self.size)):
+            return self
+        raise ValueError(
+            f"`ranks` must be all {self.size} ranks, because a {type(self).__name__} cannot be "
+            f"divided. Received: ranks={list(ranks)}."
+        )
+
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """Context manager: this process waits for the others in `what`, which a guard may watch."""
         del what

@@ -1,16 +1,11 @@
 """All-reduce among all devices of all processes, each with gradients of its own."""
 
-import zlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.tensorflow import GroupMember
+from tfdml.collectives.tensorflow import GroupMember, named_group
 from tfdml.topology import Topology
-
-# Group keys are int32; the module `tensorflow` uses lower ones.
-_FIRST_GROUP = 1 << 20
-_GROUPS = 2**31 - _FIRST_GROUP
 
 
 class DeviceGroup:
@@ -32,7 +27,7 @@ class DeviceGroup:
         size = topology.size * len(devices)
         # Different devices form a different group, which TensorFlow identifies by its key.
         own = ",".join(device.rpartition("/device:")[2] for device in devices)
-        key = _FIRST_GROUP + zlib.crc32(own.encode()) % _GROUPS
+        key = named_group(own)
         self._members = {device: GroupMember(device, key, size, options) for device in devices}
         self._graphs: dict[str, Callable] = {}
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdml import topology
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.horovod_subgroup import HorovodSubgroup
 
 
 class HorovodCollective(Collective):
@@ -24,6 +25,7 @@ class HorovodCollective(Collective):
 
     def __init__(self) -> None:
         self._graphs: dict[tuple, Callable] = {}
+        self._subgroups: dict[tuple[int, ...], Collective] = {}
         launched = topology.launched()
         self._ops = _import_ops(launched)
         self._ops.init()
@@ -43,6 +45,15 @@ class HorovodCollective(Collective):
                 f"{self.size} from Horovod, {launched.size} from {launched.launcher}. Start the "
                 f"job with the launcher that Horovod was built for (`tfdml doctor` shows which)."
             )
+
+    def subgroup(self, ranks: Sequence[int]) -> Collective:
+        """Returns the collective between some of the processes; see `Collective`."""
+        ranks = tuple(ranks)
+        if len(ranks) == self.size:
+            return self
+        if ranks not in self._subgroups:
+            self._subgroups[ranks] = HorovodSubgroup(self.rank, self.size, ranks, self._send_rows)
+        return self._subgroups[ranks]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
@@ -77,17 +88,28 @@ class HorovodCollective(Collective):
 
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sends row i to process i; see `Collective`."""
+        return tf.ensure_shape(self._send_rows(tensor, [1] * self.size, name), tensor.shape)
 
-        def operation(wire: tf.Tensor) -> tf.Tensor:
-            splits = tf.ones([self.size], tf.int32)
+    def _send_rows(
+        self, tensor: tf.Tensor, counts: Sequence[tf.Tensor | int], name: str
+    ) -> tf.Tensor:
+        """Sends consecutive rows to each process; returns the rows received, in rank order.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[sum of counts, ...]`.
+            counts: The number of rows for each process.
+            name: The operation's name.
+        """
+
+        def operation(wire: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
             received, _ = self._ops.MPI_LIB.horovod_alltoall(
                 wire, splits=splits, name=_as_operation_name(name), ignore_name_scope=True
             )
             return received
 
         wire, unpack = _as_wire(tensor)
-        received = unpack(self._in_graph(operation, f"all_to_all:{name}", [wire]))
-        return tf.ensure_shape(received, tensor.shape)
+        splits = tf.stack([tf.cast(count, tf.int32) for count in counts])
+        return unpack(self._in_graph(operation, f"all_to_all:{name}", [wire, splits]))
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""

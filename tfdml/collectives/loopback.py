@@ -20,6 +20,10 @@ class LoopbackCollective(Collective):
     def __init__(self, size: int):
         super().__init__(Topology(0, size, 0, size))
 
+    def subgroup(self, ranks: Sequence[int]) -> Collective:
+        """Returns a collective that behaves the same with fewer ranks; see `Collective`."""
+        return LoopbackCollective(len(ranks))
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Returns its input; see `Collective`."""
         return list(tensors)

@@ -23,6 +23,7 @@ class _Meeting:
         self.names: list = [None] * size
 
     def exchange(self, rank: int, name: str, part) -> list:
+        """Returns the parts of all ranks, in their order."""
         self.parts[rank], self.names[rank] = part, name
         self.barrier.wait()
         parts, names = list(self.parts), list(self.names)
@@ -35,13 +36,27 @@ class _Meeting:
 class SimulatedCollective(Collective):
     """Collective of one simulated rank; eager mode only. Created by `run_ranks`."""
 
-    def __init__(self, topology: Topology, meeting: _Meeting):
+    def __init__(self, topology: Topology, meeting: _Meeting, members: Sequence[int]):
         super().__init__(topology)
         self._meeting = meeting
+        # The subgroup's ranks in the job; each waits for the whole job.
+        self._members = members
+
+    def subgroup(self, ranks: Sequence[int]) -> Collective:
+        """Returns the collective between some of the ranks; see `Collective`."""
+        members = [self._members[rank] for rank in ranks]
+        return SimulatedCollective(
+            Topology(list(ranks).index(self.rank), len(ranks)), self._meeting, members
+        )
+
+    def _exchange(self, name: str, part) -> list:
+        """Returns the parts of all members, in their order."""
+        parts = self._meeting.exchange(self._members[self.rank], name, part)
+        return [parts[member] for member in self._members]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
-        parts = self._meeting.exchange(self.rank, name, [t.numpy() for t in tensors])
+        parts = self._exchange(name, [t.numpy() for t in tensors])
         return [
             tf.constant(np.sum(group, axis=0, dtype=group[0].dtype))
             for group in zip(*parts, strict=True)
@@ -49,16 +64,16 @@ class SimulatedCollective(Collective):
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
-        return tf.concat(self._meeting.exchange(self.rank, name, tensor), axis=0)
+        return tf.concat(self._exchange(name, tensor), axis=0)
 
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sends row i to process i; see `Collective`."""
-        parts = self._meeting.exchange(self.rank, name, tensor)
+        parts = self._exchange(name, tensor)
         return tf.stack([part[self.rank] for part in parts])
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""
-        return self._meeting.exchange(self.rank, name, tensor)[root]
+        return self._exchange(name, tensor)[root]
 
 
 def run_ranks(size: int, fn: Callable[[Collective], T], timeout: float = 30.0) -> list[T]:
@@ -80,7 +95,8 @@ def run_ranks(size: int, fn: Callable[[Collective], T], timeout: float = 30.0) -
 
     def run(rank: int) -> T:
         try:
-            return fn(SimulatedCollective(Topology(rank, size, rank, size, "simulated"), meeting))
+            topology = Topology(rank, size, rank, size, "simulated")
+            return fn(SimulatedCollective(topology, meeting, range(size)))
         except BaseException:
             meeting.barrier.abort()
             raise

@@ -5,13 +5,17 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.collective import Collective
+from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.topology import Topology
 
 # Each device type and index has one group over all processes, with a key of its own from here on;
 # TensorFlow's strategies number their groups from 1.
 _GROUP_KEY = 0x7FD31
+
+# Groups of other members get the key of a text. Group keys are int32; fixed ones are lower.
+_FIRST_NAMED_GROUP = 1 << 20
+_NAMED_GROUPS = 2**31 - _FIRST_NAMED_GROUP
 
 # Instance keys are int32: their number, which is prime, and the key's offset per element.
 _KEYS = 2**31 - 1
@@ -21,50 +25,18 @@ _KEY_STRIDE = 1_000_003
 _WIRE_DTYPES = frozenset({tf.int32, tf.int64, tf.float16, tf.float32, tf.float64})
 
 
-class TensorFlowCollective(Collective):
-    """Collective that uses TensorFlow's collective operations.
-
-    TensorFlow's server must run in this process (see `tfdml.strategies.cluster_member`).
+class _GroupCollective(Collective):
+    """Collective operations of a device among the devices of a group.
 
     Args:
-        topology: This process's rank and the cluster's size.
-        devices: This process's devices, with job and task. The first one takes part in all
-            operations for which no other device is chosen by `on`.
-        options: Communication options: the implementation, and a time limit in seconds.
+        topology: This process's rank in the group, and the group's size.
+        device: This process's device.
+        member: The device as a member of the group.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        devices: Sequence[str],
-        options: tf.distribute.experimental.CommunicationOptions,
-    ):
+    def __init__(self, topology: Topology, device: str, member: "GroupMember"):
         super().__init__(topology)
-        self._device, *others = devices
-        number = tf.DeviceSpec.from_string(self._device).device_index
-        self._member = GroupMember(
-            self._device, _GROUP_KEY + 2 * number + ("GPU" in self._device), self.size, options
-        )
-        self._others = {d: TensorFlowCollective(topology, [d], options) for d in others}
-        self._concurrent_with_steps: Collective = self
-        if "GPU" in self._device:
-            host = tf.DeviceSpec.from_string(self._device).replace(
-                device_type="CPU", device_index=0
-            )
-            ring = tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=options.timeout_seconds,
-                implementation=tf.distribute.experimental.CommunicationImplementation.RING,
-            )
-            self._concurrent_with_steps = TensorFlowCollective(topology, [host.to_string()], ring)
-
-    def on(self, device: str | None) -> Collective:
-        """Returns the collective of a device and its peers; see `Collective`."""
-        return self._others.get(device, self)
-
-    @property
-    def concurrent_with_steps(self) -> Collective:
-        """Collective for a second thread: a ring between the hosts' memories if steps use GPUs."""
-        return self._concurrent_with_steps
+        self._device, self._member = device, member
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
@@ -127,6 +99,72 @@ class TensorFlowCollective(Collective):
         )
 
 
+class TensorFlowCollective(_GroupCollective):
+    """Collective that uses TensorFlow's collective operations.
+
+    TensorFlow's server must run in this process (see `tfdml.strategies.cluster_member`).
+
+    Args:
+        topology: This process's rank and the cluster's size.
+        devices: This process's devices, with job and task. The first one takes part in all
+            operations for which no other device is chosen by `on`.
+        options: Communication options: the implementation, and a time limit in seconds.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        devices: Sequence[str],
+        options: tf.distribute.experimental.CommunicationOptions,
+    ):
+        device, *others = devices
+        self._options = options
+        number = tf.DeviceSpec.from_string(device).device_index
+        self._key = _GROUP_KEY + 2 * number + ("GPU" in device)
+        super().__init__(topology, device, GroupMember(device, self._key, topology.size, options))
+        self._subgroups: dict[tuple[int, ...], Collective] = {}
+        self._others = {d: TensorFlowCollective(topology, [d], options) for d in others}
+        self._concurrent_with_steps: Collective = self
+        if "GPU" in self._device:
+            host = tf.DeviceSpec.from_string(self._device).replace(
+                device_type="CPU", device_index=0
+            )
+            ring = tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=options.timeout_seconds,
+                implementation=tf.distribute.experimental.CommunicationImplementation.RING,
+            )
+            self._concurrent_with_steps = TensorFlowCollective(topology, [host.to_string()], ring)
+
+    def on(self, device: str | None) -> Collective:
+        """Returns the collective of a device and its peers; see `Collective`."""
+        return self._others.get(device, self)
+
+    def subgroup(self, ranks: Sequence[int]) -> Collective:
+        """Returns the collective between some of the processes; see `Collective`."""
+        ranks = tuple(ranks)
+        if len(ranks) == self.size:
+            return self
+        if ranks not in self._subgroups:
+            self._subgroups[ranks] = self._new_subgroup(ranks)
+        return self._subgroups[ranks]
+
+    def _new_subgroup(self, ranks: tuple[int, ...]) -> Collective:
+        if len(ranks) == 1:
+            return LocalCollective()
+        # NCCL needs one order of all of a device's operations, whatever their group. A ring does
+        # not: exchanges within a host and between hosts may overlap.
+        token = self._member.token if "GPU" in self._device else None
+        member = GroupMember(
+            self._device, named_group(f"{self._key} {ranks}"), len(ranks), self._options, token
+        )
+        return _GroupCollective(Topology(ranks.index(self.rank), len(ranks)), self._device, member)
+
+    @property
+    def concurrent_with_steps(self) -> Collective:
+        """Collective for a second thread: a ring between the hosts' memories if steps use GPUs."""
+        return self._concurrent_with_steps
+
+
 class GroupMember:
     """A device as a member of a group, for TensorFlow's collective operations.
 
@@ -135,6 +173,8 @@ class GroupMember:
         group_key: The group's key.
         group_size: The number of members.
         options: Communication options.
+        token: Token that orders the device's operations; shared by its groups if they must run one
+            after another. A new one by default.
     """
 
     def __init__(
@@ -143,6 +183,7 @@ class GroupMember:
         group_key: int,
         group_size: int,
         options: tf.distribute.experimental.CommunicationOptions,
+        token: tf.Variable | None = None,
     ):
         self._names: dict[int, str] = {}
         self._common = {
@@ -155,12 +196,12 @@ class GroupMember:
         # processes launch kernels in different orders. Without a token of its own, a graph would
         # order them with all other stateful operations, of all devices.
         with tf.init_scope(), tf.device(device):
-            self._token = unmanaged_variable(tf.constant(0.0))
+            self.token = unmanaged_variable(tf.constant(0.0)) if token is None else token
 
     @property
     def order(self) -> list[tf.Tensor]:
         """Ordering token that makes the device's operations run one after another."""
-        return [self._token.handle]
+        return [self.token.handle]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over the group; see `Collective`."""
@@ -196,6 +237,15 @@ class GroupMember:
             )
         key = (key + tf.size(tensor, tf.int64) * _KEY_STRIDE) % _KEYS
         return {**self._common, "instance_key": tf.cast(key, tf.int32)}
+
+
+def named_group(name: str) -> int:
+    """Returns the key of a group.
+
+    Args:
+        name: Text that says which devices of which ranks are its members.
+    """
+    return _FIRST_NAMED_GROUP + zlib.crc32(name.encode()) % _NAMED_GROUPS
 
 
 def _as_wire(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:

@@ -8,7 +8,6 @@ guard thread prints the reason and ends the process.
 
 import atexit
 import contextlib
-import hashlib
 import json
 import os
 import queue
@@ -19,13 +18,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import tensorflow as tf
 
 from tfdml import topology
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import machine
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard import channel
@@ -158,7 +157,7 @@ class Guard:
 
     def _meet(self, collective: Collective) -> None:
         """Connects every process to rank 0; the collective broadcasts its address and secret."""
-        machines = collective.all_gather(tf.constant([_machine()], tf.int64), "guard/machine")
+        machines = collective.all_gather(tf.constant([machine()], tf.int64), "guard/machine")
         alone = len(set(machines.numpy().tolist())) == 1
         payload = bytes(_PAYLOAD_BYTES)
         listener = None
@@ -322,13 +321,6 @@ class Guard:
         # Time to deliver the message: the other ranks must not take rank 0 for dead.
         time.sleep(0.2 if self._rank == 0 else 0.0)
         end_now()
-
-
-def _machine() -> int:
-    """Returns a number that is equal on processes that share a loopback interface."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    network = Path("/proc/self/ns/net").stat().st_ino
-    return int.from_bytes(hashlib.sha256(f"{boot} {network}".encode()).digest()[:8], "big") >> 1
 
 
 def _addresses() -> list[str]:

@@ -18,12 +18,15 @@ class WatchedCollective(Collective):
     Args:
         collective: Collective that moves the tensors.
         activity: Activity record of this process, which the guard reads.
+        is_whole: Whether all processes take part with tensors of equal shapes. Subgroups may differ
+            in size, so of their tensors only the dtypes are recorded.
     """
 
-    def __init__(self, collective: Collective, activity: Activity):
+    def __init__(self, collective: Collective, activity: Activity, is_whole: bool = True):
         super().__init__(collective.topology)
         self._collective = collective
         self._activity = activity
+        self._is_whole = is_whole
 
     @property
     def concurrent_with_steps(self) -> Collective:
@@ -35,7 +38,13 @@ class WatchedCollective(Collective):
         collective = self._collective.on(device)
         if collective is self._collective:
             return self
-        return WatchedCollective(collective, self._activity)
+        return WatchedCollective(collective, self._activity, self._is_whole)
+
+    def subgroup(self, ranks: Sequence[int]) -> Collective:
+        """Returns the watched collective between some of the processes; see `Collective`."""
+        if len(ranks) == self.size:
+            return self
+        return WatchedCollective(self._collective.subgroup(ranks), self._activity, is_whole=False)
 
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """Context manager: this process waits for the others in `what`."""
@@ -43,22 +52,22 @@ class WatchedCollective(Collective):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
-        with self._watched("all_reduce", name, [_in_words(t, t.shape) for t in tensors]):
+        with self._watched("all_reduce", name, [self._in_words(t, t.shape) for t in tensors]):
             return self._collective.all_reduce(tensors, name)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""
-        with self._watched("all_gather", name, [_in_words(tensor, tensor.shape[1:])]):
+        with self._watched("all_gather", name, [self._in_words(tensor, tensor.shape[1:])]):
             return self._collective.all_gather(tensor, name)
 
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sends row i to process i; see `Collective`."""
-        with self._watched("all_to_all", name, [_in_words(tensor, tensor.shape)]):
+        with self._watched("all_to_all", name, [self._in_words(tensor, tensor.shape)]):
             return self._collective.all_to_all(tensor, name)
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
-        with self._watched("broadcast", name, [_in_words(tensor, tensor.shape)]):
+        with self._watched("broadcast", name, [self._in_words(tensor, tensor.shape)]):
             return self._collective.broadcast(tensor, name, root)
 
     def _watched(
@@ -74,6 +83,5 @@ class WatchedCollective(Collective):
         with in_plain_words(), self._activity.waiting(what):
             yield
 
-
-def _in_words(tensor: tf.Tensor, shape: tf.TensorShape) -> str:
-    return f"{tensor.dtype.name} {shape}"
+    def _in_words(self, tensor: tf.Tensor, shape: tf.TensorShape) -> str:
+        return f"{tensor.dtype.name} {shape}" if self._is_whole else tensor.dtype.name
