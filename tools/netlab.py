@@ -2,15 +2,18 @@
 
     tools/netlab --hosts 2 --rate 100mbit -- python train.py
     tools/netlab --hosts 4 --rate 1gbit --job horovod -- python train.py
+    tools/netlab --hosts 2 --ranks 2 --rate 100mbit --job horovod -- python train.py
 
 A host is a network namespace with an address, a name and one interface, `eth0`, on a common bridge;
 `tc` shapes its outgoing traffic. On host I of N the command finds
 
     NETLAB_HOST=I   NETLAB_HOSTS=N   NETLAB_ADDRESSES=10.77.0.1,10.77.0.2,...
 
-and its name, `hostI`, resolves to its address. With `--job horovod` each host runs one rank of a
-Horovod job; with `--job multi-worker`, one worker of a TensorFlow cluster, set by TF_CONFIG. The
-first host that fails ends the others, and its exit code is the tool's.
+and its name, `hostI`, resolves to its address. A host runs the command once, or as often as
+`--ranks` says: "2" on each host, "2,1" twice on the first and once on the second. These *ranks* are
+numbered host by host, in NETLAB_RANK and NETLAB_RANKS. With `--job horovod` they are those of a
+Horovod job; with `--job multi-worker`, workers of a TensorFlow cluster, set by TF_CONFIG. The first
+rank that fails ends the others, and its exit code is the tool's.
 
 Nothing is left behind, whatever ends the tool: the bridge, the namespaces, the names and all
 processes live in the tool's own namespaces, which the kernel removes with their last process, and
@@ -40,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 _NETWORK = "10.77.0"
 _SWITCH = f"{_NETWORK}.254"
 _PORT = 12000
-# Seconds that the other hosts get after one has failed.
+# Seconds that the other ranks get after one has failed.
 _GRACE = 10.0
 
 
@@ -147,35 +150,48 @@ def shape(host: str, rate: str, latency: str, loss: str) -> None:
             )
 
 
-def environments(hosts: int, job: Job) -> list[dict[str, str]]:
-    """Returns the environment variables of each host's command."""
-    addresses = ",".join(address(i) for i in range(hosts))
+def ranks_of(text: str, hosts: int) -> list[int]:
+    """Returns the number of ranks of each host from `--ranks`."""
+    numbers = text.split(",")
+    if not all(n.isdecimal() and int(n) > 0 for n in numbers) or len(numbers) not in (1, hosts):
+        refuse(
+            f"`--ranks` must be a positive number, or one for each of the {hosts} hosts, such as "
+            f"2,1. Received: {text!r}."
+        )
+    return [int(n) for n in numbers] * (hosts if len(numbers) == 1 else 1)
+
+
+def environments(ranks: Sequence[int], job: Job) -> list[dict[str, str]]:
+    """Returns the environment variables of each rank, host by host."""
+    addresses = ",".join(address(i) for i in range(len(ranks)))
+    lab = {"NETLAB_HOSTS": str(len(ranks)), "NETLAB_ADDRESSES": addresses}
+    hosts = [host for host, own in enumerate(ranks) for _ in range(own)]
     each = [
-        {"NETLAB_HOST": str(i), "NETLAB_HOSTS": str(hosts), "NETLAB_ADDRESSES": addresses}
-        for i in range(hosts)
+        {**lab, "NETLAB_HOST": str(host), "NETLAB_RANK": str(rank), "NETLAB_RANKS": str(len(hosts))}
+        for rank, host in enumerate(hosts)
     ]
     if job is Job.MULTI_WORKER:
-        cluster = {"worker": [f"host{i}:{_PORT + i}" for i in range(hosts)]}
-        for i, own in enumerate(each):
+        cluster = {"worker": [f"host{host}:{_PORT + rank}" for rank, host in enumerate(hosts)]}
+        for rank, own in enumerate(each):
             own["TF_CONFIG"] = json.dumps(
-                {"cluster": cluster, "task": {"type": "worker", "index": i}}
+                {"cluster": cluster, "task": {"type": "worker", "index": rank}}
             )
     if job is Job.HOROVOD:
-        for own, horovod in zip(each, _horovod(hosts), strict=True):
+        for own, horovod in zip(each, _horovod(ranks), strict=True):
             own.update(horovod)
     return each
 
 
-def _horovod(hosts: int) -> list[dict[str, str]]:
-    """Replaces `horovodrun` for one rank per host; the rendezvous server is at the switch."""
+def _horovod(ranks: Sequence[int]) -> list[dict[str, str]]:
+    """Replaces `horovodrun` for the ranks of each host; the rendezvous server is at the switch."""
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
 
     server = RendezvousServer()
     port = server.start()
-    infos = [HostInfo(f"host{i}", 1) for i in range(hosts)]
-    slots = get_host_assignments(infos, hosts)
+    infos = [HostInfo(f"host{i}", own) for i, own in enumerate(ranks)]
+    slots = get_host_assignments(infos, sum(ranks))
     server.init(slots)
     common = create_run_env_vars(_SWITCH, ["eth0"], port)
     each = [{**common, **create_slot_env_vars(slot)} for slot in slots]
@@ -192,7 +208,7 @@ def start(host: int, command: Sequence[str], variables: dict[str, str]) -> subpr
 
 
 def wait(started: Sequence[subprocess.Popen]) -> int:
-    """Waits for all hosts; returns the exit code of the first that failed, or 0."""
+    """Waits for all ranks; returns the exit code of the first that failed, or 0."""
     first, deadline = 0, None
     while any(p.poll() is None for p in started):
         time.sleep(0.05)
@@ -213,12 +229,14 @@ def main(
     latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms. Needs netem.")] = "",
     loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%. Needs netem.")] = "",
     job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
+    ranks: Annotated[str, typer.Option(help="Ranks on each host: 2, or 2,1.")] = "1",
 ) -> None:
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""
+    each_host = ranks_of(ranks, hosts)
     enter_own_namespaces()
     build(hosts, rate, latency, loss)
-    each = environments(hosts, job)
-    started = [start(i, command, own) for i, own in enumerate(each)]
+    each = environments(each_host, job)
+    started = [start(int(own["NETLAB_HOST"]), command, own) for own in each]
     code = wait(started)
     sys.stdout.flush()
     # The kernel ends everything that is left, including the rendezvous server's threads.

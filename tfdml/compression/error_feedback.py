@@ -25,7 +25,13 @@ class Memory(abc.ABC):
     """Rule by which compression errors enter later steps: pure functions of one gradient.
 
     All state is in the units of the unscaled loss and proportional to gradients.
+
+    Attributes:
+        elementwise: Whether a value's memory depends on that value's gradients alone, so that the
+            gradients may be cut or joined.
     """
+
+    elementwise = True
 
     @abc.abstractmethod
     def init(self, shape: Sequence[int]) -> State:

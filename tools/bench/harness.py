@@ -112,6 +112,7 @@ def run_on_hosts(
     threads: int | None = None,
     timeout: float | None = None,
     progress: bool = False,
+    ranks: int = 1,
     **variables: str,
 ) -> Any:
     """Runs a module on all hosts of a network lab; needs root.
@@ -126,6 +127,7 @@ def run_on_hosts(
         threads: Number of threads per process; by default they share the cores evenly.
         timeout: Seconds until the job is ended.
         progress: Whether to show the processes' stderr while they run.
+        ranks: The number of ranks on each host.
         **variables: Further variables of their environment.
 
     Returns:
@@ -136,8 +138,9 @@ def run_on_hosts(
     """
     lab = [str(ROOT / "tools" / "netlab"), "--hosts", str(hosts), "--job", job]
     lab += ["--rate", rate] if rate else []
+    lab += ["--ranks", str(ranks)]
     command = [*lab, "--", *module_command(module, *arguments, python=python)]
-    own = environment(threads or threads_each(hosts), **variables)
+    own = environment(threads or threads_each(hosts * ranks), **variables)
     return result_of(command, own, timeout, progress)
 
 

@@ -16,6 +16,7 @@ from tfdml.collectives.aggregator import (
 )
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.auto.auto import Auto
 from tfdml.compression.auto.candidate_choice import CandidateChoice
@@ -42,6 +43,7 @@ class AutoAggregator(GradientAggregator):
         auto: Compressor that holds the candidates.
         clock: Function that returns the time; it times steps, links and codecs.
         bucket_bytes: Bytes of gradients that are exchanged together.
+        hosts: Which ranks share a host; None if that does not matter.
     """
 
     def __init__(
@@ -50,15 +52,17 @@ class AutoAggregator(GradientAggregator):
         auto: Auto,
         clock: Clock = tf.timestamp,
         bucket_bytes: int = BUCKET_BYTES,
+        hosts: Hosts | None = None,
     ):
         self._collective = collective
+        self._hosts = hosts
         self._bucket_bytes = bucket_bytes
         self._clock = clock
         self._candidates: list[Compressor | None] = [None, *auto.candidates]
         self._state: dict[str, tf.Variable] = {}
         self._parts: list[GradientAggregator] = [PlainAggregator(collective, bucket_bytes, "0/")]
         self._parts += [
-            CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/")
+            CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/", hosts)
             for number, c in enumerate(auto.candidates, start=1)
         ]
         # By the exchanges' label: one for each optimizer.
@@ -170,7 +174,10 @@ class AutoAggregator(GradientAggregator):
 
 
 def make_aggregator(
-    collective: Collective, compressor: Compressor | None, bucket_bytes: int = BUCKET_BYTES
+    collective: Collective,
+    compressor: Compressor | None,
+    bucket_bytes: int = BUCKET_BYTES,
+    hosts: Hosts | None = None,
 ) -> GradientAggregator:
     """Creates the aggregator of an optimizer whose gradients are exchanged between processes.
 
@@ -178,12 +185,13 @@ def make_aggregator(
         collective: Collective that moves tensors between processes.
         compressor: Compressor of the gradients; None for no compression.
         bucket_bytes: Bytes of gradients that are exchanged together.
+        hosts: Which ranks share a host; None if that does not matter.
     """
     if compressor is None:
         return PlainAggregator(collective, bucket_bytes)
     if isinstance(compressor, Auto):
-        return AutoAggregator(collective, compressor, bucket_bytes=bucket_bytes)
-    return CompressedAggregator(collective, compressor, bucket_bytes)
+        return AutoAggregator(collective, compressor, bucket_bytes=bucket_bytes, hosts=hosts)
+    return CompressedAggregator(collective, compressor, bucket_bytes, hosts=hosts)
 
 
 def _listed(names: Sequence[str], seconds: dict[int, float]) -> str:

@@ -178,6 +178,7 @@ class MomentumCorrection(Memory):
     def __init__(self, momentum: float, nesterov: bool, clip_norm: float | None, masking: bool):
         self.momentum, self.nesterov = momentum, nesterov
         self.clip_norm, self.masking = clip_norm, masking
+        self.elementwise = clip_norm is None
 
     def init(self, shape: Sequence[int]) -> State:
         """Returns a velocity and a residual of zeros; see `Memory`."""

@@ -1,7 +1,7 @@
 """Sums of compressed gradients over all processes, with error feedback."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,13 +16,21 @@ from tfdml.collectives.aggregator import (
 )
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.error_feedback import Scales, State
+from tfdml.compression.exchange.by_hosts import (
+    HostGroups,
+    can_sum_by_hosts,
+    sum_by_hosts,
+)
+from tfdml.compression.exchange.host_state import HostState
 from tfdml.compression.exchange.kept_state import KeptState
 from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDUAL
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
 from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
+from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
 
 @dataclasses.dataclass
@@ -55,6 +63,10 @@ class CompressedAggregator(GradientAggregator):
         bucket_bytes: Bytes of gradients that are exchanged together.
         state: Dict that receives the state variables; aggregators may share it.
         prefix: Prefix of the exchanges' names.
+        hosts: Which ranks share a host: gradients may then be summed within hosts first. None to
+            sum over all processes at once.
+        choose_hosts: Function that decides whether to do that, from the collective, the hosts, the
+            compressor and the gradients' shapes; by default it times both ways.
     """
 
     def __init__(
@@ -64,12 +76,17 @@ class CompressedAggregator(GradientAggregator):
         bucket_bytes: int = BUCKET_BYTES,
         state: dict[str, tf.Variable] | None = None,
         prefix: str = "",
+        hosts: Hosts | None = None,
+        choose_hosts: Callable[..., bool] = is_faster_by_hosts,
     ):
         self._collective = collective
         self._compressor = compressor
         self._memory = compressor.memory(collective.size)
         self._bucket_bytes = bucket_bytes
         self._kept = KeptState({} if state is None else state, prefix)
+        two_levels = isinstance(compressor, ChunkCompressor) and hosts is not None
+        self._hosts = hosts if two_levels and can_sum_by_hosts(compressor, hosts) else None
+        self._choose_hosts = choose_hosts
         self._prefix = prefix
 
     @property
@@ -79,7 +96,7 @@ class CompressedAggregator(GradientAggregator):
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
-        self._kept.restore(before, self._collective.rank, self._collective.size)
+        self._kept.restore(before, self._collective.rank, self._collective.size, self._hosts)
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums gradients over all processes; see `GradientAggregator`."""
@@ -152,8 +169,12 @@ class CompressedAggregator(GradientAggregator):
         step = self._kept.scalar("step", tf.int32)
         sums.commits.append((step, step + 1))
         name = self._name(gradients)
-        summable = isinstance(self._compressor, SummableCompressor)
-        exchange = self._in_rounds if summable else self._in_two_phases
+        if isinstance(self._compressor, SummableCompressor):
+            exchange = self._in_rounds
+        elif self._sums_by_hosts(gradients.at(indices)):
+            exchange = self._by_hosts
+        else:
+            exchange = self._in_two_phases
         for number, bucket in enumerate(self._compressed_buckets(indices, gradients)):
             own = gradients.at(bucket.indices)
             with on_device(gradients.devices, bucket.indices) as device:
@@ -210,6 +231,48 @@ class CompressedAggregator(GradientAggregator):
             name,
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
+
+    def _sums_by_hosts(self, gradients: StepGradients) -> bool:
+        """Returns whether the compressed gradients are summed within hosts first."""
+        if self._hosts is None:
+            return False
+
+        def choose() -> bool:
+            shapes = [g.shape.as_list() for g in gradients.values]
+            return self._choose_hosts(self._collective, self._hosts, self._compressor, shapes)
+
+        state = HostState(self._kept, self._hosts, self._collective.rank)
+        return bool(gradients.values) and state.way(self._name(gradients), choose)
+
+    def _by_hosts(
+        self,
+        collective: Collective,
+        gradients: StepGradients,
+        scales: Scales,
+        step: tf.Tensor,
+        name: str,
+    ) -> tuple[list, tf.Tensor, list]:
+        """Returns a bucket's sums, whether they are finite, and the state's new values."""
+        own, names, label = gradients.values, gradients.names, self._name(gradients)
+        groups = HostGroups(collective, self._hosts)
+        state = HostState(self._kept, self._hosts, collective.rank)
+        slices, servers = [], []
+        for codec, indices in self._compressor.parts([g.shape for g in own]):
+            part = groups.part(codec, [names[i] for i in indices], [own[i].shape for i in indices])
+            of = f"{label}/{part.names[0]}"
+            slices.append(state.slice_state(of, part, self._memory.init))
+            servers.append(state.residual(of, part) if codec.biased else {})
+        sums, finite, after, servers_after = sum_by_hosts(
+            groups,
+            self._compressor,
+            own,
+            [_values(s) for s in slices],
+            [_values(s) for s in servers],
+            scales,
+            step,
+            name,
+        )
+        return sums, finite, _pairs([*slices, *servers], [*after, *servers_after])
 
     def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
         """Returns what the compressor's memory keeps of each gradient."""

@@ -5,9 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.error_feedback import State
-from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, redistributed, states_by_rank
+from tfdml.compression.exchange.redistribution import (
+    CHUNK_LAYOUT,
+    HOST_PART,
+    HOSTS,
+    OWNER_RESIDUAL,
+    WAY,
+    redistributed,
+    states_by_rank,
+    without_hosts,
+)
 
 
 class KeptState:
@@ -24,25 +34,43 @@ class KeptState:
         self._prefix = prefix
         # This rank's restored state; variables are created when they are first used.
         self._before: Mapping[str, np.ndarray] = {}
+        # All ranks' restored residuals of chunks, joined, if they are for other hosts.
+        self._owner_residuals: dict[str, np.ndarray] = {}
+        # The function `convert` of each variable that has one, by name.
+        self._conversions: dict[str, Callable[[], np.ndarray]] = {}
 
-    def restore(self, before: Sequence[Mapping[str, np.ndarray]], rank: int, size: int) -> None:
+    def restore(
+        self,
+        before: Sequence[Mapping[str, np.ndarray]],
+        rank: int,
+        size: int,
+        hosts: Hosts | None = None,
+    ) -> None:
         """Restores the state of an earlier job's ranks.
 
         Args:
             before: State of each process of that job, in the order of the ranks.
             rank: This rank.
             size: Number of ranks now; what ranks keep of their own is redistributed to it.
+            hosts: Which ranks share a host now, None if that does not matter.
 
         Raises:
             ValueError: If a variable that exists has another shape.
         """
         before = states_by_rank(before)
-        if len(before) != size:
+        self._owner_residuals = {}
+        is_moved = not (_have_hosts(before[0], hosts) and self._goes_on_by(before[0]))
+        if is_moved:
+            before = without_hosts(before)
+            self._owner_residuals = _joined_owner_residuals(before)
+        if len(before) != size or (is_moved and hosts is not None):
+            # Where ranks may sum by hosts, all of them must have equal shares.
             before = redistributed(before, size)
         self._before = {n: value for n, value in before[rank].items() if self._is_own(n)}
         for name, variable in self.variables.items():
             if self._is_own(name):
-                start = variable if name.startswith(CHUNK_LAYOUT) else tf.zeros_like(variable)
+                is_layout = name.startswith((CHUNK_LAYOUT, HOST_PART, HOSTS, WAY))
+                start = variable if is_layout else tf.zeros_like(variable)
                 variable.assign(self._start(name, start))
 
     def gradient_state(
@@ -68,23 +96,48 @@ class KeptState:
         """
         return self.value(name, lambda: tf.zeros([], dtype))
 
-    def value(self, name: str, start: Callable[[], tf.Tensor]) -> tf.Variable:
+    def value(
+        self,
+        name: str,
+        start: Callable[[], tf.Tensor],
+        convert: Callable[[], np.ndarray] | None = None,
+    ) -> tf.Variable:
         """Returns the variable of a name.
 
         Args:
             name: Name of the variable.
             start: Function that returns its first value.
+            convert: Function that makes the value from restored state with other names, called
+                where there is none with this name.
 
         Raises:
             ValueError: If the restored value has another shape.
         """
+        if convert is not None:
+            self._conversions[name] = convert
         with tf.init_scope():
             return self._variable(name, start())
+
+    def restored(self, name: str) -> np.ndarray | None:
+        """Returns this rank's restored value of a name, if there is one."""
+        return self._before.get(name)
+
+    def restored_owner_residual(self, name: str) -> np.ndarray | None:
+        """Returns the restored residual of a part of a job with other hosts: all ranks' chunks."""
+        return self._owner_residuals.get(name)
 
     def _variable(self, name: str, start: tf.Tensor) -> tf.Variable:
         if name not in self.variables:
             self.variables[name] = unmanaged_variable(self._start(name, start))
         return self.variables[name]
+
+    def _goes_on_by(self, before: Mapping[str, np.ndarray]) -> bool:
+        """Returns whether gradients are summed in the way in which a restored job summed them.
+
+        They are if that has not been decided yet: then the restored job decides.
+        """
+        own = {name: v for name, v in self.variables.items() if name.startswith(WAY)}
+        return all(name not in before or before[name] == v.numpy() for name, v in own.items())
 
     def _is_own(self, name: str) -> bool:
         """Returns whether a state variable does not belong to another candidate's exchanges."""
@@ -93,9 +146,10 @@ class KeptState:
 
     def _start(self, name: str, start: tf.Tensor) -> tf.Tensor:
         if name not in self._before:
-            return start
+            convert = self._conversions.get(name) if self._before else None
+            return start if convert is None else tf.constant(convert())
         value = self._before[name]
-        is_part = name.startswith(CHUNK_LAYOUT)
+        is_part = name.startswith((CHUNK_LAYOUT, HOST_PART, HOSTS))
         if not (np.array_equal(start, value) if is_part else start.shape == value.shape):
             raise ValueError(
                 f"`before` must be of the same model, compressor and `bucket_bytes`. Received: "
@@ -103,6 +157,22 @@ class KeptState:
                 f"Restore the former settings, or train from scratch."
             )
         return tf.constant(value)
+
+
+def _have_hosts(state: Mapping[str, np.ndarray], hosts: Hosts | None) -> bool:
+    """Returns whether a state is of a job with these hosts, or hosts matter in neither."""
+    before = state.get(HOSTS)
+    return (None if before is None else before.tolist()) == (hosts and hosts.by_rank)
+
+
+def _joined_owner_residuals(states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the residuals of all ranks' chunks, joined, by name."""
+    joined = {}
+    for name in states[0]:
+        if name.startswith(OWNER_RESIDUAL):
+            length = int(states[0][CHUNK_LAYOUT + name.removeprefix(OWNER_RESIDUAL)][0])
+            joined[name] = np.concatenate([state[name] for state in states])[:length]
+    return joined
 
 
 def _in_words(value: tf.Tensor | np.ndarray) -> str:

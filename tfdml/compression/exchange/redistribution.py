@@ -1,17 +1,22 @@
-"""Redistribution of the compression state of the ranks over another number of ranks."""
+"""Redistribution of the ranks' compression state over another number of ranks, or other hosts."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdml.compression.exchange.two_phase import chunk_length
+from tfdml.collectives.hosts import Hosts
+from tfdml.compression.exchange.host_part import HostPart
+from tfdml.compression.exchange.native_stages import chunk_length
 
 _DEVICE = re.compile(r"device_(\d+)/")
 # State of each rank that will enter the sum over the ranks.
 _OWN = ("residual/", "velocity/")
 # The chunk owners' residuals of a part of a bucket, and the part's length and block size.
 OWNER_RESIDUAL, CHUNK_LAYOUT = "server_residual/", "part/"
+# The host of each rank; whether an optimizer's gradients are summed by hosts; how a part of a
+# bucket is then divided, and the end of the names of what a rank keeps of its slice and its chunk.
+HOSTS, WAY, HOST_PART, OF_SLICE = "hosts", "by_hosts/", "host_part/", "@slice"
 
 
 def states_by_rank(
@@ -51,6 +56,7 @@ def redistributed(
     Raises:
         ValueError: If the states do not have the same names, or `size` is not positive.
     """
+    states = without_hosts(states)
     names = states[0].keys()
     if any(s.keys() != names for s in states):
         raise ValueError(
@@ -72,6 +78,59 @@ def redistributed(
         for rank, part in enumerate(parts):
             new[rank][name] = part
     return new
+
+
+def without_hosts(states: Sequence[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """Returns the states as ranks would have them whose gradients are not summed by hosts.
+
+    Args:
+        states: `CompressedAggregator.state` of each rank, in the order of the ranks.
+    """
+    if HOSTS not in states[0]:
+        return list(states)
+    hosts = Hosts.of(states[0][HOSTS].tolist())
+    flat = [{name: v for name, v in state.items() if not _is_of_hosts(name)} for state in states]
+    for name, packed in states[0].items():
+        if not name.startswith(HOST_PART):
+            continue
+        name, part = name.removeprefix(HOST_PART), HostPart.unpacked(packed)
+        for key in _OWN:
+            if f"{key}{name}{OF_SLICE}" in states[0]:
+                # Peers keep residuals of the same slice, so these are summed over the hosts.
+                whole = sum(
+                    np.concatenate(
+                        [states[r][f"{key}{name}{OF_SLICE}"] for r in own[: part.owners]]
+                    )
+                    for own in hosts.ranks
+                )
+                _share_out(whole[: part.length] / len(states), part, key, flat)
+        if f"{OWNER_RESIDUAL}{name}{OF_SLICE}" in states[0]:
+            chunks = {
+                part.chunk_number(host, index): states[own[index]]
+                for host, own in enumerate(hosts.ranks)
+                for index in range(part.owners)
+            }
+            residual = [chunks[n][f"{OWNER_RESIDUAL}{name}{OF_SLICE}"] for n in sorted(chunks)]
+            cut = _cut(np.concatenate(residual)[: part.length], part.block, len(states))
+            for state, chunk in zip(flat, cut, strict=True):
+                state[f"{OWNER_RESIDUAL}{name}"] = chunk
+                state[f"{CHUNK_LAYOUT}{name}"] = np.array([part.length, part.block], np.int32)
+    return flat
+
+
+def _is_of_hosts(name: str) -> bool:
+    return name == HOSTS or name.startswith((WAY, HOST_PART)) or name.endswith(OF_SLICE)
+
+
+def _share_out(
+    whole: np.ndarray, part: HostPart, key: str, states: Sequence[dict[str, np.ndarray]]
+) -> None:
+    """Adds a rank's share of a part's values to the state of each gradient, on all ranks."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in part.shapes])[:-1]
+    for name, shape, values in zip(part.names, part.shapes, np.split(whole, ends), strict=True):
+        for state in states:
+            own = state.get(f"{key}{name}", np.zeros(shape, whole.dtype))
+            state[f"{key}{name}"] = own + values.reshape(shape).astype(own.dtype)
 
 
 def _cut(whole: np.ndarray, block: int, size: int) -> list[np.ndarray]:

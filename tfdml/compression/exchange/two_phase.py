@@ -56,14 +56,14 @@ def sum_in_two_phases(
             part.own, [states[i] for i in part.indices], *scales, part.seed
         )
         payloads.append(payload)
-        _put(after, part.indices, states)
-    received = _exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
+        put(after, part.indices, states)
+    received = exchanged(collective.all_to_all, payloads, f"{name}/to_owner")
     added = [
         part.add(own, server, scales.memory, part.chunk, part.seed + tf.constant([0, 1]))
         for part, own, server in zip(parts, received, servers, strict=True)
     ]
     encoded, servers = zip(*added, strict=True)
-    gathered = _exchanged(collective.all_gather, encoded, f"{name}/to_all")
+    gathered = exchanged(collective.all_gather, encoded, f"{name}/to_all")
     sums: list[tf.Tensor] = [None] * len(gradients)
     finite = []
     for part, payload, own in zip(parts, gathered, encoded, strict=True):
@@ -71,7 +71,7 @@ def sum_in_two_phases(
         shapes = tuple(tuple(g.shape.as_list()) for g in part.own)
         found, good = part.decode(payload, shapes, tuple(g.dtype for g in part.own), scales.loss)
         finite.append(good)
-        _put(found, part.indices, sums)
+        put(found, part.indices, sums)
     return sums, tf.reduce_all(tf.stack(finite)), states, list(servers)
 
 
@@ -80,32 +80,33 @@ class _Part:
 
     def __init__(self, collective, codec, indices, gradients, step, name):
         self.indices, self.own = indices, [gradients[i] for i in indices]
-        self.encode, self.add, self.decode = _stages(codec, collective.size)
+        self.encode, self.add, self.decode = stages(codec, collective.size)
         self.chunk = chunk_length(_total(self.own), collective.size, codec.block)
         # Each part, rank, step and phase has its own random numbers.
         salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
         self.seed = tf.stack([step, tf.constant(salt)])
 
 
-def _exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+def exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     """Exchanges the parts' rows of bytes as one tensor and returns the received rows by part."""
     if len(payloads) == 1:
         return [exchange(payloads[0], name)]
     return tf.split(exchange(tf.concat(payloads, 1), name), [p.shape[1] for p in payloads], 1)
 
 
-def _put(values: Sequence, indices: Sequence[int], into: list) -> None:
+def put(values: Sequence, indices: Sequence[int], into: list) -> None:
+    """Puts values into the given places of a list."""
     for i, value in zip(indices, values, strict=True):
         into[i] = value
 
 
 def encoder(compressor: ChunkCompressor, size: int) -> Callable:
     """Returns the stage before the first exchange among `size` processes."""
-    return _stages(compressor, size)[0]
+    return stages(compressor, size)[0]
 
 
 @functools.cache
-def _stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
+def stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, Callable, Callable]:
     """Returns the stages before, between and after the exchanges."""
     library = operations(compressor, size)
     if library is None:
@@ -171,8 +172,8 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         total = compressor.decode(_unpadded(compressor, gathered, chunk), chunk)
         return results(total, scale, shapes, dtypes)
 
-    stages = (encode, add, decode)
-    return tuple(compiled(f) for f in stages) if compressor.static else stages
+    three = (encode, add, decode)
+    return tuple(compiled(f) for f in three) if compressor.static else three
 
 
 def _total(tensors: Sequence[tf.Tensor]) -> int:
@@ -187,6 +188,12 @@ def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def _parted(flat: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
     parts = tf.split(flat, [math.prod(shape) for shape in shapes])
     return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def payload_bytes(compressor: ChunkCompressor, length: int) -> int:
+    """Returns the bytes that are sent for a row of `length` values, if that follows from it."""
+    size = compressor.row_bytes(length)
+    return size + -size % _WORD
 
 
 def _padded(compressor: ChunkCompressor, payload: tf.Tensor) -> tf.Tensor:

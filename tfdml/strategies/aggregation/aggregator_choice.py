@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.device_group import DeviceGroup
+from tfdml.collectives.hosts import Hosts
 from tfdml.compression.auto.aggregator import make_aggregator
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
@@ -24,6 +25,7 @@ class AggregatorChoice:
         cross_device_ops: TensorFlow's all-reduce between devices that the user has asked for.
         device_group: Group of all devices, if it sums faster than `spread` does.
         between_devices: Whether gradients are compressed between the devices of a single process.
+        hosts: Which ranks share a host, None for a single process.
 
     Args:
         devices: This process's devices.
@@ -34,6 +36,7 @@ class AggregatorChoice:
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
         self.device_group: DeviceGroup | None = None
         self.between_devices = False
+        self.hosts: Hosts | None = None
         self._devices = devices
         self._guard = guard
 
@@ -64,7 +67,7 @@ class AggregatorChoice:
             return DeviceGroupAggregator(
                 self.device_group, collective, bucket_bytes, self._note_exchange
             )
-        return make_aggregator(collective, compressor, bucket_bytes)
+        return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
 
     def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
         """Reports to the guard an exchange between devices in the graph being traced."""

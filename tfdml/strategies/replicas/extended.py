@@ -22,6 +22,7 @@ from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_
 from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.duplicate_rows import add_up_rows
+from tfdml.collectives.hosts import gather_hosts
 from tfdml.compression import Compressor
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard.guard import Guard
@@ -72,6 +73,7 @@ class ReplicaExtended(BatchExtended):
         self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, devices)
         self.aggregator_choice = AggregatorChoice(self._devices, guard)
+        self.aggregator_choice.hosts = gather_hosts(collective)
 
     def join(self, collective: Collective) -> None:
         """Continues with other processes; functions traced before must be retraced.
@@ -80,6 +82,7 @@ class ReplicaExtended(BatchExtended):
         just joined creates them earlier than the others.
         """
         self.collective, self.must_join, self._is_elastic = collective, False, True
+        self.aggregator_choice.hosts = gather_hosts(collective)
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 

@@ -1,0 +1,84 @@
+"""Choice between sums over all processes at once and sums by hosts, from measured times."""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
+from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.error_feedback import Scales
+from tfdml.compression.exchange.by_hosts import HostGroups, sum_by_hosts
+from tfdml.compression.exchange.two_phase import sum_in_two_phases
+
+# Buckets that are exchanged together, as in a step; the values of each; and the timed exchanges.
+_BUCKETS, _VALUES, _REPEATS = 3, 1 << 19, 3
+
+
+def is_faster_by_hosts(
+    collective: Collective,
+    hosts: Hosts,
+    compressor: ChunkCompressor,
+    shapes: Sequence[Sequence[int]],
+) -> bool:
+    """Times both ways of summing gradients; all processes call this and get the same answer.
+
+    Args:
+        collective: Collective between all processes.
+        hosts: Which ranks share a host.
+        compressor: The encoding.
+        shapes: Shapes of the gradients that will be summed. Buckets of the largest one are timed,
+            or of a part of it.
+    """
+    largest = max(shapes, key=math.prod)
+    shape = [max(1, min(math.prod(largest), _VALUES) // largest[-1]), largest[-1]]
+    groups = HostGroups(collective, hosts)
+    (codec, _), *_ = compressor.parts([shape])
+    length = groups.part(codec, [""], [shape]).slice_length
+    ways = [
+        _step(
+            functools.partial(sum_in_two_phases, collective, compressor), compressor, shape, shape
+        ),
+        _step(functools.partial(sum_by_hosts, groups, compressor), compressor, shape, [length]),
+    ]
+    seconds: list[list[float]] = [[], []]
+    for number in range(1 + _REPEATS):
+        for way, found in zip(ways, seconds, strict=True):
+            begin = time.perf_counter()
+            way().numpy()
+            if number:  # The first call includes compilation.
+                found.append(time.perf_counter() - begin)
+    medians = tf.constant([statistics.median(found) for found in seconds], tf.float64)
+    (total,) = collective.all_reduce([medians], "timed/seconds")
+    seconds_at_once, seconds_by_hosts = total.numpy().tolist()
+    return seconds_by_hosts < seconds_at_once
+
+
+def _step(
+    way: Callable, compressor: ChunkCompressor, shape: Sequence[int], kept: Sequence[int]
+) -> Callable[[], tf.Tensor]:
+    """Returns a function that sums some buckets.
+
+    Args:
+        way: Function that sums a bucket.
+        compressor: The encoding.
+        shape: Shape of each bucket's gradient.
+        kept: Shape of what a rank keeps of it.
+    """
+    scales, step = Scales(tf.constant(1.0), tf.constant(1.0)), tf.constant(0)
+
+    @tf.function(autograph=False)
+    def exchange() -> tf.Tensor:
+        finite = []
+        for number in range(_BUCKETS):
+            gradient = tf.random.stateless_normal(shape, [number, step])
+            state = compressor.memory(1).init(kept)
+            name = f"timed/{way.func.__name__}_{number}"
+            finite.append(way([gradient], [state], [{}], scales, step, name)[1])
+        return tf.reduce_all(tf.stack(finite))
+
+    return exchange
