@@ -44,11 +44,15 @@ class RankPool:
         kind: "horovod" (size 1 is a plain process; more meet as under `horovodrun`),
             "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
             process, which is then the only rank).
+        hosts: Number of hosts among which the ranks seem to be divided, 1 or 2: the second has
+            another name of this machine, and the first more ranks if they are uneven.
     """
 
-    def __init__(self, size: int, kind: str = "horovod"):
+    def __init__(self, size: int, kind: str = "horovod", hosts: int = 1):
         self.size = 1 if kind == "mirrored" else size
         self._kind = kind
+        second = self.size // 2 if hosts == 2 else 0
+        self._ranks_of = {"127.0.0.1": self.size - second, "localhost": second}
         self._environment = {"TFDML_TEST_KIND": kind, "TFDML_TEST_SIZE": str(size)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
@@ -133,7 +137,8 @@ class RankPool:
     def _environments(self) -> list[dict[str, str]]:
         """Returns the environment that a launcher would give each rank."""
         if self._kind == "multi_worker":
-            workers = [f"127.0.0.1:{port}" for port in free_ports(self.size)]
+            names = [name for name, own in self._ranks_of.items() for _ in range(own)]
+            workers = [f"{n}:{p}" for n, p in zip(names, free_ports(self.size), strict=True)]
             return [
                 {"TF_CONFIG": json.dumps(config), "TFDML_TEST_RANK": str(rank)}
                 for rank in range(self.size)
@@ -146,14 +151,15 @@ class RankPool:
         return self._horovod_environments()
 
     def _horovod_environments(self) -> list[dict[str, str]]:
-        """Replaces `horovodrun` on one host, which cannot fork ranks."""
+        """Replaces `horovodrun`, which cannot fork ranks."""
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
         from horovod.runner.http.http_server import RendezvousServer
 
         self._rendezvous = RendezvousServer()
         port = self._rendezvous.start()
-        slots = get_host_assignments([HostInfo("localhost", self.size)], self.size)
+        infos = [HostInfo(name, own) for name, own in self._ranks_of.items() if own]
+        slots = get_host_assignments(infos, self.size)
         self._rendezvous.init(slots)
         # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
         # tenth of a core.
@@ -182,9 +188,9 @@ class RankPool:
         return answers
 
 
-def _new_pool(size: int, kind: str) -> Any:
+def _new_pool(size: int, kind: str, hosts: int) -> Any:
     if kind != "parameter_server":
-        return RankPool(size, kind)
+        return RankPool(size, kind, hosts)
     from tests.harness.server_cluster import ChiefPool  # Imports this module.
 
     return ChiefPool(size)
@@ -198,18 +204,19 @@ class RankPools:
 
     def __init__(self, limit: int = 4) -> None:
         self._limit = limit
-        self._pools: dict[tuple[int, str], RankPool] = {}
+        self._pools: dict[tuple[int, str, int], RankPool] = {}
         self._remembered: dict[tuple, list] = {}
 
-    def __call__(self, size: int, kind: str = "horovod") -> RankPool:
-        """Returns the pool of `size` replicas of a kind.
+    def __call__(self, size: int, kind: str = "horovod", hosts: int = 1) -> RankPool:
+        """Returns the pool of `size` replicas of a kind, on one or two hosts.
 
         For `ParameterServerStrategy` it is the chief of a cluster with `size` workers.
         """
         if size == 1:
             kind = "horovod"  # A single replica is a plain process for every strategy.
-        pool = self._pools.pop((size, kind), None) or _new_pool(size, kind)
-        self._pools[size, kind] = pool  # Moves it to the end: the order is that of last use.
+        key = size, kind, hosts
+        pool = self._pools.pop(key, None) or _new_pool(*key)
+        self._pools[key] = pool  # Moves it to the end: the order is that of last use.
         for other in list(self._pools.values())[: -self._limit]:
             other.close(keep_output=True)
         return pool

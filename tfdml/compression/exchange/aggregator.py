@@ -77,7 +77,7 @@ class CompressedAggregator(GradientAggregator):
         state: dict[str, tf.Variable] | None = None,
         prefix: str = "",
         hosts: Hosts | None = None,
-        choose_hosts: Callable[..., bool] = is_faster_by_hosts,
+        choose_hosts: Callable[..., bool] | None = None,
     ):
         self._collective = collective
         self._compressor = compressor
@@ -86,7 +86,7 @@ class CompressedAggregator(GradientAggregator):
         self._kept = KeptState({} if state is None else state, prefix)
         two_levels = isinstance(compressor, ChunkCompressor) and hosts is not None
         self._hosts = hosts if two_levels and can_sum_by_hosts(compressor, hosts) else None
-        self._choose_hosts = choose_hosts
+        self._choose_hosts = choose_hosts or is_faster_by_hosts
         self._prefix = prefix
 
     @property

@@ -158,13 +158,15 @@ def _nothing(
     groups: HostGroups, parts: Sequence["_Part"], received: Sequence[tf.Tensor], name: str
 ) -> list[tf.Tensor]:
     """Takes part in the exchanges between owners without owning anything; returns no rows."""
-    # Transports may need a call of each rank of the job, also of those without peers.
-    with tf.control_dependencies(received):
-        own = groups.across.all_to_all(tf.zeros([1, 1], tf.uint8), f"{name}/to_owner")
-    with tf.control_dependencies([groups.across.all_gather(own, f"{name}/to_all")]):
-        return [
-            tf.zeros([0, payload_bytes(part.codec, part.layout.chunk)], tf.uint8) for part in parts
-        ]
+    # Transports may need a call of each rank of the job, also of those without peers. Each call
+    # gets a value of the one before: Horovod's operations on constants would be executed when the
+    # graph is optimized.
+    own = tf.cast(received[0][:1, :1], tf.uint8)
+    own = groups.across.all_to_all(own, f"{name}/to_owner")
+    own = groups.across.all_gather(own, f"{name}/to_all")
+    none = tf.minimum(tf.cast(own[0, 0], tf.int32), 0)
+    columns = [payload_bytes(part.codec, part.layout.chunk) for part in parts]
+    return [tf.ensure_shape(tf.zeros([none, n], tf.uint8), [None, n]) for n in columns]
 
 
 class _Part:
