@@ -56,6 +56,17 @@ def test_output_fits_a_screen(tfdml_command, columns):
     assert 12 <= len(lines) <= 24
     assert max(map(len, lines)) <= columns
     assert row(done.stdout, "All-reduce").startswith("ok ")
+    # The fix for who trains under TensorFlow's strategies, which crash or are refused.
+    assert "With Keras 3 use" in done.stdout
+    assert "tfdml.MultiWorkerMirroredStrategy" in done.stdout
+    assert "tfdml.ParameterServerStrategy" in done.stdout
+
+
+def test_a_broken_strategy_is_replaced_by_ours_of_the_same_name():
+    instead = {what: ours for what, _, ours in versions.known_problems()}
+    for name in ("MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
+        (ours,) = [ours for what, ours in instead.items() if f"tf.distribute.{name}" in what]
+        assert ours == f"tfdml.{name}"
 
 
 @pytest.mark.slow  # The test above runs it too.
@@ -77,7 +88,10 @@ def test_without_horovod(environment_without, tfdml_command):
     assert done.returncode == 0, done.stdout + done.stderr
     assert row(done.stdout, "Horovod").startswith("warning ")
     assert "not installed: only HorovodStrategy needs it" in row(done.stdout, "Horovod")
-    assert "tfdml build-horovod" in done.stdout
+    fix = (
+        "Train without it under tfdml.MultiWorkerMirroredStrategy or tfdml.ParameterServerStrategy"
+    )
+    assert f"{fix}, or build it: tfdml build-horovod" in done.stdout
     assert "All-reduce" not in done.stdout
     assert row(done.stdout, "TensorFlow").startswith("ok ")
 

@@ -132,3 +132,11 @@ def test_notices_are_printed(tmp_path):
     assert "NOTE: " in done.stderr
     assert "delimiter ';'" in done.stderr
     assert "Column 'b' is stored as strings" in done.stderr
+
+
+def test_a_schema_that_is_no_json_is_named(optional_keys, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text("label: int64")
+    done = convert(optional_keys, "-o", tmp_path / "out", "--schema", schema)
+    assert done.exit_code == 1
+    assert f'such as {{"label": "int64"}}. Received: {schema}: ' in done.stderr

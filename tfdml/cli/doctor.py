@@ -114,6 +114,11 @@ def show(console: Console, findings: list[Finding], verbose: bool) -> None:
         console.print("Training works here. The warnings above may matter to you.")
     else:
         console.print("Everything that training needs works.")
+    own = [instead for *_, instead in problems if instead.startswith("tfdml.")]
+    if own and not verbose and not number[Status.ERROR]:
+        console.print(
+            f"With Keras 3 use {', '.join(own)}: TensorFlow's and Horovod's own do not train."
+        )
     if not verbose:
         console.print("More: tfdml doctor --verbose. To train on it: tfdml test.")
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -183,7 +183,7 @@ def convert(
         source = open_source(
             inputs,
             kind=kind,
-            schema=Schema.from_json(json.loads(schema.read_bytes())) if schema else None,
+            schema=Schema.from_json(_json(schema)) if schema else None,
             images=images,
             image_column=image_column,
             label_column=label_column,
@@ -213,6 +213,16 @@ def convert(
         raise typer.Exit(1) from error
     if not _report(manifest) and max_errors is None:
         raise typer.Exit(3)
+
+
+def _json(path: Path) -> Any:
+    """Reads the file of `--schema`."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f'`schema` must be JSON, such as {{"label": "int64"}}. Received: {path}: {error}.'
+        ) from error
 
 
 def _report(manifest: "DatasetManifest") -> bool:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import types
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,9 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+
+# Packages whose functions are between these checks and the code that calls `fit`.
+_BETWEEN = ("tfdml", "keras", "contextlib")
 
 
 def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collective) -> None:
@@ -55,7 +59,8 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
                 "initial weights and computes metrics of the whole data. Received: "
                 f"{type(callback).__name__}. Leave it out."
             )
-    if optimizer is not None and collective.size > 1 and collective.topology.is_chief:
+    is_heard = collective.size > 1 and collective.topology.is_chief
+    if optimizer is not None and is_heard and _is_called_with_horovod():
         _warn_of_multiplied_rate(optimizer, collective.size)
 
 
@@ -79,6 +84,24 @@ def _check_not_distributed(name: str, data: Any) -> None:
 
 def _is_horovods(thing: object) -> bool:
     return any(cls.__module__.split(".")[0] == "horovod" for cls in type(thing).__mro__)
+
+
+def _is_called_with_horovod() -> bool:
+    """Returns whether the code that calls `fit` has imported a module of Horovod, as `hvd`.
+
+    The rate alone says nothing: 0.002 is as usual for Adam as 0.001 is.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and _package(frame.f_globals) in _BETWEEN:
+        frame = frame.f_back
+    names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+    modules = [value for value in names.values() if isinstance(value, types.ModuleType)]
+    return any(_package(vars(module)) == "horovod" for module in modules)
+
+
+def _package(names: Mapping[str, Any]) -> str:
+    """Returns the package of a module, from the module's names."""
+    return str(names.get("__name__", "")).split(".")[0]
 
 
 def _warn_of_multiplied_rate(optimizer: keras.Optimizer, size: int) -> None:

@@ -124,7 +124,13 @@ def test_misuse_is_an_error_on_every_rank(ranks, kind, message):
         assert re.search(message.replace("0\\)", "[01]\\)"), line), line
 
 
-def test_a_default_rate_times_size_is_warned_about_on_the_chief(ranks):
-    chief, other = ranks(2).run(cases.misuse, "multiplied rate")
+def test_a_default_rate_times_size_is_warned_about_in_code_with_horovod(ranks):
+    chief, other = ranks(2).run(cases.warnings_of_multiplied_rate, True)
     assert "Adam's default times the number of processes (0.001 × 2)" in chief
     assert "default times" not in other
+
+
+def test_a_rate_that_happens_to_be_a_multiple_is_not_warned_about(ranks):
+    """0.002 is a usual rate of Adam: `recipes/text.py` uses it."""
+    for warned in ranks(2).run(cases.warnings_of_multiplied_rate, False):
+        assert "default times" not in warned

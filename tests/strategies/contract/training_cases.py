@@ -209,14 +209,25 @@ def misuse(kind: str) -> str:
     elif kind == "an iterator":
         distributed = strategy.experimental_distribute_dataset(dataset.batch(4))
         model.fit(iter(distributed), verbose=0, steps_per_epoch=1)
-    elif kind == "multiplied rate":
-        rate = 0.001 * strategy.size
-        model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, rate))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model.fit(x, y, verbose=0)
-        return "\n".join(str(w.message) for w in caught)
     return ""
+
+
+def warnings_of_multiplied_rate(with_horovod: bool) -> str:
+    """Trains at Adam's default rate times the number of ranks; returns the warnings.
+
+    Args:
+        with_horovod: Whether the code has imported Horovod, as scripts written for it do.
+    """
+    if with_horovod:
+        import horovod.tensorflow as hvd  # noqa: F401
+    strategy = rank_job.strategy()
+    x, y = data(24)
+    rate = 0.001 * strategy.size
+    model = compiled(strategy, optimizer=InScope(keras.optimizers.Adam, rate))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, verbose=0)
+    return "\n".join(str(w.message) for w in caught)
 
 
 def alone_and_together() -> dict:

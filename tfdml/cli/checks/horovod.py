@@ -7,6 +7,10 @@ from tfdml.horovod_build.loaded import Loaded, load
 
 _NAME = "Horovod"
 BUILD = "Build it for the installed TensorFlow: tfdml build-horovod"
+WITHOUT = (
+    "Train without it under tfdml.MultiWorkerMirroredStrategy or tfdml.ParameterServerStrategy, or "
+    "build it: tfdml build-horovod"
+)
 
 
 def check_horovod() -> tuple[Finding, Loaded | None]:
@@ -18,8 +22,7 @@ def check_horovod() -> tuple[Finding, Loaded | None]:
     try:
         version = metadata.version("horovod")
     except metadata.PackageNotFoundError:
-        # The other strategies do not need Horovod.
-        return warning(_NAME, "not installed: only HorovodStrategy needs it", BUILD), None
+        return warning(_NAME, "not installed: only HorovodStrategy needs it", WITHOUT), None
     loaded = load()
     if isinstance(loaded, str):
         return error(_NAME, f"{version} does not load:\n{loaded}", BUILD), None

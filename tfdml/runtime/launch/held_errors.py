@@ -13,10 +13,16 @@ _ERROR = re.compile(
     r"(?:\[[\d,]+\]<stderr>:)?(?:"
     r"[EW]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+\.cc:\d+\] "
     r"|\[?\d{4}-\d\d-\d\d \d\d:\d\d:[\d. ]+: [EW] \S+\.cc:\d+\]"
-    r")"
+    r"|ERROR:tensorflow:Worker /job:)"
 )
 # Lines that TensorFlow adds to such an error.
-_MORE = re.compile(r"(?:\[[\d,]+\]<stderr>:)?(?:Additional GRPC error|:[A-Z_]+:|This could happen)")
+_DETAILS = re.compile(
+    r"(?:\[[\d,]+\]<stderr>:)?(?:Additional GRPC error|:[A-Z_]+:|This could happen)"
+)
+# Report of the chief's Python on the executor of a worker that has died, and its last line.
+_IGNORED = re.compile(r"Exception ignored in: <function Executor\.__del__")
+_TRACEBACK = re.compile(r"Traceback \(| {2}|tensorflow\.python\.framework\.errors_impl\.")
+_LAST = re.compile(r"tensorflow\.python\.framework\.errors_impl\.")
 
 
 class HeldErrors:
@@ -30,14 +36,13 @@ class HeldErrors:
         self._show = show
         self._lock = threading.Lock()
         self._held: list[str] = []
-        self._after_error = False
+        self._more: re.Pattern | None = None
 
     def take(self, line: str) -> None:
         """Shows a line, or holds it."""
         with self._lock:
-            more = self._after_error and _MORE.match(line)
-            self._after_error = bool(more or _ERROR.match(line))
-            if not self._after_error:
+            self._more = self._belonging(line)
+            if self._more is None:
                 self._show(line)
                 return
             self._held.append(line)
@@ -45,6 +50,16 @@ class HeldErrors:
                 timer = threading.Timer(HOLD_SECONDS, self.release)
                 timer.daemon = True
                 timer.start()
+
+    def _belonging(self, line: str) -> re.Pattern | None:
+        """Returns the pattern of lines that belong to an error that this line is of, or None."""
+        if _ERROR.match(line):
+            return _DETAILS
+        if _IGNORED.match(line):
+            return _TRACEBACK
+        if self._more is None or not self._more.match(line):
+            return None
+        return _DETAILS if _LAST.match(line) else self._more
 
     def release(self) -> None:
         """Shows the lines that are held."""

@@ -13,6 +13,8 @@ _IGNORE_EXTERNAL_STATE = 1
 # Operations that call back into the Python process that created the dataset.
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _LARGEST = 1 << 31
+# More parallel calls of a function of a pipeline than a worker has cores.
+_MOST_CALLS = 1 << 16
 
 
 class ShippedDataset:
@@ -46,7 +48,8 @@ class ShippedDataset:
             make = functools.partial(_call, source, workers)
 
         def batches(worker: tf.Tensor, skipped: tf.Tensor) -> tf.data.Dataset:
-            return make(worker).skip(skipped).prefetch(tf.data.AUTOTUNE)
+            made = make(worker).skip(skipped).prefetch(tf.data.AUTOTUNE)
+            return made.with_options(_without_autotuner())
 
         number = tf.TensorSpec([], tf.int64)
         self._make = tf.function(batches).get_concrete_function(number, number)
@@ -72,6 +75,21 @@ class ShippedDataset:
 
         spec = tf.data.IteratorSpec(self.element_spec)
         return RemoteIterators(on_each_worker(self._coordinator, iterator, spec))
+
+
+def _without_autotuner() -> tf.data.Options:
+    """Returns options by which `AUTOTUNE` means all cores of the worker from the beginning.
+
+    The autotuner sleeps for up to a minute at a time and sometimes misses the signal to stop (see
+    `open_iterator`). A worker that frees an iterator waits for it and answers nothing meanwhile, so
+    the chief stood still, without heartbeats: after 3 of 18 calls of `fit`, and after 5 of 10 in
+    which a worker was killed and restarted.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    # TensorFlow takes at most as many as the worker has cores.
+    options.autotune.initial_parallelism = _MOST_CALLS
+    return options
 
 
 def on_each_worker(
