@@ -40,6 +40,7 @@ MAY_IMPORT = {
         "runtime",
         "data",
         "checkpointing",
+        "collectives",
         "compression",
         "native",
     },

@@ -13,6 +13,7 @@ from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml import compression
 from tfdml.collectives.aggregator import sum_in_buckets
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
 from tfdml.compression.auto.aggregator import WINDOW, AutoAggregator
@@ -34,6 +35,25 @@ def test_traffic_matches_its_formula(size):
     assert int8.sent == pytest.approx(share * (1e6 * (1 + 4 / 512) + 4000), rel=1e-2)
     low_rank = traffic(PowerSGD(4), SHAPES, DTYPES, size)
     assert low_rank.sent == share * (4 * 4 * 2000 + 4000)
+
+
+@pytest.mark.parametrize(("hosts", "local"), [(2, 2), (2, 8), (4, 8)])
+def test_traffic_of_several_ranks_on_a_host(hosts, local):
+    size = hosts * local
+    ranks = Hosts(tuple(tuple(range(h * local, (h + 1) * local)) for h in range(hosts)))
+    at_once = traffic(QSGD(8), SHAPES, DTYPES, size, hosts=ranks)
+    by_hosts = traffic(QSGD(8), SHAPES, DTYPES, size, hosts=ranks, by_hosts=True)
+    encoded = 1e6 * (1 + 4 / 512)
+    ring = 2 * (size - 1) / size * 4000
+    flat = (local * (size - local) + size - 1) / size
+    assert at_once.sent == pytest.approx(flat * encoded + ring, rel=2e-2)
+    assert by_hosts.sent == pytest.approx(2 * (hosts - 1) / hosts * encoded + ring, rel=2e-2)
+    assert by_hosts.local == pytest.approx((local - 1) / local * (4e6 + encoded), rel=2e-2)
+    # What a ring carries does not depend on how the ranks are divided.
+    plain = traffic(None, SHAPES, DTYPES, size, hosts=ranks)
+    assert plain == traffic(None, SHAPES, DTYPES, size)
+    slow, fast = (Link(0.0, 1e6, bandwidth) for bandwidth in (1e6, 1e12))
+    assert exchange_seconds(by_hosts, slow, 0.0) > exchange_seconds(by_hosts, fast, 0.0)
 
 
 def test_exchange_time_is_the_longer_of_wire_and_codec_plus_one_bucket_of_the_other():

@@ -55,6 +55,24 @@ def test_hosts_have_names_and_addresses():
     ]
 
 
+@needs_root
+@pytest.mark.parametrize(("ranks", "each"), [("2", [0, 0, 1, 1]), ("2,1", [0, 0, 1])])
+def test_hosts_run_several_ranks(ranks, each):
+    shown = 'echo "$NETLAB_RANK/$NETLAB_RANKS $NETLAB_HOST $(hostname)"'
+    done = lab("--hosts", "2", "--ranks", ranks, "--", "sh", "-c", shown)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split() for line in done.stdout.splitlines()) == [
+        [f"{rank}/{len(each)}", str(host), f"host{host}"] for rank, host in enumerate(each)
+    ]
+
+
+@pytest.mark.parametrize("ranks", ["0", "2,1,1", "two"])
+def test_numbers_of_ranks_are_checked(ranks):
+    done = lab("--hosts", "2", "--ranks", ranks, "--", "true")
+    assert done.returncode == 2
+    assert "`--ranks` must be a positive number, or one for each of the 2 hosts" in done.stderr
+
+
 @pytest.mark.slow
 @needs_root
 def test_network_rate_is_enforced():

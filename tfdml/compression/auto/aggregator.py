@@ -88,7 +88,7 @@ class AutoAggregator(GradientAggregator):
         label = gradients.label
         if label not in self.choices:
             with tf.init_scope():
-                self._begin(label, gradients.values)
+                self._begin(gradients)
         # Called once, outside the branches, because each of them is a graph of its own.
         rates = gradients.rates()
         given = dataclasses.replace(gradients, rates=lambda: rates)
@@ -100,20 +100,26 @@ class AutoAggregator(GradientAggregator):
             chosen.assign(self._after_step(label))
         return sums
 
-    def _begin(self, label: str, gradients: Sequence[Gradient]) -> None:
+    def _begin(self, gradients: StepGradients) -> None:
         """Measures the link and the codecs, predicts step times and makes the first choice."""
+        label = gradients.label
         if self._collective not in _measured:
             codecs = [
                 0.0 if c is None else measure_codec(self._collective, c, self._clock)
                 for c in self._candidates
             ]
-            _measured[self._collective] = measure_link(self._collective, self._clock), codecs
+            link = measure_link(self._collective, self._clock, self._hosts)
+            _measured[self._collective] = link, codecs
         link, codecs = _measured[self._collective]
-        dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+        dense = [g for g in gradients.values if not isinstance(g, tf.IndexedSlices)]
         dense = [g for g in dense if g.shape.is_fully_defined()]
         shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
         rest = (shapes, dtypes, self._collective.size, self._bucket_bytes)
-        sent = [traffic(c, *rest) for c in self._candidates]
+        ways = [False, *(part.sums_by_hosts(gradients) for part in self._parts[1:])]
+        sent = [
+            traffic(c, *rest, self._hosts, by_hosts)
+            for c, by_hosts in zip(self._candidates, ways, strict=True)
+        ]
         choice = CandidateChoice(
             ["no compression", *map(repr, self._candidates[1:])],
             [exchange_seconds(t, link, codec) for t, codec in zip(sent, codecs, strict=True)],

@@ -1,9 +1,11 @@
-"""Cost model of gradient exchanges: link latency and bandwidth, and the codec's speed."""
+"""Cost model of gradient exchanges: latency and bandwidths, and the codec's speed."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
+from tfdml.collectives.hosts import Hosts
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
 from tfdml.compression.exchange.two_phase import chunk_length
 
@@ -12,30 +14,35 @@ _FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Link between the processes.
+    """Connections between the processes.
 
     Attributes:
         latency: Seconds of an exchange of a tiny tensor, between all ranks.
-        bandwidth: Bytes per second that a rank sends in an exchange.
+        bandwidth: Bytes per second that leave a host in an exchange.
+        local_bandwidth: Bytes per second that a rank sends to the other ranks of its host.
     """
 
     latency: float
     bandwidth: float
+    local_bandwidth: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Traffic and codec work of a rank in one step.
+    """Traffic and codec work of a host and its ranks in one step.
 
     Attributes:
-        sent: Bytes that the rank sends.
+        sent: Bytes that leave a host.
         exchanges: The number of collective operations.
-        encoded: Bytes of gradients that the codec processes.
+        encoded: Bytes of gradients that a rank's codec processes.
+        local: Bytes that a rank sends to the other ranks of its host, if gradients are summed by
+            hosts.
     """
 
     sent: float
     exchanges: int
     encoded: int
+    local: float = 0.0
 
 
 def traffic(
@@ -44,10 +51,15 @@ def traffic(
     dtypes: Sequence,
     size: int,
     bucket_bytes: int = BUCKET_BYTES,
+    hosts: Hosts | None = None,
+    by_hosts: bool = False,
 ) -> Traffic:
-    """Returns a rank's traffic in one step: it sends 2(N-1)/N of the encoded gradients.
+    """Returns a host's traffic in one step.
 
-    That holds for a ring all-reduce and for the two phases.
+    A ring all-reduce crosses a host's link once: 2(N-1)/N of the encoded gradients. In the two
+    phases, each of a host's L ranks sends the N-L ranks of other hosts a chunk each, and then the
+    sums go round the ring: (L(N-L) + N-1)/N, which is the same for L = 1. Summed by hosts, it is
+    2(H-1)/H for H hosts.
 
     Args:
         compressor: Compressor of the gradients; None for no compression.
@@ -55,6 +67,8 @@ def traffic(
         dtypes: The gradients' dtypes.
         size: The number of ranks, N.
         bucket_bytes: Bytes of gradients that are exchanged together.
+        hosts: Which ranks share a host; None for one rank on each.
+        by_hosts: Whether gradients are summed within hosts first.
     """
     taken = [
         compressor is not None and compressor.takes(s, d)
@@ -63,18 +77,26 @@ def traffic(
     lengths = [_length(s) for s in shapes]
     plain = [n * d.size for n, d, t in zip(lengths, dtypes, taken, strict=True) if not t]
     plain_dtypes = [d for d, t in zip(dtypes, taken, strict=True) if not t]
-    payload, exchanges = float(sum(plain)), len(plan_buckets(plain, plain_dtypes, bucket_bytes))
+    exchanges = len(plan_buckets(plain, plain_dtypes, bucket_bytes))
+    # Bytes that go round a ring, and bytes that are exchanged in two phases.
+    ring, chunks = float(sum(plain)), 0.0
     chosen = [(s, n) for s, n, t in zip(shapes, lengths, taken, strict=True) if t]
     sizes = [_FLOAT * n for _, n in chosen]
     for bucket in plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes):
-        exchanges += 2
+        exchanges += 4 if by_hosts else 2
         if isinstance(compressor, ChunkCompressor):
             for codec, indices in compressor.parts([chosen[i][0] for i in bucket.indices]):
                 total = sum(chosen[bucket.indices[i]][1] for i in indices)
-                payload += size * codec.row_bytes(chunk_length(total, size, codec.block))
+                chunks += size * codec.row_bytes(chunk_length(total, size, codec.block))
         elif isinstance(compressor, SummableCompressor):
-            payload += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
-    return Traffic(2 * (size - 1) / size * payload, exchanges, sum(sizes))
+            ring += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
+    sent = 2 * (size - 1) / size * ring
+    most = 1 if hosts is None else max(map(len, hosts.ranks))
+    if by_hosts:
+        sent += 2 * (hosts.count - 1) / hosts.count * chunks
+        return Traffic(sent, exchanges, sum(sizes), (most - 1) / most * (sum(sizes) + chunks))
+    sent += (most * (size - most) + size - 1) / size * chunks
+    return Traffic(sent, exchanges, sum(sizes))
 
 
 def exchange_seconds(traffic: Traffic, link: Link, codec: float) -> float:
@@ -88,10 +110,21 @@ def exchange_seconds(traffic: Traffic, link: Link, codec: float) -> float:
         link: Link between the ranks.
         codec: The codec's seconds per byte of gradients.
     """
-    wire = traffic.sent / link.bandwidth + traffic.exchanges * link.latency
+    wire = wire_seconds(traffic, link)
     compute = traffic.encoded * codec
     buckets = max(1, traffic.exchanges // 2)
     return max(wire, compute) + min(wire, compute) / buckets
+
+
+def wire_seconds(traffic: Traffic, link: Link) -> float:
+    """Returns the predicted seconds of a step's exchange without encoding and decoding.
+
+    Args:
+        traffic: Traffic of the step.
+        link: Link between the ranks.
+    """
+    local = traffic.local / link.local_bandwidth
+    return traffic.sent / link.bandwidth + local + traffic.exchanges * link.latency
 
 
 def _length(shape: Sequence[int]) -> int:

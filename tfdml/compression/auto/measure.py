@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression.auto.cost_model import Link
 from tfdml.compression.compressor import ChunkCompressor, Compressor
@@ -20,12 +21,22 @@ Clock = Callable[[], tf.Tensor]
 # A message grows until it takes this long, so that its latency does not count: the queues of a
 # slow network swallow the first hundred kilobytes.
 _LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
+# Bytes of a message within a host.
+_LOCAL_BYTES = 1 << 22
 # Codecs are timed on a matrix of 1 MB.
 _SHAPE = (512, 512)
 
 
-def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
-    """Returns the measured latency and bandwidth, the same on all ranks; a collective call."""
+def measure_link(
+    collective: Collective, clock: Clock = tf.timestamp, hosts: Hosts | None = None
+) -> Link:
+    """Returns the measured latency and bandwidths, the same on all ranks; a collective call.
+
+    Args:
+        collective: Collective between the processes.
+        clock: Function that returns the time.
+        hosts: Which ranks share a host; None if that does not matter.
+    """
     small = tf.zeros([2])
     _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)
     latency = _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
@@ -44,7 +55,25 @@ def measure_link(collective: Collective, clock: Clock = tf.timestamp) -> Link:
             break
         length *= 4
     sent = 2 * (collective.size - 1) / collective.size * length
-    return Link(latency, sent / max(seconds - latency, 1e-9))
+    bandwidth = sent / max(seconds - latency, 1e-9)
+    if hosts is None or not hosts.have_two_levels:
+        return Link(latency, bandwidth)
+    return Link(latency, bandwidth, _local_bandwidth(collective, clock, hosts))
+
+
+def _local_bandwidth(collective: Collective, clock: Clock, hosts: Hosts) -> float:
+    """Returns the bytes per second that a rank sends to those of its host, in all hosts at once."""
+    local = collective.subgroup(hosts.local_ranks(collective.rank))
+    # A fixed size: subgroups make their calls together.
+    large = tf.zeros([_LOCAL_BYTES // 4])
+
+    def exchange() -> list[tf.Tensor]:
+        return local.all_reduce([large], "link/local")
+
+    _seconds(clock, exchange, 1)
+    (seconds,) = agreed(collective, [_seconds(clock, exchange, _REPEATS)])
+    most = max(map(len, hosts.ranks))
+    return 2 * (most - 1) / most * _LOCAL_BYTES / max(seconds, 1e-9)
 
 
 def measure_codec(

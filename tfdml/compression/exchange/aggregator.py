@@ -171,7 +171,7 @@ class CompressedAggregator(GradientAggregator):
         name = self._name(gradients)
         if isinstance(self._compressor, SummableCompressor):
             exchange = self._in_rounds
-        elif self._sums_by_hosts(gradients.at(indices)):
+        elif self.sums_by_hosts(gradients):
             exchange = self._by_hosts
         else:
             exchange = self._in_two_phases
@@ -232,17 +232,24 @@ class CompressedAggregator(GradientAggregator):
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
 
-    def _sums_by_hosts(self, gradients: StepGradients) -> bool:
-        """Returns whether the compressed gradients are summed within hosts first."""
-        if self._hosts is None:
+    def sums_by_hosts(self, gradients: StepGradients) -> bool:
+        """Returns whether the compressed gradients are summed within hosts first.
+
+        All processes call this; the first call decides it.
+
+        Args:
+            gradients: A step's gradients; only their dtypes and shapes are used.
+        """
+        compressed, _ = self._divided(gradients)
+        if self._hosts is None or not compressed:
             return False
 
         def choose() -> bool:
-            shapes = [g.shape.as_list() for g in gradients.values]
+            shapes = [gradients.values[i].shape.as_list() for i in compressed]
             return self._choose_hosts(self._collective, self._hosts, self._compressor, shapes)
 
         state = HostState(self._kept, self._hosts, self._collective.rank)
-        return bool(gradients.values) and state.way(self._name(gradients), choose)
+        return state.way(self._name(gradients), choose)
 
     def _by_hosts(
         self,

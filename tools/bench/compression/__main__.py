@@ -1,9 +1,10 @@
 """Measures compressed training on slow networks against its peers, in the same run.
 
     python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
+    python -m tools.bench.compression --rate 100mbit --hosts 2 --ranks 2
     python -m tools.bench.compression --report                   # of what is kept
 
-Each network is made by `tools/netlab` (root needed): ranks on hosts of their own, one rank each. A
+Each network is made by `tools/netlab` (root needed): hosts with one rank each, or `--ranks`. A
 run of one network times, one after the other: ours under `model.fit`, each codec; hand-written
 loops over raw Horovod; TensorFlow's MultiWorkerMirroredStrategy; and PyTorch's DDP with gloo, in an
 environment that this tool makes (.venv-torch in the checkout). Results go to
@@ -19,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from tools.bench.compression.model import AUTO, BITS, PEERS, RANKS, RATES
+from tools.bench.compression.model import AT_ONCE, AUTO, BITS, PEERS, RANKS, RATES, SUMMED
 from tools.bench.compression.report import write_report
 from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, start
 
@@ -46,11 +47,12 @@ def torch_python() -> Path | None:
 
 
 def measure(
-    rate: str, hosts: int, only: list[str], model: str, xla: bool, exchanges: bool
+    rate: str, hosts: int, ranks: int, only: list[str], model: str, xla: bool, exchanges: bool
 ) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
-    network = {"hosts": hosts, "rate": rate, "progress": True}
+    network = {"hosts": hosts, "ranks": ranks, "rate": rate, "progress": True}
+    own = [*HOROVOD, *(f"{n}{AT_ONCE}" for n in BITS if n not in SUMMED)] if ranks > 1 else HOROVOD
 
     def wanted(names: list[str]) -> str:
         return ";".join(name for name in names if not only or name in only)
@@ -60,7 +62,7 @@ def measure(
         options = ["--network", model, "--exchanges", "--no-steps-too"]
         yield run_on_hosts(rank, wanted(OURS), bits, *options, job="horovod", **network)
         return
-    if names := wanted(HOROVOD):
+    if names := wanted(own):
         options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
         options += ["--xla"] if xla else []
         yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
@@ -74,7 +76,8 @@ def measure(
 
 def main(
     rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
-    hosts: Annotated[int, typer.Option(min=2, help="Hosts, one rank each.")] = 2,
+    hosts: Annotated[int, typer.Option(min=2, help="Hosts.")] = 2,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks on each host.")] = 1,
     only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
     model: Annotated[
         str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
@@ -95,12 +98,13 @@ def main(
     if rate not in RATES:
         raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
     results = {}
-    for part in measure(rate, hosts, only or [], model, xla, exchanges):
+    for part in measure(rate, hosts, ranks, only or [], model, xla, exchanges):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
             stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            network = f"{rate or 'unshaped'} x {hosts} x {model}{' x XLA' if xla else ''}"
+            of_hosts = f"{hosts}*{ranks}" if ranks > 1 else f"{hosts}"
+            network = f"{rate or 'unshaped'} x {of_hosts} x {model}{' x XLA' if xla else ''}"
             now = conditions()
             before = stored.get(network, {})
             # Results of the same network, day and versions are kept.

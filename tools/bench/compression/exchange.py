@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import StepGradients, sum_in_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.horovod import HorovodCollective
+from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
@@ -39,8 +40,18 @@ class _Recorded(LoopbackCollective):
         return super().all_to_all(tensor, name)
 
 
-def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[str, float]:
+def exchange(
+    network: str, compressor: Compressor | None, steps: int, hosts: Hosts | None = None
+) -> dict[str, float]:
     """Times the gradient exchange alone, and separately its parts, which overlap in it.
+
+    The parts are timed only for exchanges at once.
+
+    Args:
+        network: Name of the network whose gradients are exchanged.
+        compressor: Their compressor; None for no compression.
+        steps: Number of timed steps.
+        hosts: Which ranks share a host; None to sum over all ranks at once.
 
     Returns:
         Median seconds: "together" for all; "encode" for the work before the first exchange, if it
@@ -57,8 +68,8 @@ def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[st
         compiled = tf.function(step)
         return timed(lambda: compiled().numpy(), steps, WARM_UP)["median"]
 
-    parts = {"together": median(_summing(collective, compressor, gradients))}
-    if compressor is not None:
+    parts = {"together": median(_summing(collective, compressor, gradients, hosts))}
+    if compressor is not None and (hosts is None or not hosts.have_two_levels):
         recorded = _Recorded(collective.size)
         _summing(recorded, compressor, gradients)()
         parts["codec"] = median(
@@ -71,10 +82,13 @@ def exchange(network: str, compressor: Compressor | None, steps: int) -> dict[st
 
 
 def _summing(
-    collective: Collective, compressor: Compressor | None, gradients: list[tf.Variable]
+    collective: Collective,
+    compressor: Compressor | None,
+    gradients: list[tf.Variable],
+    hosts: Hosts | None = None,
 ) -> Callable[[], tf.Tensor]:
     names = [str(i) for i in range(len(gradients))]
-    aggregator = compressor and CompressedAggregator(collective, compressor)
+    aggregator = compressor and CompressedAggregator(collective, compressor, hosts=hosts)
 
     def step() -> tf.Tensor:
         own = [g.read_value() for g in gradients]

@@ -36,6 +36,11 @@ BITS = {
 RANKS = {"powersgd 2": 2, "powersgd 4": 4, "powersgd 4 in turns": 2}
 # Its codec is chosen at run time.
 AUTO = "auto"
+# End of the names of candidates whose gradients are summed over all ranks at once, although hosts
+# have several ranks.
+AT_ONCE = ", at once"
+# Candidates that a ring sums as they are, besides those of RANKS.
+SUMMED = ("none", "randomk 1 %")
 # Names of the peers, and the codec of what each sends.
 PEERS = {
     "raw Horovod": "none",
@@ -47,13 +52,21 @@ PEERS = {
 }
 
 
-def formula(name: str, hosts: int) -> float:
-    """Returns the bytes that a rank should send in a step: 2(N-1)/N of the payload.
+def formula(name: str, hosts: int, ranks: int = 1, by_hosts: bool = False) -> float:
+    """Returns the bytes that should leave a host in a step.
+
+    A ring carries 2(N-1)/N of the payload. Encoded gradients that cannot be summed on the wire are
+    summed by hosts, 2(H-1)/H, or at once, (L(N-L) + N-1)/N; both are the same for L = 1.
 
     Args:
         name: Name of one of our candidates or of the peers.
-        hosts: Number of ranks, N.
+        hosts: Number of hosts, H.
+        ranks: Number of ranks on each host, L.
+        by_hosts: Whether the gradients are summed by hosts.
     """
+    name = name.removesuffix(AT_ONCE)
+    is_ring = name in (*PEERS, *SUMMED, *RANKS)
+    size = hosts * ranks
     name = PEERS.get(name, name)
     shapes = [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]
     matrices = sum(n * m for n, m in shapes)
@@ -61,20 +74,24 @@ def formula(name: str, hosts: int) -> float:
         payload = sum(4 * RANKS[name] * (n + m) for n, m in shapes)
     else:
         payload = matrices * BITS[name] / 8
-    return 2 * (hosts - 1) / hosts * (payload + 4 * (PARAMETERS - matrices))
+    ring, rest = 2 * (size - 1) / size, 4 * (PARAMETERS - matrices)
+    chunks = 2 * (hosts - 1) / hosts if by_hosts else (ranks * (size - ranks) + size - 1) / size
+    return (ring if is_ring else chunks) * payload + ring * rest
 
 
-def steps_of(name: str, hosts: int, rate: float) -> int:
+def steps_of(name: str, hosts: int, rate: float, ranks: int = 1) -> int:
     """Returns the number of timed steps: fewer if they are expected to be slow.
 
     Args:
         name: Name of one of our candidates or of the peers.
-        hosts: Number of ranks.
+        hosts: Number of hosts.
         rate: Bandwidth in bits per second; infinite for no limit.
+        ranks: Number of ranks on each host.
     """
     if name == AUTO:
         return MOST
-    return max(FEWEST, min(MOST, int(BUDGET / (0.5 + 8 * formula(name, hosts) / rate))))
+    seconds = 0.5 + 8 * formula(name, hosts, ranks) / rate
+    return max(FEWEST, min(MOST, int(BUDGET / seconds)))
 
 
 def sent_bytes() -> int:

@@ -14,6 +14,7 @@ import tfdml
 from tfdml import compression
 from tools.bench.compression.exchange import exchange
 from tools.bench.compression.model import (
+    AT_ONCE,
     AUTO,
     CLASSES,
     GLOBAL_BATCH,
@@ -72,7 +73,9 @@ def ours(
     model.fit(*data(network, steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
     # The first step of a call includes its checks.
     clock.rows = clock.rows[1:] or clock.rows
-    return clock.summary()
+    state = strategy.extended.get_aggregator(model.optimizer).state
+    by_hosts = [bool(v.numpy()) for n, v in state.items() if n.startswith("by_hosts/")]
+    return {**clock.summary(), "by_hosts": any(by_hosts)}
 
 
 def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[str, float]:
@@ -135,7 +138,8 @@ def _cleared() -> Iterator[None]:
 def main(
     names: str,
     rate: float,
-    host: Annotated[int, typer.Option(envvar="NETLAB_HOST")],
+    rank: Annotated[int, typer.Option(envvar="NETLAB_RANK")],
+    ranks: Annotated[int, typer.Option(envvar="NETLAB_RANKS")],
     hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
     exchanges: bool = False,
     steps_too: bool = True,
@@ -146,28 +150,34 @@ def main(
     results = {}
     for name in names.split(";"):
         with _cleared():
-            steps = steps_of("powersgd 2" if name in ("idle", "local") else name, hosts, rate)
+            timed_as = "powersgd 2" if name in ("idle", "local") else name
+            steps = steps_of(timed_as, hosts, rate, ranks // hosts)
             if name == "idle":
                 results[name] = idle()
             elif name == "MultiWorkerMirrored RING":
                 results[name] = _peer_multi_worker(steps)
-            elif name in OURS:
-                strategy = tfdml.HorovodStrategy(compression=OURS[name]())
+            elif name.removesuffix(AT_ONCE) in OURS:
+                make = OURS[name.removesuffix(AT_ONCE)]
+                strategy = tfdml.HorovodStrategy(compression=make())
+                if name.endswith(AT_ONCE):
+                    strategy.extended.aggregator_choice.hosts = None
                 # "auto" must have chosen its codec before it is timed.
                 warm_up = 35 if name == AUTO else WARM_UP
                 if steps_too:
                     results[name] = ours(network, strategy, steps + 1, warm_up, xla)
                 if exchanges and name != AUTO:
-                    parts = exchange(network, OURS[name](), steps)
+                    parts = exchange(
+                        network, make(), steps, strategy.extended.aggregator_choice.hosts
+                    )
                     # Next to step times, it is from one run with its peers.
                     own = {"exchange": parts["together"]} if steps_too else {}
                     results[name] = results.get(name, {}) | own | parts
             else:
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
                 results[name] = raw_horovod(network, fp16, steps, xla)
-            if host == 0:
+            if rank == 0:
                 print(name, results[name], file=sys.stderr, flush=True)
-    if host == 0:
+    if rank == 0:
         report(results)
 
 

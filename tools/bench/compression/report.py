@@ -27,8 +27,15 @@ _COLUMNS = (
 )
 
 
-def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
+def hosts_and_ranks(text: str) -> tuple[int, int]:
+    """Returns the number of hosts, and of ranks on each, from a network's name: "2" or "2*2"."""
+    hosts, _, ranks = text.partition("*")
+    return int(hosts), int(ranks or 1)
+
+
+def rows(results: dict, hosts: str, model: str) -> list[list[str]]:
     """Returns a network's rows, the fastest first."""
+    count, ranks = hosts_and_ranks(hosts)
     local = results.get("local", {}).get("median")
     torch_local = results.get("PyTorch local", {}).get("median")
     raw = results.get("raw Horovod", {}).get("median")
@@ -40,9 +47,11 @@ def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
         exchange = r.get("exchange")
         made.append(
             [
-                name if name in PEERS or "local" in name else f"**{name}**",
+                name if name in PEERS or "local" in name else _bold(name, r),
                 f"{r['bytes'] / 1e6:.2f}",
-                f"{r['bytes'] / formula(name, hosts):.3f}" if sends else "",
+                f"{r['bytes'] / formula(name, count, ranks, r.get('by_hosts', False)):.3f}"
+                if sends
+                else "",
                 f"{1e3 * r['median']:.0f} ({1e3 * r['p90']:.0f})",
                 f"{raw / r['median']:.2f} x" if raw else "",
                 f"{GLOBAL_BATCH / r['median']:.1f}",
@@ -53,6 +62,10 @@ def rows(results: dict, hosts: int, model: str) -> list[list[str]]:
             ]
         )
     return made
+
+
+def _bold(name: str, result: dict) -> str:
+    return f"**{name}, by hosts**" if result.get("by_hosts") else f"**{name}**"
 
 
 def _parts(result: dict) -> str:
@@ -97,7 +110,7 @@ def plot(runs: dict, path: Path) -> None:
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         rate, hosts, _ = network.split(" x ")
-        axis.set_title(f"{rate}, {hosts} ranks")
+        axis.set_title(f"{rate}, {_in_words(hosts)}")
         axis.set_xlabel("steps, times as fast as raw Horovod")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
@@ -106,7 +119,13 @@ def plot(runs: dict, path: Path) -> None:
 def _order(item: tuple[str, dict]) -> tuple:
     """Returns the sort key of a network: the model, then the slowest first."""
     rate, hosts, model, *compiled = item[0].split(" x ")
-    return list(MODELS).index(model), compiled, _RATES.index(rate), int(hosts)
+    return list(MODELS).index(model), compiled, _RATES.index(rate), hosts_and_ranks(hosts)
+
+
+def _in_words(hosts: str) -> str:
+    """Returns how many ranks a network has, as text."""
+    count, ranks = hosts_and_ranks(hosts)
+    return f"{count} ranks" if ranks == 1 else f"{count} hosts of {ranks} ranks"
 
 
 def write_report(runs: dict, path: Path) -> None:
@@ -125,9 +144,9 @@ def write_report(runs: dict, path: Path) -> None:
             heartbeat = idle["bytes_per_second"] / 1e3
             alone = f" Horovod sends {heartbeat:.0f} KB a second while nothing is exchanged."
         parts.append(
-            f"## {rate}, {hosts} ranks, {MODELS[model]}{by_xla}\n\n"
+            f"## {rate}, {_in_words(hosts)}, {MODELS[model]}{by_xla}\n\n"
             f"Measured with {run['conditions']}{with_torch}.{alone}\n\n"
-            f"{table(rows(run['results'], int(hosts), model))}"
+            f"{table(rows(run['results'], hosts, model))}"
         )
     path.write_text("\n\n".join(parts) + "\n")
     plot(runs, path.with_suffix(".png"))

@@ -70,7 +70,7 @@ def main(names: str, rate: float) -> None:
     import torch
     import torch.distributed as dist
 
-    rank, hosts = int(os.environ["NETLAB_HOST"]), int(os.environ["NETLAB_HOSTS"])
+    rank, hosts = int(os.environ["NETLAB_RANK"]), int(os.environ["NETLAB_RANKS"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
     torch.set_num_threads(threads_each(hosts))
     dist.init_process_group("gloo", init_method="tcp://host0:29500", rank=rank, world_size=hosts)
