@@ -2,7 +2,8 @@
 
     fault_program.py DIRECTORY KIND FAULT WHERE RANK [WIDTH]
 
-It records in DIRECTORY when the fault happens.
+It records in DIRECTORY when the fault happens. If WHERE is an exchange of gradients that are summed
+by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another.
 """
 
 import os
@@ -11,12 +12,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfdml
+from tfdml.collectives.hosts import Hosts
+from tfdml.compression.exchange import aggregator, by_hosts
+from tfdml.strategies.replicas import extended
 
 directory, kind, fault, where, faulty = sys.argv[1:6]
 width = int(sys.argv[6]) if len(sys.argv) > 6 else 8
@@ -84,6 +89,30 @@ class FaultyStep(keras.Sequential):
         return super().train_step(data)
 
 
+# The exchanges of gradients that are summed by hosts.
+BY_HOSTS = ("within", "to_owner", "to_all", "to_host")
+
+
+def sum_by_hosts_until_the_fault() -> None:
+    """Has gradients summed by hosts, with the fault before one of the exchanges of a later step."""
+    mock.patch.object(extended, "gather_hosts", return_value=Hosts(((0, 1), (2,)))).start()
+    mock.patch.object(aggregator, "is_faster_by_hosts", return_value=True).start()
+    exchanged = by_hosts.exchanged
+
+    def faulty_exchange(exchange, payloads, name):
+        def begin() -> np.float32:
+            if strategy.extended.guard.activity.step >= 3:
+                do_fault()
+            return np.float32(0)
+
+        if name.endswith(where):
+            with tf.control_dependencies([*payloads, tf.numpy_function(begin, [], tf.float32)]):
+                payloads = [tf.identity(payload) for payload in payloads]
+        return exchanged(exchange, payloads, name)
+
+    mock.patch.object(by_hosts, "exchanged", faulty_exchange).start()
+
+
 def batches():
     """Yields rows, one by one; data function that may fail."""
     for row in range(96):
@@ -92,10 +121,13 @@ def batches():
         yield np.ones(6, "float32"), np.ones(3, "float32")
 
 
+if where in BY_HOSTS:
+    sum_by_hosts_until_the_fault()
+codec = "int8" if where in BY_HOSTS else None
 if kind == "horovod":
-    strategy = tfdml.HorovodStrategy(silence_limit=3.0)
+    strategy = tfdml.HorovodStrategy(silence_limit=3.0, compression=codec)
 else:
-    strategy = tfdml.MultiWorkerMirroredStrategy(silence_limit=3.0)
+    strategy = tfdml.MultiWorkerMirroredStrategy(silence_limit=3.0, compression=codec)
 if where == "before_the_model":
     do_fault()
 with strategy.scope():

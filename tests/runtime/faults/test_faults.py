@@ -76,6 +76,29 @@ def test_every_fault_at_every_point(tmp_path, kind, size, last, fault, where):
     check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "SIGKILL", "to_owner", 0),
+        *(
+            pytest.param(kind, fault, where, rank, marks=pytest.mark.slow)
+            for kind in ("horovod", "multi_worker")
+            for fault in ("SIGKILL", "SIGSTOP", "raise")
+            # Rank 1 owns no part of the gradients, so it does not sum with other hosts.
+            for where, ranks in (
+                ("within", (0, 1)),
+                ("to_owner", (0, 2)),
+                ("to_all", (0, 2)),
+                ("to_host", (1, 2)),
+            )
+            for rank in ranks
+        ),
+    ],
+)
+def test_a_fault_in_an_exchange_by_hosts(tmp_path, kind, fault, where, rank):
+    check(tmp_path, kind, 3, fault, where, rank, 600)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_death_during_a_large_exchange(tmp_path, kind):

@@ -23,6 +23,7 @@ from tests.strategies.cases import data, seed_ranks_apart
 from tfdml import compression
 from tfdml.callbacks.checkpoint.session import end_session
 from tfdml.compression.auto import aggregator
+from tfdml.compression.exchange import aggregator as exchange
 from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
 ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
@@ -63,6 +64,8 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
     if len(families) == 2 and "auto" in families:
         (other,) = set(families) - {"auto"}
         return compression.Auto([CODECS[other]])
+    if "hosts" in features and not families:
+        families = ["quantising"]
     if len(families) > 1:
         return [CODECS[name] for name in families]
     return (FOR_SERVERS if servers else CODECS)[families[0]] if families else None
@@ -178,11 +181,18 @@ def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: 
 
 @contextlib.contextmanager
 def deciding(features: Iterable[str]) -> Iterator[None]:
-    """Context manager: `Auto` uses its given candidate, so that no timing decides a test."""
-    if "auto" not in features:
-        yield
-        return
-    with mock.patch.object(aggregator, "CandidateChoice", Decided):
+    """Context manager: no timing decides a test.
+
+    `Auto` uses its given candidate, and gradients are summed by hosts where hosts have several
+    processes.
+    """
+    with contextlib.ExitStack() as decided:
+        if "auto" in features:
+            decided.enter_context(mock.patch.object(aggregator, "CandidateChoice", Decided))
+        if "hosts" in features:
+            decided.enter_context(
+                mock.patch.object(exchange, "is_faster_by_hosts", return_value=True)
+            )
         yield
 
 

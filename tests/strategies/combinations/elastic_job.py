@@ -14,7 +14,7 @@ SECONDS = 300.0  # Two starts of TensorFlow on a loaded machine, and two rendezv
 
 
 def elastic(directory: Path, records: str, *features: str) -> dict:
-    """Trains on one rank, which a second one joins.
+    """Trains on one rank, which others join.
 
     Args:
         directory: Directory of this job only.
@@ -27,12 +27,12 @@ def elastic(directory: Path, records: str, *features: str) -> dict:
     script.chmod(0o755)
     command = [
         sys.executable, str(Path(sys.executable).with_name("horovodrun")),
-        "-np", "1", "--min-np", "1", "--max-np", "2", "--network-interface", "lo",
+        "-np", "1", "--min-np", "1", "--max-np", "4", "--network-interface", "lo",
         "--gloo-timeout-seconds", "90", "--host-discovery-script", str(script),
         sys.executable, str(PROGRAM), str(directory), str(hosts), records, *features,
     ]  # fmt: skip
     environment = child_environment(
-        PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
+        PYTHONPATH=str(PROGRAM.parents[3]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
     )
     ended = child.run(command, environment=environment, timeout=SECONDS)
     assert ended.ok, ended.output[-6000:]

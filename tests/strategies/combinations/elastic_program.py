@@ -1,8 +1,8 @@
 """Elastic training with another feature: `elastic_program.py OUT HOSTS RECORDS FEATURE...`.
 
-A rank joins after `JOINS_AT` steps: rank 0 then writes HOSTS, the file that the host discovery
-prints. If `LOST` is among the features, rank 1 kills itself `STAYS` steps later. Rank 0 pickles
-the outcome in OUT.
+A rank joins after `JOINS_AT` steps, or three with the feature "hosts": rank 0 then writes HOSTS,
+the file that the host discovery prints. If `LOST` is among the features, rank 1 kills itself
+`STAYS` steps later. Rank 0 pickles the outcome in OUT.
 """
 
 import os
@@ -33,7 +33,8 @@ class MembershipPlan(keras.callbacks.Callback):
         self.sizes.append(strategy.size)
         if strategy.size == 1 and len(self.sizes) == JOINS_AT:
             # Atomically: a discovery that finds an empty list considers all hosts lost.
-            Path(f"{hosts}.new").write_text("localhost:1\n127.0.0.1:1\n")
+            ranks = 2 if "hosts" in features else 1
+            Path(f"{hosts}.new").write_text(f"localhost:{ranks}\n127.0.0.1:{ranks}\n")
             os.replace(f"{hosts}.new", hosts)
             deadline = time.monotonic() + 60
             while not state._commits.hosts_pending and time.monotonic() < deadline:

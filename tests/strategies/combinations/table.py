@@ -27,6 +27,7 @@ FEATURES = {
     "ps_sync": "ParameterServerStrategy(synchronous=True)",
     "ps_async": "ParameterServerStrategy()",
     "elastic": "tfdml.elastic",
+    "hosts": "several processes on each of several hosts",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -99,11 +100,16 @@ EQUAL = Equal()
 SHOWN = Equal(by_default=True)
 # Float16 rounds sums over two devices, or over two halves of a batch, in a different order.
 ROUNDED = Equal(rtol=1e-3, atol=2e-5)
+# Values are selected in each of four chunks instead of two.
+SELECTED = Equal(rtol=1e-2, atol=2e-3)
 ONE_CODEC = Refused("`compression` must be a compressor such as", by_default=True)
 NOT_ON_WORKERS = Refused("keep no residual for the next step")
 NO_XLA_ON_SERVERS = Refused("`jit_compile` must not be True, because XLA cannot read variables")
 NO_DEVICES = Apart(
     "a worker has one replica", "__init__() got an unexpected keyword argument 'devices'"
+)
+NOT_BETWEEN_WORKERS = Apart(
+    "workers send to servers, not to one another", "`TF_CONFIG` must describe the cluster"
 )
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
@@ -274,5 +280,25 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "checkpoint_resume": EQUAL,
         "ps_sync": NO_SERVERS,
         "ps_async": NO_SERVERS,
+    },
+    # On two hosts of two ranks, whose sums are those of two ranks; with 4-bit QSGD, or the codec.
+    "hosts": {
+        "cast": ROUNDED,
+        "quantising": SHOWN,
+        "sign": EQUAL,
+        "sparse": SELECTED,
+        "low_rank": EQUAL,
+        "momentum": SELECTED,
+        "auto": SELECTED,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "ps_sync": NOT_BETWEEN_WORKERS,
+        "ps_async": NOT_BETWEEN_WORKERS,
+        "elastic": EQUAL,
     },
 }
