@@ -32,7 +32,7 @@ def elastic(directory: Path, records: str, *features: str) -> dict:
         sys.executable, str(PROGRAM), str(directory), str(hosts), records, *features,
     ]  # fmt: skip
     environment = child_environment(
-        PYTHONPATH=str(PROGRAM.parents[2]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
+        PYTHONPATH=str(PROGRAM.parents[3]), TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2"
     )
     ended = child.run(command, environment=environment, timeout=SECONDS)
     assert ended.ok, ended.output[-6000:]
