@@ -102,4 +102,5 @@ def _observe_noise(
     sums = [extended.parts_of(total)[0] for total in sums]
     accumulator = extended.session.accumulator
     rows = extended.shares[0].global_rows * (1 if accumulator is None else accumulator.steps)
-    noise_scale.observe(own, sums, rates().loss_scale, rows)
+    fractions = [share.fraction(tf.float64) for share in extended.shares]
+    noise_scale.observe(own, sums, rates().loss_scale, rows, fractions)
