@@ -29,6 +29,24 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
     return x, (x @ [[1.0], [2.0], [3.0], [4.0]] + rng.normal(size=(ROWS, 1))).astype("float32")
 
 
+def expected_of_unequal_parts(fractions, batch: int) -> tuple[float, float]:
+    """Returns signal and noise of the last batch, for parts of any size."""
+    x, y = (a.astype("float64") for a in problem())
+    w = np.full((4, 1), 0.5)
+    for start in range(0, ROWS, batch):
+        rows = np.arange(start, min(start + batch, ROWS))
+        cuts = np.ceil(np.cumsum(fractions[:-1]) * len(rows)).astype(int)
+        squares = norms = 0.0
+        whole = 2 * x[rows].T @ (x[rows] @ w - y[rows]) / len(rows)
+        for part in np.split(rows, cuts):
+            own = 2 * x[part].T @ (x[part] @ w - y[part]) / len(rows)
+            squares, norms = squares + (len(part) / len(rows)) ** 2, norms + (own**2).sum()
+        signal = ((whole**2).sum() - norms) / (1 - squares)
+        noise = ((whole**2).sum() - signal) * len(rows)
+        w = w - 0.05 * whole
+    return signal, noise
+
+
 def expected(replicas: int, batch: int, steps: int = 1) -> tuple[float, float, float]:
     """Returns signal, noise and scale by the paper's formulas, in float64."""
     x, y = (a.astype("float64") for a in problem())
@@ -59,10 +77,13 @@ def watch(
     devices: int = 1,
     log_dir: str | None = None,
     compression: str | None = None,
+    batch_split: list[int] | None = None,
+    decay: float = DECAY,
 ):
     """Trains an epoch; returns the estimate, its entry in the logs, and the weights."""
-    model = least_squares(rank_job.strategy(devices, compression=compression), optimizer)
-    noise = GradientNoiseScale(DECAY)
+    strategy = rank_job.strategy(devices, compression=compression, batch_split=batch_split)
+    model = least_squares(strategy, optimizer)
+    noise = GradientNoiseScale(decay)
     logs = [OptimizerLog(f"{log_dir}/{rank_job.rank()}")] if log_dir else []
     history = model.fit(
         *problem(), batch_size=batch, shuffle=False, verbose=0, callbacks=[noise, *logs]
@@ -134,8 +155,20 @@ def test_overflowing_steps_are_left_out(ranks):
     assert np.isfinite(results[0][1])
 
 
-def test_uneven_batches_are_left_out(ranks):
-    (result, _) = ranks(2).run(watch, 13)  # 13, 13, 13 and 9 rows.
+@pytest.mark.parametrize(
+    ("batch", "batch_split"),
+    [(13, None), (12, [3, 1]), (13, [2, 1])],  # Of 13 rows: 13, 13, 13 and 9.
+)
+def test_unequal_parts_are_weighed(ranks, batch, batch_split):
+    (result, _) = ranks(2).run(watch, batch, None, 1, None, None, batch_split, 0.0)
+    weights = np.array(batch_split or [1, 1])
+    wanted = expected_of_unequal_parts(weights / weights.sum(), batch)
+    assert result["estimate"][0] == 4
+    np.testing.assert_allclose(result["estimate"][1:], wanted, rtol=1e-4)
+
+
+def test_batches_of_one_row_are_left_out(ranks):
+    (result, _) = ranks(2).run(watch, 1)
     assert result["estimate"] == (0, 0.0, 0.0)
     assert np.isnan(result["log"]).all()
     assert result["suggested"] is None

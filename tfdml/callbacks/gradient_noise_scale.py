@@ -52,7 +52,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             return
         session = get_session(model)
         if self._scale is None or session.observer(NoiseScale) is not self._scale:
-            self._scale = NoiseScale(replicas, self._decay)
+            self._scale = NoiseScale(self._decay)
             session.attach(self._scale)
 
     def estimate(self) -> NoiseEstimate | None:

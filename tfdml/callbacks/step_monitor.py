@@ -26,6 +26,8 @@ class RankTimes:
         exchange: Time of the exchange after that, from the arrival of the last rank.
         wait: Time that the rank waits for other ranks before that exchange.
         causes: Fraction, from 0 to 1, of all ranks' waiting that this rank caused.
+        share: Fraction, from 0 to 1, of every batch's rows on which this rank worked; see
+            `batch_split` of the strategies.
     """
 
     rank: int
@@ -35,10 +37,13 @@ class RankTimes:
     exchange: float
     wait: float
     causes: float
+    share: float
 
 
 class StepMonitor(keras.callbacks.Callback):
-    """Shows the step times of each rank after every epoch, and names a straggler.
+    """Shows the step times and the share of rows of each rank after every epoch.
+
+    It names a straggler.
 
     ```python
     model.fit(dataset, callbacks=[tfdml.callbacks.StepMonitor()])
@@ -111,19 +116,22 @@ class StepMonitor(keras.callbacks.Callback):
         names = collective.all_gather(tf.constant([list(host)], tf.uint8), "step_monitor/hosts")
         hosts = [bytes(name).decode(errors="replace").strip() for name in names.numpy().tolist()]
         causes = caused / caused.sum() if caused.sum() > 0 else np.zeros_like(caused)
+        fractions = self.model.distribute_strategy.extended.batch_split.fractions
+        shares = np.reshape(fractions, [collective.size, -1]).sum(1)
         return [
-            RankTimes(rank, hosts[rank], *map(float, row), float(causes[rank]))
+            RankTimes(rank, hosts[rank], *map(float, row), float(causes[rank]), float(shares[rank]))
             for rank, row in enumerate(rows)
         ]
 
     def _show(self, epoch: int, times: list[RankTimes]) -> None:
         console = Console(highlight=False)
         table = Table(title=f"Epoch {epoch + 1}: mean times of a step, in ms")
-        for column in ("rank", "host", "step", "compute", "exchange", "wait", "causes waiting"):
+        columns = ["rank", "host", "share", "step", "compute", "exchange", "wait", "causes waiting"]
+        for column in columns:
             table.add_column(column, justify="left" if column == "host" else "right")
         for t in times:
             cells = [f"{1000 * s:.2f}" for s in (t.step, t.compute, t.exchange, t.wait)]
-            table.add_row(str(t.rank), t.host, *cells, f"{t.causes:.0%}")
+            table.add_row(str(t.rank), t.host, f"{t.share:.1%}", *cells, f"{t.causes:.0%}")
         console.print(table)
         slow = max(times, key=lambda t: t.causes)
         waits = float(np.mean([t.wait for t in times if t is not slow]))

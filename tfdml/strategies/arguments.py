@@ -1,11 +1,14 @@
 """Checks of the arguments that the strategies' constructors share."""
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
+from tfdml.row_split import integer_weights
 
 # Metadata of a field that may differ between processes. All others must be the same on all.
 _OWN = {"own": True}
@@ -20,6 +23,8 @@ class ReplicaOptions:
         bucket_bytes: Size of a gradient bucket in bytes.
         check_desync: Steps between two comparisons of all weights; 0 for none.
         communication_options: Options of TensorFlow's collectives, as text.
+        batch_split: Integer weights of the replicas' parts of a batch, "auto", or None for equal
+            parts.
         silence_limit: Seconds of silence after which another process is taken for lost.
     """
 
@@ -27,6 +32,7 @@ class ReplicaOptions:
     bucket_bytes: int = BUCKET_BYTES
     check_desync: int = 0
     communication_options: str = ""
+    batch_split: tuple[int, ...] | str | None = None
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
 
     @property
@@ -44,6 +50,7 @@ def check(
     check_desync: int = 0,
     bucket_bytes: int = BUCKET_BYTES,
     communication_options: str = "",
+    batch_split: Sequence[float] | str | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments that the strategies share; returns them as options.
 
@@ -54,6 +61,7 @@ def check(
         check_desync: Steps between two comparisons of all weights; 0 for none.
         bucket_bytes: Size of a gradient bucket in bytes.
         communication_options: Options of TensorFlow's collectives, as text.
+        batch_split: A positive number for each replica, "auto", or None for equal parts.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -75,8 +83,57 @@ def check(
             f"bucket_bytes={bucket_bytes!r}. Use for example {BUCKET_BYTES}, the default."
         )
     return ReplicaOptions(
-        get(compression), bucket_bytes, check_desync, communication_options, silence_limit
+        get(compression),
+        bucket_bytes,
+        check_desync,
+        communication_options,
+        check_batch_split(batch_split),
+        silence_limit,
     )
+
+
+def check_batch_split(batch_split: Sequence[float] | str | None) -> tuple[int, ...] | str | None:
+    """Returns the argument `batch_split`, with numbers as integers in the same proportion.
+
+    Raises:
+        ValueError: If it is not positive numbers, "auto" or None.
+    """
+    if batch_split is None or (isinstance(batch_split, str) and batch_split == "auto"):
+        return batch_split
+    is_list = isinstance(batch_split, Sequence) and not isinstance(batch_split, str)
+    if not is_list or not batch_split or not all(map(_is_positive, batch_split)):
+        raise ValueError(
+            f"`batch_split` must be a list of positive numbers, one for each replica, or 'auto', "
+            f"or None for equal parts. Received: batch_split={batch_split!r}. Use for example "
+            f"[3, 1] on two processes, of which the first takes 3 of 4 rows."
+        )
+    return integer_weights(batch_split)
+
+
+def check_number_of_parts(
+    batch_split: tuple[int, ...] | str | None, replicas: int, what: str
+) -> None:
+    """Checks the length of a checked `batch_split`.
+
+    Args:
+        batch_split: Result of `check_batch_split`.
+        replicas: The number of replicas of the job.
+        what: What the replicas are, in words.
+
+    Raises:
+        ValueError: If there is not one number for each replica.
+    """
+    if isinstance(batch_split, tuple) and len(batch_split) != replicas:
+        raise ValueError(
+            f"`batch_split` must have one number for each replica: {what}. Received: "
+            f"{len(batch_split)} numbers for {replicas} replicas. Pass {replicas} numbers, or "
+            f"'auto'."
+        )
+
+
+def _is_positive(number: Any) -> bool:
+    is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    return is_number and math.isfinite(number) and number > 0
 
 
 def check_seconds(name: str, seconds: float) -> None:

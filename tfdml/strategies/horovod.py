@@ -48,6 +48,11 @@ class HorovodStrategy(ReplicaStrategy):
         bucket_bytes: Size in bytes of the gradient buckets, sent as soon as they are complete.
             Larger buckets mean fewer exchanges, smaller ones an earlier start. A gradient is never
             split.
+        batch_split: Parts of every global batch that the replicas work on: a positive number for
+            each, in the order of processes and their devices, such as `[3, 1]`; or "auto", which
+            measures each replica's time per row and gives faster ones more rows, in new parts from
+            the next epoch on. The numbers of a training do not depend on them. None for equal
+            parts.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -64,6 +69,7 @@ class HorovodStrategy(ReplicaStrategy):
         *,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        batch_split: Sequence[float] | str | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
     ):
@@ -73,7 +79,13 @@ class HorovodStrategy(ReplicaStrategy):
             silence_limit=silence_limit,
             check_desync=check_desync,
             bucket_bytes=bucket_bytes,
+            batch_split=batch_split,
         )
+        if topology.is_elastic() and isinstance(options.batch_split, tuple):
+            raise ValueError(
+                f"`batch_split` must be 'auto' or None in an elastic job, because the number of "
+                f"processes changes. Received: batch_split={batch_split!r}. Use 'auto'."
+            )
         collective = _collective()
         own = own_devices(devices, topology.launched(), most=1)
         super().__init__(collective, own, options)

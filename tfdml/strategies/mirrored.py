@@ -34,6 +34,10 @@ class MirroredStrategy(ReplicaStrategy):
             compress, because there is no network between devices.
         bucket_bytes: Size in bytes of the gradient buckets that a device sums as soon as they are
             complete. A gradient is never split.
+        batch_split: Parts of every global batch that the replicas work on: a positive number for
+            each, in the order of `devices`, such as `[3, 1]`; or "auto", which measures each
+            replica's time per row and gives faster ones more rows, in new parts from the next
+            epoch on. The numbers of a training do not depend on them. None for equal parts.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -46,8 +50,11 @@ class MirroredStrategy(ReplicaStrategy):
         *,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        batch_split: Sequence[float] | str | None = None,
     ):
-        options = arguments.check(devices, compression, bucket_bytes=bucket_bytes)
+        options = arguments.check(
+            devices, compression, bucket_bytes=bucket_bytes, batch_split=batch_split
+        )
         devices = own_devices(devices, topology.on_this_host())
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)

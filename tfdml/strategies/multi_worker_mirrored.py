@@ -47,6 +47,11 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         bucket_bytes: Size in bytes of the gradient buckets, sent as soon as they are complete.
             Larger buckets mean fewer exchanges, smaller ones an earlier start. A gradient is never
             split.
+        batch_split: Parts of every global batch that the replicas work on: a positive number for
+            each, in the order of workers and their devices, such as `[3, 1]`; or "auto", which
+            measures each replica's time per row and gives faster ones more rows, in new parts from
+            the next epoch on. The numbers of a training do not depend on them. None for equal
+            parts.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
@@ -62,6 +67,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         devices: Sequence[str] | None = None,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        batch_split: Sequence[float] | str | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
         start_limit: float = 300.0,
@@ -79,6 +85,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             check_desync=check_desync,
             bucket_bytes=bucket_bytes,
             communication_options=f"{implementation} {communication_options.timeout_seconds}",
+            batch_split=batch_split,
         )
         arguments.check_seconds("start_limit", start_limit)
         self._cluster_resolver = (

@@ -10,7 +10,7 @@ from tfdml.runtime.guard.guard import get_guard
 from tfdml.runtime.guard.watched_collective import WatchedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
-from tfdml.strategies.arguments import ReplicaOptions
+from tfdml.strategies.arguments import ReplicaOptions, check_number_of_parts
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import GlobalStep
 
@@ -33,6 +33,9 @@ class ReplicaStrategy(tf.distribute.Strategy):
         devices: Sequence[str],
         options: ReplicaOptions,
     ):
+        processes, local = collective.size, len(devices)
+        what = f"processes ({processes}) times devices of each ({local})"
+        check_number_of_parts(options.batch_split, processes * local, what)
         keras_seam.install()
         tensorflow_seam.install()
         guard = None
@@ -59,6 +62,11 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def is_chief(self) -> bool:
         """Whether this process writes files and messages."""
         return self.extended.collective.topology.is_chief
+
+    @property
+    def batch_weights(self) -> tuple[int, ...] | None:
+        """Weights by which rows of a batch are dealt to the replicas now; None for equal parts."""
+        return self.extended.batch_split.weights
 
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""

@@ -20,7 +20,7 @@ from keras import layers
 import tfdml
 from tests.harness import rank_job
 from tests.strategies.cases import data, seed_ranks_apart
-from tfdml import compression
+from tfdml import compression, topology
 from tfdml.callbacks.checkpoint.session import end_session
 from tfdml.compression.auto import aggregator
 from tfdml.compression.exchange import aggregator as exchange
@@ -75,8 +75,12 @@ def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
     """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
+    if "batch_split" in features:
+        measured = set(CODECS) & set(features) or topology.is_elastic()
+        parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
+        given["batch_split"] = "auto" if measured else parts
     if servers:
-        if given:
+        if "devices" in given:
             given["devices"] = ["CPU:0", "CPU:1"]
         given["synchronous"] = "ps_sync" in features
         if servers == {"ps_sync", "ps_async"}:
@@ -166,9 +170,9 @@ def data_of(features: Iterable[str], strategy: tf.distribute.Strategy, records: 
     else:
         x, y = _rows(features, records)
         steps = len(x) // batch
-        size, rank = getattr(strategy, "size", 1), getattr(strategy, "rank", 0)
         if "sharded_input" in features and not isinstance(strategy, ParameterServerStrategy):
-            x, y = (v.reshape(steps, size, -1, *v.shape[1:])[:, rank] for v in (x, y))
+            own = strategy.extended.splitter.rows(batch)
+            x, y = (v.reshape(steps, batch, *v.shape[1:])[:, own] for v in (x, y))
             x, y = (v.reshape(-1, *v.shape[2:]) for v in (x, y))
         made = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
         if "sharded_input" in features:

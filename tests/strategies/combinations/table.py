@@ -23,6 +23,7 @@ FEATURES = {
     "sharded_input": "AutoShardPolicy.OFF; own shares of read_tfrecords",
     "mixed_data": "read_tfrecords of several data sets",
     "checkpoint_resume": "FaultTolerantCheckpoint",
+    "batch_split": "batch_split",
     # Jobs.
     "ps_sync": "ParameterServerStrategy(synchronous=True)",
     "ps_async": "ParameterServerStrategy()",
@@ -43,6 +44,7 @@ ARGUMENTS = {
     "variable_partitioner": "",
     "backup_workers": "",
     "max_staleness": "",
+    "batch_split": "batch_split",
     "bucket_bytes": "",
     "check_desync": "",
     "silence_limit": "",
@@ -226,6 +228,23 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharded_input": EQUAL,
         "mixed_data": EQUAL,
     },
+    # What a codec rounds depends on the parts: with one, they are "auto" and equal in an epoch.
+    "batch_split": {
+        "cast": EQUAL,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": EQUAL,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+    },
     "ps_sync": {
         "cast": Equal(rtol=1e-3, atol=5e-5),
         "quantising": Equal(rtol=1e-2, atol=2e-3),
@@ -241,6 +260,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharded_input": EQUAL,
         "mixed_data": EQUAL,
         "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
     },
     # On one worker, which takes its steps one after the other.
     "ps_async": {
@@ -258,6 +278,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharded_input": EQUAL,
         "mixed_data": Refused("The data must be a `tf.data` pipeline of TensorFlow's own"),
         "checkpoint_resume": EQUAL,
+        "batch_split": Refused("`batch_split` must be None without `synchronous=True`"),
         "ps_sync": Apart(
             "`synchronous` is one or the other", "`max_staleness` must be None with `synchronous"
         ),
@@ -278,6 +299,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharded_input": EQUAL,
         "mixed_data": EQUAL,
         "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
         "ps_sync": NO_SERVERS,
         "ps_async": NO_SERVERS,
     },
@@ -297,6 +319,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharded_input": EQUAL,
         "mixed_data": EQUAL,
         "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
         "ps_sync": NOT_BETWEEN_WORKERS,
         "ps_async": NOT_BETWEEN_WORKERS,
         "elastic": EQUAL,

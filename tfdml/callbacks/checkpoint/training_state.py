@@ -79,6 +79,7 @@ class TrainingState:
             "data": self._data.state(step),
             "layout": self._layout,
             "stopped": bool(self._model.stop_training),
+            "batch_split": self._ranks.batch_split,
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
         # Callbacks may have different state on each rank.
@@ -112,6 +113,8 @@ class TrainingState:
         self._model_state.restore(tensors)
         states = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
         self._ranks.restore(states)
+        # Earlier checkpoints do not have it.
+        self._ranks.restore_batch_split(shared.get("batch_split"))
         mine = own[self._ranks.rank % len(own)]
         self._callback_state.restore(mine.notes["callbacks"], mine.tensors)
         random_state.restore(mine.notes["random"], mine.tensors)

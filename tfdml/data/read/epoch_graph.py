@@ -16,19 +16,17 @@ def build_epochs(
     end: Callable[[int], None],
     parse: Callable,
     finish: Callable,
-    own_rows: int,
 ) -> tf.data.Dataset:
     """Returns a dataset; each pass over it yields a worker's rows of one epoch, in batches.
 
     Args:
         begin: Function called when a pass begins; returns its epoch, its first sample, and its
-            numbers of batches and spans: int64, `[4]`.
+            numbers of batches and spans, and this worker's rows in a batch: int64, `[5]`.
         fetch: Function of the epoch, the first sample and the number of a span; returns the span's
             records, weights and seeds, see `fetching.Fetched`.
         end: Function called with the epoch when its last batch has been taken.
         parse: Function that `parsing.parser` returned.
         finish: Function that `batch.finisher` returned.
-        own_rows: Number of this worker's rows in a batch.
     """
 
     # Python functions, called by the graph when it runs.
@@ -44,7 +42,7 @@ def build_epochs(
 
     @tf.autograph.experimental.do_not_convert
     def one_pass(bounds):
-        epoch, first, steps, spans = (bounds[i] for i in range(4))
+        epoch, first, steps, spans, own_rows = (bounds[i] for i in range(5))
 
         @tf.autograph.experimental.do_not_convert
         def fetched(number):
@@ -99,6 +97,6 @@ def build_epochs(
 
     return (
         tf.data.Dataset.range(1)
-        .map(lambda part: tf.ensure_shape(tf.numpy_function(begin_pass, [part], tf.int64), [4]))
+        .map(lambda part: tf.ensure_shape(tf.numpy_function(begin_pass, [part], tf.int64), [5]))
         .flat_map(one_pass)
     )

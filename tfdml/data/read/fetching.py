@@ -87,20 +87,26 @@ class Fetcher:
         skips_corrupt: bool,
         ledger: Ledger | None,
     ):
-        self.reader, self._batches, self._worker = reader, batches, worker
+        self.reader, self._batches = reader, batches
         self._order_of, self._seed = order_of, seed
         self._skips_corrupt, self._ledger = skips_corrupt, ledger
-        self._own_rows = worker.count(batches.batch_size)
-        self.spans = Spans.for_batches(self._own_rows, reader.record_bytes)
         self.skipped: dict[int, str] = {}
-        self._planned: dict[tuple[int, int, int], Rows] = {}
+        self._planned: dict[tuple, Rows] = {}
         self._lock = threading.Lock()
         self._spare: bytes | None = None
+        self.begin_pass(worker)
 
-    def begin_pass(self) -> None:
-        """Drops the plans of the previous pass, which may have been abandoned."""
+    def begin_pass(self, worker: LocalReplicas) -> None:
+        """Drops the plans of the previous pass, which may have been abandoned.
+
+        Args:
+            worker: Replicas whose rows are fetched in this pass.
+        """
         with self._lock:
             self._planned.clear()
+            self._worker = worker
+            self._own_rows = worker.count(self._batches.batch_size)
+            self.spans = Spans.for_batches(self._own_rows, self.reader.record_bytes)
 
     def fetch(self, epoch: int, first: int, number: int) -> Fetched:
         """Fetches a span.
@@ -117,7 +123,7 @@ class Fetcher:
         rows = self._plan(epoch, first, number)
         self._plan(epoch, first, number + 1)
         with self._lock:
-            self._planned.pop((epoch, first, number), None)
+            self._planned.pop((self._worker, epoch, first, number), None)
         records, damaged = self.reader.read(rows.ids)
         if self._spare is None:
             self._spare = next((r for i, r in enumerate(records) if i not in damaged), None)
@@ -131,14 +137,16 @@ class Fetcher:
 
     def _plan(self, epoch: int, first: int, number: int) -> Rows:
         """Returns the rows of a span, and starts to read their blocks."""
-        key = (epoch, first, number)
+        worker = self._worker
+        # With the worker: an abandoned pass may still plan, with other weights.
+        key = (worker, epoch, first, number)
         with self._lock:
             if key in self._planned:
                 return self._planned[key]
         order = self._order_of(epoch)
-        steps = self._batches.own_steps(len(order) - first, self._worker)
+        steps = self._batches.own_steps(len(order) - first, worker)
         begin, end = (min(self.spans.begin(n), steps) for n in (number, number + 1))
-        rows = self._batches.span(order, first, begin, end, self._worker)
+        rows = self._batches.span(order, first, begin, end, worker)
         self.reader.ahead(rows.ids)
         with self._lock:
             self._planned[key] = rows

@@ -1,6 +1,8 @@
 """Batches for `fit` from sharded TFRecords, from any position of any epoch, for any strategy."""
 
+import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,8 @@ class TFRecordPipeline(tf.data.Dataset):
         options: Options for reading.
         worker: This process's replicas, among those that share the batches.
         state: State to resume from, as `state()` returned it; None for the beginning.
+        weights: Function that returns the replicas' weights now; each pass keeps those of its
+            beginning. None if they do not change.
 
     Attributes:
         batch_size: Number of rows in a global batch.
@@ -54,8 +58,10 @@ class TFRecordPipeline(tf.data.Dataset):
         options: ReadOptions,
         worker: LocalReplicas,
         state: dict[str, Any] | None,
+        weights: Callable[[], tuple[int, ...] | None] | None = None,
     ):
         self._dataset, self._reading, self._worker = dataset, options, worker
+        self._weights = weights
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}
         batches = options.batches
@@ -67,8 +73,7 @@ class TFRecordPipeline(tf.data.Dataset):
                 f"`batch_size` must be at most the number of records for end='drop'. Received: "
                 f"batch_size={self.batch_size}, of {length} records."
             )
-        own = worker.count(self.batch_size)
-        if not own:
+        if not worker.count(self.batch_size):
             raise ValueError(
                 f"`batch_size` must be at least the number of processes, because each reads its "
                 f"part of every batch. Received: batch_size={self.batch_size} for "
@@ -99,7 +104,6 @@ class TFRecordPipeline(tf.data.Dataset):
             self._end_pass,
             parser(schema, names),
             finisher(decoder(schema, names, options.images), options),
-            own,
         )
         self._inner = self._shares if worker.is_alone else self._grouped()
         super().__init__(self._inner._variant_tensor)
@@ -237,19 +241,27 @@ class TFRecordPipeline(tf.data.Dataset):
 
     def local_shares(self, replicas: LocalReplicas) -> tuple[tf.data.Dataset, int | None]:
         """Returns a process's rows of each global batch; see `OwnShareDataset`."""
-        if replicas.rows(self.batch_size) == self._worker.rows(self.batch_size):
+        if replicas.rows(self.batch_size) == self._worker_now().rows(self.batch_size):
             return self._shares, self.steps_per_epoch
         return self.rebatch(replicas.count(self.batch_size)), None
 
     def _begin_pass(self) -> np.ndarray:
-        """Begins a pass; returns its epoch, first sample, own batches and spans: int64, `[4]`."""
+        """Begins a pass; see `build_epochs`."""
         epoch, first = self._next.epoch, self._next.sample
-        self._fetcher.begin_pass()
+        self._worker = self._worker_now()
+        self._fetcher.begin_pass(self._worker)
         remaining = len(self._order(epoch)) - first
         steps = self._reading.batches.own_steps(remaining, self._worker)
         if not steps:
             self._end_pass(epoch)
-        return np.array([epoch, first, steps, self._fetcher.spans.count(steps)], np.int64)
+        own = self._worker.count(self.batch_size)
+        return np.array([epoch, first, steps, self._fetcher.spans.count(steps), own], np.int64)
+
+    def _worker_now(self) -> LocalReplicas:
+        """Returns this process's replicas with the weights of now."""
+        weights = self._weights() if self._weights else self._worker.weights
+        fits = weights is None or len(weights) == self._worker.num_replicas
+        return dataclasses.replace(self._worker, weights=weights) if fits else self._worker
 
     def _end_pass(self, epoch: int) -> None:
         if self._next.epoch == epoch:

@@ -140,8 +140,11 @@ def read_tfrecords(
         ledger=ledger,
         cache=str(cache) if cache is not None else None,
     )
-    worker = process_replicas(strategy or tf.distribute.get_strategy())
-    return TFRecordPipeline(dataset, options, worker, state)
+    present = strategy or tf.distribute.get_strategy()
+    worker = process_replicas(present)
+    return TFRecordPipeline(
+        dataset, options, worker, state, lambda: process_replicas(present).weights
+    )
 
 
 def _dataset(

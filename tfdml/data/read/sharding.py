@@ -15,12 +15,14 @@ def process_replicas(strategy: Any) -> LocalReplicas:
     """Returns this process's replicas in a strategy's job.
 
     Args:
-        strategy: Strategy of the job; one without `rank` and `size` has a single process.
+        strategy: Strategy of the job; one without `rank` and `size` has a single process, and one
+            without `batch_weights` deals rows equally.
     """
     replicas = strategy.num_replicas_in_sync
     size = getattr(strategy, "size", 1)
     local = replicas // size
-    return LocalReplicas(getattr(strategy, "rank", 0) * local, local, replicas)
+    weights = getattr(strategy, "batch_weights", None)
+    return LocalReplicas(getattr(strategy, "rank", 0) * local, local, replicas, weights)
 
 
 class Rows(NamedTuple):

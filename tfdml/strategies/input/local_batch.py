@@ -68,8 +68,29 @@ class LocalBatch(NamedTuple):
         return [ShareInfo(self.rows[i], self.global_rows) for i in range(len(self.parts))]
 
 
+class GlobalBatch(NamedTuple):
+    """A global batch that its step splits, by the weights that hold then; see `DeferredSplitter`.
+
+    Attributes:
+        rows: Structure of tensors of shape `[rows, ...]`.
+        digest: As in `LocalBatch`.
+    """
+
+    rows: Any
+    digest: tf.Tensor
+
+    @property
+    def global_rows(self) -> tf.Tensor | int:
+        """The number of rows of the global batch."""
+        return count_rows(self.rows)
+
+
 class BatchSplitter(LocalReplicas):
     """Splitter of global batches over replicas."""
+
+    def weights_in_graph(self) -> Any:
+        """Returns the weights that hold when the graph being traced runs; see `LocalReplicas`."""
+        return self.weights
 
     def local_batch(
         self, global_rows: tf.Tensor | int, take: Callable[[tf.Tensor | int, tf.Tensor | int], Any]
@@ -82,8 +103,8 @@ class BatchSplitter(LocalReplicas):
             take: `take(begin, end)` returns the rows of the batch from `begin` to before `end`.
         """
         # NumPy numbers become constants of the graph; TensorFlow's would be computed in it.
-        least, most = (tf.minimum, tf.maximum) if tf.is_tensor(global_rows) else (min, max)
         edges = self.bounds(global_rows)
+        least, most = (tf.minimum, tf.maximum) if tf.is_tensor(edges) else (min, max)
         parts = []
         for i in range(self.local_replicas):
             # A padded share computes on the last row of the batch.
@@ -101,10 +122,35 @@ class BatchSplitter(LocalReplicas):
         local_batch = self.local_batch(count_rows(batch), lambda b, e: take_rows(batch, b, e))
         return local_batch._replace(digest=digest_of(batch))
 
+    def split_whole(self, batch: GlobalBatch) -> LocalBatch:
+        """Returns this process's local batch of a global batch that was left whole."""
+        take = lambda begin, end: take_rows(batch.rows, begin, end)  # noqa: E731
+        return self.local_batch(batch.global_rows, take)._replace(digest=batch.digest)
+
     def own_rows(self, batch: Any) -> Any:
         """Returns this process's rows of a global batch, without padding."""
         edges = self.bounds(count_rows(batch))
         return take_rows(batch, edges[0], edges[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class DeferredSplitter(BatchSplitter):
+    """Splitter for pipelines that read ahead while weights may change: steps split their batches.
+
+    Attributes:
+        weights: The weights now, for data of which the process reads its part alone.
+        read_weights: Function that returns an int64 tensor of the weights when a graph runs.
+    """
+
+    read_weights: Callable[[], tf.Tensor] | None = None
+
+    def weights_in_graph(self) -> tf.Tensor:
+        """Returns the weights that hold when the graph being traced runs."""
+        return self.read_weights()
+
+    def split(self, batch: Any) -> GlobalBatch:
+        """Returns a global batch as it is."""
+        return GlobalBatch(batch, digest_of(batch))
 
 
 def take_rows(batch: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:

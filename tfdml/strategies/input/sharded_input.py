@@ -67,7 +67,7 @@ def sharded_batches(
     full = [of_process for _, of_process in everybody]
     numbered = dataset.rebatch(own).enumerate()
     local_batches = numbered.map(
-        _with_known_counts(full, last, number, collective.rank, splitter.local_replicas),
+        _with_known_counts(full, last, number, collective.rank, splitter),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
     return local_batches.prefetch(tf.data.AUTOTUNE), number
@@ -97,9 +97,8 @@ def local_shares(
         batches = dataset.rebatch(splitter.count(batch_size))
         length = int(batches.cardinality())
         length = length if length >= 0 else None
-    local = splitter.local_replicas
     local_batches = batches.map(
-        lambda *element: _shares(unpacked(element), local), num_parallel_calls=tf.data.AUTOTUNE
+        lambda *element: _shares(unpacked(element), splitter), num_parallel_calls=tf.data.AUTOTUNE
     )
     return local_batches, length
 
@@ -183,7 +182,7 @@ def _last_batch(announced: Sequence[Sequence[int]]) -> tuple[int | None, list[in
 
 
 def _with_known_counts(
-    full: Sequence[int], last: Sequence[int], number: int | None, rank: int, local_replicas: int
+    full: Sequence[int], last: Sequence[int], number: int | None, rank: int, splitter: BatchSplitter
 ) -> Callable[..., LocalBatch]:
     """Returns a function that turns a process's numbered batches into local batches.
 
@@ -192,7 +191,7 @@ def _with_known_counts(
         last: Each process's rows of the last global batch.
         number: Number of batches, None if they do not end.
         rank: Rank of this process.
-        local_replicas: Number of this process's replicas.
+        splitter: Splitter of global batches over the replicas.
     """
 
     def own_and_global(rows: Sequence[int]) -> tf.Tensor:
@@ -202,7 +201,7 @@ def _with_known_counts(
         counts = own_and_global(full)
         if number is not None:
             counts = tf.where(index < number - 1, counts, own_and_global(last))
-        shares = _shares(unpacked(element), local_replicas)
+        shares = _shares(unpacked(element), splitter)
         # Not `tf.debugging.Assert`: its branch costs more than everything else here.
         tf.raw_ops.Assert(
             condition=tf.reduce_sum(shares.rows) == counts[0],
@@ -219,7 +218,10 @@ def _with_known_counts(
     return local_batch
 
 
-def _shares(batch: Any, local_replicas: int) -> LocalBatch:
+def _shares(batch: Any, splitter: BatchSplitter) -> LocalBatch:
     """Returns a process's rows of a global batch, split over its own replicas."""
-    local = BatchSplitter(0, local_replicas, local_replicas)
+    first, count = splitter.first_replica, splitter.local_replicas
+    weights = splitter.weights_in_graph() if count > 1 else None
+    own = None if weights is None else weights[first : first + count]
+    local = BatchSplitter(0, count, count, own)
     return local.local_batch(count_rows(batch), lambda begin, end: take_rows(batch, begin, end))

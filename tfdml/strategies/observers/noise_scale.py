@@ -36,31 +36,31 @@ class NoiseScale:
 
     A replica's gradient is a mean over few rows, the exchanged gradient a mean over many: the
     difference of their squared norms is noise. The ranks share their norms in the message that
-    carries the metrics. Batches that do not divide evenly over the replicas are left out, and so
-    are overflows. With lossy compression, the codec's error counts as noise.
+    carries the metrics. Replicas may have different numbers of rows: gradients are weighed by
+    them. Overflows are left out, and so are batches of which one replica has all rows. With lossy
+    compression, the codec's error counts as noise.
 
     Reference:
         McCandlish et al., An Empirical Model of Large-Batch Training, appendix A.1
         (https://arxiv.org/abs/1812.06162).
 
     Args:
-        replicas: Number of replicas of all processes, 2 or more.
         decay: Decay factor of the moving averages, in [0, 1).
     """
 
-    def __init__(self, replicas: int, decay: float):
-        self._replicas = replicas
+    def __init__(self, decay: float):
         self._decay = decay
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = lambda *shape: unmanaged_variable(tf.zeros(shape, tf.float64))  # noqa: E731
-            # Of this step: squared norms of the replicas' and the exchanged gradients, and rows.
-            self._own, self._whole, self._rows = zeros(), zeros(), zeros()
+            # Of this step: squared norms of the replicas' and the exchanged gradients, and rows;
+            # squares of the replicas' fractions of the rows.
+            self._own, self._whole, self._rows, self._squares = zeros(), zeros(), zeros(), zeros()
             self._averages = zeros(2)  # Signal and noise.
             self._steps = zeros()
 
     def begin(self) -> None:
         """Notes that a step begins; called in its graph once the batch has arrived."""
-        for variable in (self._own, self._whole, self._rows):
+        for variable in (self._own, self._whole, self._rows, self._squares):
             variable.assign(0.0)
 
     def observe(
@@ -69,6 +69,7 @@ class NoiseScale:
         sums: Sequence,
         loss_scale: tf.Tensor | None,
         rows: tf.Tensor,
+        fractions: Sequence[tf.Tensor],
     ) -> None:
         """Notes the gradients of an update; a step with several optimizers has several updates.
 
@@ -77,30 +78,33 @@ class NoiseScale:
             sums: Each gradient's sum over all replicas.
             loss_scale: Loss scale that multiplies the gradients; None for 1.
             rows: Number of rows of the global batches behind the gradients: int64, shape `[]`.
+            fractions: Each local replica's fraction of these rows: float64, shape `[]`.
         """
         factor = 1.0 if loss_scale is None else 1.0 / tf.cast(loss_scale, tf.float64) ** 2
         own = [_squared_norm(part) for parts in local for part in parts]
         self._own.assign_add(tf.add_n(own) * factor)
         self._whole.assign_add(tf.add_n([_squared_norm(total) for total in sums]) * factor)
         self._rows.assign(tf.cast(rows, tf.float64))
+        self._squares.assign(tf.add_n([tf.square(fraction) for fraction in fractions]))
 
     def slots(self) -> tf.Tensor:
-        """Returns the sum of this rank's replicas' squared norms: float32, shape `[1]`."""
-        return tf.cast(self._own.read_value()[tf.newaxis], tf.float32)
+        """Returns sums over this rank's replicas: squared norms, squared fractions of the rows."""
+        own = tf.stack([self._own.read_value(), self._squares.read_value()])
+        return tf.cast(own, tf.float32)
 
     def add(self, own: tf.Tensor) -> None:
         """Adds a step to the averages, if it had a usable update.
 
         Args:
-            own: Sum of all replicas' squared norms: float32, shape `[1]`.
+            own: Sums over all replicas: squared norms, squared fractions: float32, shape `[2]`.
         """
-        replicas = float(self._replicas)
         whole, rows = self._whole.read_value(), self._rows.read_value()
-        # A replica's gradient is its part of the global mean, 1/N of the mean over its own rows.
-        small = tf.cast(own[0], tf.float64) * replicas
-        signal = (whole - small / replicas) / (1 - 1 / replicas)
-        noise = (small - whole) * rows / (replicas - 1)
-        tells = (whole > 0) & (rows % replicas == 0) & tf.math.is_finite(small + whole)
+        # A replica's gradient is its part of the global mean: for a fraction f of R rows, f times
+        # the mean over its own rows. Its squared norm is expected to be f² signal + f noise / R.
+        small, squares = tf.unstack(tf.cast(own, tf.float64))
+        signal = (whole - small) / (1 - squares)
+        noise = (whole - signal) * rows
+        tells = (whole > 0) & (squares < 1) & tf.math.is_finite(small + whole)
         old = self._averages.read_value()
         new = self._decay * old + (1 - self._decay) * tf.stack([signal, noise])
         self._averages.assign(tf.where(tells, new, old))

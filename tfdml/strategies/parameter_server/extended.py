@@ -4,7 +4,9 @@ Like `strategies/replicas/extended.py`, this module depends on internals of `tf.
 (TensorFlow 2.20 and 2.21).
 """
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,6 +109,24 @@ def _refuse_in_share(operation: str) -> None:
         )
 
 
+class Shares:
+    """Arguments of a step's tasks, one for each worker's share of a batch.
+
+    Args:
+        arguments: Each worker's arguments.
+    """
+
+    def __init__(self, arguments: Sequence[tuple]):
+        self._left = dict(enumerate(arguments))
+        self._lock = threading.Lock()
+
+    def take(self, worker: int) -> tuple[int, tuple]:
+        """Returns the number and the arguments of a worker's share, or of the first one left."""
+        with self._lock:
+            number = worker if worker in self._left else next(iter(self._left))
+            return number, self._left.pop(number)
+
+
 class WorkerTask(Closure):
     """Call of a function on the first free worker; it can be cancelled before it starts.
 
@@ -117,11 +137,14 @@ class WorkerTask(Closure):
         coordinator: TensorFlow's coordinator.
         args: Arguments of the function; a `PerWorkerValues` is replaced by the worker's own value.
         finished: Callback that receives the task when it has ended, in the worker's thread.
+        shares: If given, the task's arguments are taken from them by the worker that runs it.
 
     Attributes:
         value: The function's result, on the chief; None if it returns nothing.
         error: The error that ended the task, or None.
         worker: Index of the worker that ran it last.
+        share: Number of the share that it works on, once a worker has taken it.
+        seconds: Duration of its last run, with the way of its arguments and its result.
     """
 
     def __init__(
@@ -130,10 +153,14 @@ class WorkerTask(Closure):
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         args: tuple,
         finished: Callable[["WorkerTask"], None],
+        shares: Shares | None = None,
     ):
         self._queue = coordinator._cluster.closure_queue
         super().__init__(function, self._queue._cancellation_mgr, args=args)
         self._finished = finished
+        self._shares = shares
+        self.share: int | None = None
+        self.seconds = self._began = 0.0
         self._result: Any = None
         self.cancelled = False
         self.value: Any = None
@@ -156,7 +183,9 @@ class WorkerTask(Closure):
         # for pending answers of all workers, even of a stopped one.
         context().executor = worker.executor
         if not self.cancelled:
-            self.worker = worker.worker_index
+            self.worker, self._began = worker.worker_index, time.perf_counter()
+            if self._shares is not None and self.share is None:
+                self.share, self._args = self._shares.take(self.worker)
             super().execute_on(worker)
 
     # -- Methods by which TensorFlow treats the task as its own `RemoteValue` ------------------
@@ -180,4 +209,5 @@ class WorkerTask(Closure):
                     tf.identity, self._result, expand_composites=True
                 )
             self._result = None
+        self.seconds = time.perf_counter() - self._began
         self._finished(self)

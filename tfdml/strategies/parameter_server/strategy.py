@@ -1,6 +1,6 @@
 """`ParameterServerStrategy`: `model.fit` with variables on servers and steps on workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -10,7 +10,9 @@ from tfdml.runtime.rendezvous import exit_after
 from tfdml.runtime.servers.server_task import SERVER, WORKER
 from tfdml.strategies import arguments, keras_seam, tensorflow_seam
 from tfdml.strategies.alone import note_strategy
+from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.keras_seam import parameter_servers
+from tfdml.strategies.parameter_server.chief.share_clock import ShareClock
 from tfdml.strategies.parameter_server.cluster import checks
 from tfdml.strategies.parameter_server.cluster.connection import chief_task, connect
 from tfdml.strategies.parameter_server.cluster.placement import placement_table
@@ -67,6 +69,11 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
             asynchronous step; None for no bound. With 0, one worker works at a time.
         compression: Compressor of gradients sent from a worker to the servers, or to the chief in
             synchronous training, such as `Float16()`. Codecs with error feedback cannot be used.
+        batch_split: Parts of every batch that the workers work on in synchronous training: a
+            positive number for each worker, such as `[3, 1]`; or "auto", which measures each
+            worker's time per row and gives faster ones more rows, in new parts from the next epoch
+            on. None for equal parts. Asynchronous workers take whole batches, each at its own
+            pace.
         start_limit: Seconds to wait for the workers and servers to start.
         silence_limit: Seconds without a sign of life after which a process is taken for lost. A
             process that dies is noticed at once.
@@ -92,18 +99,28 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         backup_workers: int = 0,
         max_staleness: int | None = None,
         compression: Compressor | str | None = None,
+        batch_split: Sequence[float] | str | None = None,
         silence_limit: float = 60.0,
         start_limit: float = 300.0,
     ):
-        checks.check_arguments(synchronous, backup_workers, max_staleness, variable_partitioner)
-        given = arguments.check(None, compression, silence_limit=silence_limit).compression
-        compressor = check_compressor(given)
+        checks.check_arguments(
+            synchronous, backup_workers, max_staleness, variable_partitioner, batch_split
+        )
+        options = arguments.check(
+            None, compression, silence_limit=silence_limit, batch_split=batch_split
+        )
+        compressor = check_compressor(options.compression)
         arguments.check_seconds("start_limit", start_limit)
         keras_seam.install()
         parameter_servers.install()
         tensorflow_seam.install()
         hide_all()
-        self.connection = connect(chief_task(cluster_resolver), start_limit, silence_limit)
+        task = chief_task(cluster_resolver)
+        workers = len(task.cluster[WORKER])
+        arguments.check_number_of_parts(options.batch_split, workers, f"workers ({workers})")
+        self.batch_split = BatchSplit(options.batch_split, workers)
+        self.share_clock = ShareClock(workers)
+        self.connection = connect(task, start_limit, silence_limit)
         self.synchronous = synchronous
         self.backup_workers = backup_workers
         self.max_staleness = max_staleness

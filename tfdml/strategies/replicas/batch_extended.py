@@ -4,6 +4,7 @@ This module and `extended` depend on internals of `tf.distribute` (TensorFlow 2.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,15 +14,19 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.aggregation.accumulation import Accumulator
+from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.input.device_prefetch import has_accelerators
 from tfdml.strategies.input.input_checks import check_pipeline
 from tfdml.strategies.input.local_batch import (
     BatchSplitter,
+    DeferredSplitter,
+    GlobalBatch,
     LocalBatch,
     ShareInfo,
     as_tensors,
     unpacked,
 )
+from tfdml.strategies.observers.replica_clock import ReplicaClock
 from tfdml.strategies.session import FitSession, Kind
 
 
@@ -34,10 +39,15 @@ class BatchExtended(MirroredExtended):
         strategy: The strategy that this extends.
         collective: Collective that exchanges tensors with the other processes.
         devices: This process's devices.
+        batch_split: Checked `batch_split` of the strategy.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, collective: Collective, devices: Sequence[str]
+        self,
+        strategy: tf.distribute.Strategy,
+        collective: Collective,
+        devices: Sequence[str],
+        batch_split: tuple[int, ...] | str | None,
     ):
         self.collective = collective
         # The local replicas' shares in the step being traced or run eagerly, and the model's
@@ -48,6 +58,9 @@ class BatchExtended(MirroredExtended):
         super().__init__(strategy, devices)
         # Whether rows are copied to the devices while the previous step runs.
         self.copies_ahead = has_accelerators(self._devices)
+        self._given_split = batch_split
+        self.batch_split: BatchSplit
+        self.share_equally()
 
     # -- Replicas ------------------------------------------------------------------------------
 
@@ -73,19 +86,41 @@ class BatchExtended(MirroredExtended):
 
     # -- Batches -------------------------------------------------------------------------------
 
+    def share_equally(self) -> None:
+        """Starts with the strategy's `batch_split`, for the present number of replicas."""
+        self.batch_split = BatchSplit(self._given_split, self._num_replicas_in_sync)
+
     @property
     def splitter(self) -> BatchSplitter:
-        """The splitter of global batches over the replicas."""
+        """The splitter of global batches over the replicas, for pipelines."""
+        own = self._splitter(self.batch_split.weights)
+        if not self.batch_split.is_auto:
+            return own
+        return DeferredSplitter(**dataclasses.asdict(own), read_weights=self.batch_split.in_step)
+
+    def _splitter(self, weights: Any) -> BatchSplitter:
         first = self._get_replica_id_in_sync_group(0)
-        return BatchSplitter(first, self.num_local_replicas, self._num_replicas_in_sync)
+        return BatchSplitter(first, self.num_local_replicas, self._num_replicas_in_sync, weights)
+
+    def replica_clock(self, session: FitSession) -> ReplicaClock:
+        """Returns the clock of the replicas in a model's train steps; attached on first use."""
+        clock = session.observer(ReplicaClock)
+        if clock is None:
+            own = self._splitter(None)
+            clock = ReplicaClock(own.first_replica, own.local_replicas, own.num_replicas)
+            session.attach(clock)
+        return clock
 
     def make_local_batch(self, batch: Any) -> LocalBatch:
         """Returns this process's part of a global batch; a `LocalBatch` is returned unchanged."""
         if isinstance(batch, LocalBatch):
             return batch
         with tf.device(self._input_workers_devices[0][0]):
+            splitter = self._splitter(self.batch_split.in_step())
+            if isinstance(batch, GlobalBatch):
+                return splitter.split_whole(batch)
             # `train_on_batch` takes arrays, which an eager step would leave as NumPy arrays.
-            return self.splitter.split(as_tensors(batch))
+            return splitter.split(as_tensors(batch))
 
     def replica_values(self, parts: Sequence[Any]) -> Any:
         """Groups one structure per local replica into a per-replica value for `strategy.run`."""
@@ -127,7 +162,7 @@ class BatchExtended(MirroredExtended):
             return None
         return self.shares[replica._local_replica_id]
 
-    def split_element(self, *element) -> LocalBatch:
+    def split_element(self, *element) -> LocalBatch | GlobalBatch:
         """Returns this process's local batch of a dataset's element, a global batch."""
         return self.splitter.split(unpacked(element))
 
@@ -147,8 +182,10 @@ class BatchExtended(MirroredExtended):
         whole = dataset
         check_pipeline(dataset, self.collective)
         if self.collective.size > 1:
+            # Equal parts: loops of users take the mean of replicas' means.
+            equal = self._splitter(None)
             dataset = dataset.map(
-                lambda *batch: self.splitter.own_rows(unpacked(batch)),
+                lambda *batch: equal.own_rows(unpacked(batch)),
                 num_parallel_calls=tf.data.AUTOTUNE,
             )
         distributed = input_util.get_distributed_dataset(

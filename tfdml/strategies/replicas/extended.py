@@ -71,7 +71,7 @@ class ReplicaExtended(BatchExtended):
         # Number of names given to exchanges of each kind, by the graph being traced.
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
-        super().__init__(strategy, collective, devices)
+        super().__init__(strategy, collective, devices, options.batch_split)
         self.aggregator_choice = AggregatorChoice(self._devices, guard)
         self.aggregator_choice.hosts = gather_hosts(collective)
 
@@ -83,6 +83,7 @@ class ReplicaExtended(BatchExtended):
         """
         self.collective, self.must_join, self._is_elastic = collective, False, True
         self.aggregator_choice.hosts = gather_hosts(collective)
+        self.share_equally()
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
 

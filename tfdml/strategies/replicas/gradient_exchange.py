@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
 from tfdml.collectives.buckets import spread
 from tfdml.strategies.observers.noise_scale import NoiseScale
+from tfdml.strategies.observers.replica_clock import ReplicaClock
 from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
@@ -44,6 +45,7 @@ def _by_process(
     """
 
     def merge(_, *per_replica):
+        _note_replicas(extended, per_replica)
         buckets = aggregator.buckets(gradients)
         devices = spread(buckets, len(per_replica), extended.local_devices)
         sums = [extended.local_sum(v, d) for v, d in zip(per_replica, devices, strict=True)]
@@ -68,6 +70,7 @@ def _by_replica(
     count = len(sums)
 
     def merge(_, *both):
+        _note_replicas(extended, both[:count])
         clock = extended.observer(StepClock)
         if clock is not None:
             local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
@@ -77,6 +80,15 @@ def _by_replica(
 
     tf.distribute.get_replica_context().merge_call(merge, args=(*gradients.values, *sums))
     return sums
+
+
+def _note_replicas(extended: ReplicaExtended, per_replica: Sequence) -> None:
+    """Passes each replica's gradients to the session's `ReplicaClock`, if any."""
+    clock = extended.observer(ReplicaClock)
+    if clock is not None:
+        parts = [extended.parts_of(v) for v in per_replica]
+        rows = [share.rows for share in extended.shares]
+        clock.note_gradients(list(zip(*parts, strict=True)), rows)
 
 
 def _observe_noise(
@@ -90,4 +102,5 @@ def _observe_noise(
     sums = [extended.parts_of(total)[0] for total in sums]
     accumulator = extended.session.accumulator
     rows = extended.shares[0].global_rows * (1 if accumulator is None else accumulator.steps)
-    noise_scale.observe(own, sums, rates().loss_scale, rows)
+    fractions = [share.fraction(tf.float64) for share in extended.shares]
+    noise_scale.observe(own, sums, rates().loss_scale, rows, fractions)

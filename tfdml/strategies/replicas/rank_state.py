@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import LocalCollective
+from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.session import get_session
 
 _MESSAGE_BYTES = 8192
@@ -59,6 +60,22 @@ class RankState:
         join = getattr(self._model.train_function, "join", None)
         if join is not None:
             join()
+
+    @property
+    def batch_split(self) -> list[int] | None:
+        """The weights of the replicas' parts from the next epoch on, if they are measured."""
+        split = self._batch_split
+        return list(split.planned) if split is not None and split.is_auto else None
+
+    def restore_batch_split(self, weights: Sequence[int] | None) -> None:
+        """Plans weights that `batch_split` returned; None for those of a job without any."""
+        if self._batch_split is not None:
+            self._batch_split.plan(weights)
+
+    @property
+    def _batch_split(self) -> BatchSplit | None:
+        strategy = self._model.distribute_strategy
+        return getattr(self._extended or strategy, "batch_split", None)
 
     # -- State between steps -------------------------------------------------------------------
 

@@ -10,7 +10,13 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.input.local_batch import BatchSplitter, LocalBatch
+from tfdml.strategies.input.local_batch import (
+    DIGEST_SIZE,
+    BatchSplitter,
+    DeferredSplitter,
+    GlobalBatch,
+    LocalBatch,
+)
 
 
 def agreed_seed(collective: Collective) -> int:
@@ -74,8 +80,11 @@ def array_batches(
         splitter: Splitter of the batches, with which this process reads only its own rows; or None.
 
     Returns:
-        A dataset of batches, or of `LocalBatch`s of batches if there is a `splitter`.
+        A dataset of batches, or of `LocalBatch`s of batches if there is a `splitter`; of
+        `GlobalBatch`es if it leaves the split to the steps.
     """
+    deferred = isinstance(splitter, DeferredSplitter)
+    splitter = None if deferred else splitter
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     # The pipeline's functions capture tensors; NumPy arrays would be copied into its graph.
     arrays = tree.map_structure(
@@ -106,12 +115,18 @@ def array_batches(
             indices = [tf.raw_ops.PlaceholderWithDefault(input=i, shape=[None]) for i in indices]
         return LocalBatch(tuple(rows(part) for part in indices), *rest)
 
+    @tf.autograph.experimental.do_not_convert
+    def global_batch(indices: tf.Tensor) -> GlobalBatch:
+        # The arrays themselves are compared between processes, so batches need no digest.
+        return GlobalBatch(rows(indices), tf.zeros([DIGEST_SIZE]))
+
+    whole = global_batch if deferred else rows
     # TensorFlow's optimizations serialize the whole pipeline for each pass, including the arrays.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     return (
         _index_batches(adapter, order, splitter)
-        .map(rows if splitter is None else local_batch, num_parallel_calls=tf.data.AUTOTUNE)
+        .map(whole if splitter is None else local_batch, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )

@@ -10,12 +10,13 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfdml.collectives.collective import Collective
+from tfdml.row_split import OwnShareDataset
 from tfdml.strategies.input.device_prefetch import DevicePrefetcher
 from tfdml.strategies.input.feed import Feed
 from tfdml.strategies.input.feed_modes import ReplicatedFeed, ScatterFeed
 from tfdml.strategies.input.input_checks import check_pipeline, draws_without_seed
 from tfdml.strategies.input.iterators import open_iterator
-from tfdml.strategies.input.local_batch import LocalBatch, without_optionals
+from tfdml.strategies.input.local_batch import GlobalBatch, LocalBatch, without_optionals
 from tfdml.strategies.input.sharded_input import sharded_batches
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
@@ -75,6 +76,8 @@ class OneByOne:
 def batch_spec(data: tf.data.Dataset | Feed | OneByOne | DevicePrefetcher) -> Any:
     """Returns the spec of a replica's batch, with None instead of optionals."""
     spec = data.element_spec
+    if isinstance(spec, GlobalBatch):
+        spec = spec.rows
     return without_optionals(spec.parts[0] if isinstance(spec, LocalBatch) else spec)
 
 
@@ -94,9 +97,32 @@ def local_batches(
     # must wait for the other processes in the main thread, where the guard sees it.
     repeatable = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter)
     alone = isinstance(data, tf.data.Dataset | OneByOne)
-    if extended.copies_ahead and extended._num_replicas_in_sync > 1 and repeatable and alone:
+    # Batches that steps split are not on the devices before.
+    whole = extended.batch_split.is_auto
+    several = extended._num_replicas_in_sync > 1
+    if extended.copies_ahead and several and repeatable and alone and not whole:
         data = DevicePrefetcher(data, extended.local_devices)
     return shared, data
+
+
+def check_parts_can_change(dataset: Any, extended: ReplicaExtended) -> None:
+    """Refuses training data whose parts cannot follow measured times.
+
+    Args:
+        dataset: The pipeline of the training data.
+        extended: The strategy's extension.
+
+    Raises:
+        ValueError: If each process has its own part of the data, and `batch_split` is "auto".
+    """
+    fixed = isinstance(dataset, tf.data.Dataset) and _reads_own_part(dataset)
+    if extended.batch_split.is_auto and fixed and not isinstance(dataset, OwnShareDataset):
+        raise ValueError(
+            "`batch_split` must not be 'auto' for a dataset with AutoShardPolicy.OFF, because each "
+            "process has its own part of the data, which does not change. Received: "
+            "batch_split='auto'. Pass numbers, give all processes the whole dataset, or pass "
+            "`read_tfrecords(...)` itself, without stages after it."
+        )
 
 
 def _split(

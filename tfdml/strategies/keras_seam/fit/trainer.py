@@ -22,8 +22,13 @@ from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_i
 from tfdml.strategies.keras_seam.calls import Call, current_call
 from tfdml.strategies.keras_seam.current import extended_of, replicas_of
 from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed, array_batches
-from tfdml.strategies.keras_seam.data.data_source import batch_spec, local_batches
+from tfdml.strategies.keras_seam.data.data_source import (
+    batch_spec,
+    check_parts_can_change,
+    local_batches,
+)
 from tfdml.strategies.keras_seam.fit import resuming
+from tfdml.strategies.keras_seam.fit.balancing import BalancedSplit, with_balanced_split
 from tfdml.strategies.keras_seam.fit.building import (
     build_for_predict,
     build_optimizer,
@@ -72,6 +77,10 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
         check_fingerprint(fingerprint(model, call, arguments, extended.must_match), collective)
         own = for_this_process(given, extended, trains=call == "fit")
         arguments["callbacks"] = with_progress(own, arguments.get("verbose", "auto"))
+    if call == "fit" and extended.batch_split.is_auto:
+        clock = lambda model: extended.replica_clock(get_session(model))  # noqa: E731
+        balancing = BalancedSplit(extended.batch_split, clock, collective)
+        arguments["callbacks"] = with_balanced_split(arguments.get("callbacks"), balancing, model)
 
 
 def _callback_list(original: Callable) -> Callable:
@@ -150,6 +159,9 @@ class ReplicaHooks(Hooks):
         extended = strategy.extended
         with call.overriding(extended=extended), extended.global_steps():
             keras_init(iterator, strategy, *args, **kwargs)
+        if call.trains:
+            call.trains = False
+            check_parts_can_change(iterator._distributed_dataset, extended)
         iterator.data_adapter, iterator._distributed_dataset = local_batches(
             iterator.data_adapter,
             iterator._distributed_dataset,

@@ -8,11 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.input.local_batch import without_optionals
 from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.calls import Call
 from tfdml.strategies.keras_seam.current import current_strategy, is_updating, updating
 from tfdml.strategies.keras_seam.fit import resuming
+from tfdml.strategies.keras_seam.fit.balancing import BalancedSplit, with_balanced_split
 from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
@@ -37,7 +39,12 @@ class ServerHooks(Hooks):
     @contextlib.contextmanager
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
         """Checks the call; if a server is lost during it, raises an error that names it."""
-        model = call.model
+        model, strategy = call.model, call.model.distribute_strategy
+        if call.name == "fit" and strategy.batch_split.is_auto:
+            clock = lambda model: strategy.share_clock  # noqa: E731
+            balancing = BalancedSplit(strategy.batch_split, clock, LocalCollective())
+            given = arguments.get("callbacks")
+            arguments["callbacks"] = with_balanced_split(given, balancing, model)
         with resuming.resumed(call, arguments):
             adopt(model)
             checks.check_call(model, call.name, arguments)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdml.strategies.parameter_server.extended import WorkerTask
+from tfdml.strategies.parameter_server.extended import Shares, WorkerTask
 
 
 class InFlightTasks:
@@ -26,12 +26,13 @@ class InFlightTasks:
         self._begun = 0
         self._error: Exception | None = None
 
-    def begin(self, function: Callable, args: tuple) -> WorkerTask:
-        """Schedules a task."""
+    def begin(self, function: Callable, args: tuple, shares: Shares | None = None) -> WorkerTask:
+        """Schedules a task; see `WorkerTask`."""
         with self._changed:
             number = self._begun
             self._begun += 1
-        task = WorkerTask(function, self._coordinator, args, lambda t: self._on_end(number, t))
+        ended = lambda task: self._on_end(number, task)  # noqa: E731
+        task = WorkerTask(function, self._coordinator, args, ended, shares)
         with self._changed:
             self._running[number] = task
         return task.schedule()

@@ -1,7 +1,8 @@
 """Synchronous training: all workers compute gradients of one global batch, then one update is made.
 
-The chief reads a batch and sends each worker its share of the rows. If a worker dies, its share
-goes to another one. Nothing changes before all results have arrived, so a step is atomic.
+The chief reads a batch and sends each worker its share of the rows. If a worker dies, or another
+one is done before it has begun, its share goes to that one. Nothing changes before all results have
+arrived, so a step is atomic.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from tfdml.strategies.input.local_batch import BatchSplitter, as_tensors
 from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
-from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
+from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE, Shares
 from tfdml.strategies.parameter_server.step.share_step import ShareStep
 
 
@@ -25,17 +26,21 @@ class SynchronousTraining(LoggingFunction):
         step: The step that a worker runs on its share.
 
     Attributes:
-        workers: Indices of the workers that took part in the last step.
+        worker_of_share: The worker that computed each share of the last step, by its number.
     """
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, step: ShareStep):
         super().__init__(model, strategy, step)
         self._steps = model.steps_per_execution
-        workers = strategy.size
-        self._splitter = BatchSplitter(0, workers, workers)
-        self._needed = workers - strategy.backup_workers
+        self._needed = strategy.size - strategy.backup_workers
         self._update: Callable | None = None
-        self.workers: set[int] = set()
+        self.worker_of_share: dict[int, int] = {}
+        self._seconds: list[float] = []  # Of the shares of the last tasks.
+
+    @property
+    def workers(self) -> set[int]:
+        """Indices of the workers that took part in the last step."""
+        return set(self.worker_of_share.values())
 
     def __call__(self, batches: Iterator) -> dict:
         """Takes `steps_per_execution` steps.
@@ -57,9 +62,11 @@ class SynchronousTraining(LoggingFunction):
         return self._logs.result()
 
     def _take(self, batch: Any) -> None:
+        workers = self._strategy.size
+        splitter = BatchSplitter(0, workers, workers, self._strategy.batch_split.weights)
         with tf.device(CHIEF_DEVICE):
             # `train_on_batch` takes arrays.
-            local_batch = self._splitter.split(as_tensors(batch))
+            local_batch = splitter.split(as_tensors(batch))
             shares = [
                 (part, local_batch.rows[i], local_batch.global_rows)
                 for i, part in enumerate(local_batch.parts)
@@ -73,6 +80,10 @@ class SynchronousTraining(LoggingFunction):
         function = self._step.on_share(*shares[0], streams[0], totals)
         arguments = [(*s, stream, totals) for s, stream in zip(shares, streams, strict=True)]
         results = self._run(function, arguments, self._needed)
+        if self._needed == workers:
+            taken = [self.worker_of_share[i] for i in range(workers)]
+            rows = local_batch.rows.numpy().tolist()
+            self._strategy.share_clock.add(taken, rows, self._seconds)
         if self._update is None:
             self._update = tf.function(self._apply)
         vectors, gradients = zip(*results, strict=True)
@@ -81,12 +92,14 @@ class SynchronousTraining(LoggingFunction):
 
     def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
         """Runs a task per share; returns the first `needed` results, in the order of the shares."""
-        tasks = [self._window.begin(function, own) for own in arguments]
+        shares = Shares(arguments)
+        tasks = [self._window.begin(function, own, shares) for own in arguments]
         done = lambda: [t for t in tasks if t.value is not None]  # noqa: E731
         self._window.wait_until(lambda: len(done()) >= needed)
-        first = done()[:needed] if needed < len(tasks) else tasks
+        first = sorted(done()[:needed], key=lambda task: task.share)
+        self._seconds = [task.seconds for task in first]
         self._window.forget()
-        self.workers = {task.worker for task in first}
+        self.worker_of_share = {task.share: task.worker for task in first}
         return [task.value for task in first]
 
     def _apply(self, vectors: list, gradients: list) -> tf.Tensor:

@@ -22,7 +22,11 @@ class ServerLostError(RuntimeError):
 
 
 def check_arguments(
-    synchronous: bool, backup_workers: int, max_staleness: int | None, partitioner: Any
+    synchronous: bool,
+    backup_workers: int,
+    max_staleness: int | None,
+    partitioner: Any,
+    batch_split: Any,
 ) -> None:
     """Checks the constructor's arguments that do not depend on the cluster.
 
@@ -48,6 +52,18 @@ def check_arguments(
         raise ValueError(
             f"`max_staleness` must be None with `synchronous=True`, where it is 0. Received: "
             f"max_staleness={max_staleness}."
+        )
+    if batch_split is not None and not synchronous:
+        raise ValueError(
+            f"`batch_split` must be None without `synchronous=True`, because each worker takes "
+            f"whole batches at its own pace: a faster one takes more of them. Received: "
+            f"batch_split={batch_split!r}. Leave it out, or train with `synchronous=True`."
+        )
+    if isinstance(batch_split, str) and backup_workers:
+        raise ValueError(
+            f"`batch_split` must be numbers or None with `backup_workers`, because nobody waits "
+            f"for the slowest worker, so its time is not known. Received: "
+            f"batch_split={batch_split!r}, backup_workers={backup_workers}. Leave one of them out."
         )
     if partitioner is not None and not callable(partitioner):
         raise ValueError(
