@@ -76,23 +76,17 @@ def test_every_fault_at_every_point(tmp_path, kind, size, last, fault, where):
     check(tmp_path, kind, size, fault, where, size - 1 if last else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "raise"])
 @pytest.mark.parametrize(
-    ("kind", "fault", "where", "rank"),
+    ("where", "rank"),
+    # Rank 1 owns no part of the gradients, so it does not sum with the other host.
     [
-        ("horovod", "SIGKILL", "to_owner", 0),
-        *(
-            pytest.param(kind, fault, where, rank, marks=pytest.mark.slow)
-            for kind in ("horovod", "multi_worker")
-            for fault in ("SIGKILL", "SIGSTOP", "raise")
-            # Rank 1 owns no part of the gradients, so it does not sum with other hosts.
-            for where, ranks in (
-                ("within", (0, 1)),
-                ("to_owner", (0, 2)),
-                ("to_all", (0, 2)),
-                ("to_host", (1, 2)),
-            )
-            for rank in ranks
-        ),
+        *[("within", 0), ("within", 1)],
+        *[("to_owner", 0), ("to_owner", 2)],
+        *[("to_all", 0), ("to_all", 2)],
+        *[("to_host", 1), ("to_host", 2)],
     ],
 )
 def test_a_fault_in_an_exchange_by_hosts(tmp_path, kind, fault, where, rank):

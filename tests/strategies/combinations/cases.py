@@ -76,7 +76,7 @@ def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
     if "batch_split" in features:
-        measured = set(CODECS) & set(features) or topology.is_elastic()
+        measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
         parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
         given["batch_split"] = "auto" if measured else parts
     if servers:
