@@ -63,7 +63,8 @@ def measure(
         yield run_on_hosts(rank, wanted(OURS), bits, *options, job="horovod", **network)
         return
     if names := wanted(own):
-        options = ["--network", model] + ([] if rate == "100mbit" else ["--exchanges"])
+        alone = rate != "100mbit" or ranks > 1
+        options = ["--network", model] + (["--exchanges"] if alone else [])
         options += ["--xla"] if xla else []
         yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
     if model != "mlp":
