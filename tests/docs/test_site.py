@@ -10,7 +10,7 @@ import tfdml
 from tests.docs.pages import LINKED, ROOT, name
 from tests.docs.test_pages import TFDML
 from tools.site import curves, docstrings, gallery, offline, recipes, reference, staging
-from tools.site.contents import CONTENTS
+from tools.site.contents import CONTENTS, ELSEWHERE
 from tools.site.paths import HTML
 
 IN_FOLDERS = ("benchmarks/", "troubleshooting/")
@@ -27,6 +27,13 @@ def test_every_page_is_in_the_sidebar():
 
 def test_every_page_of_the_repository_is_staged():
     assert {page for page in LINKED if page not in staging.pages()} == set()
+
+
+def test_no_page_is_made_of_two_files():
+    """Else links to one of them lead to the other."""
+    files = {ROOT / path: name for path, name in ELSEWHERE.items() if path.endswith(".md")}
+    names = files | staging.pages()
+    assert len(set(names.values())) == len(names)
 
 
 def test_every_recipe_is_in_the_gallery():

@@ -26,7 +26,6 @@ CONTENTS: dict[str, list[str]] = {
 
 # Pages in the repository that are outside of `docs/`, and their names in the source folder.
 ELSEWHERE = {
-    "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",

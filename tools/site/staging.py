@@ -38,7 +38,7 @@ def pages() -> dict[Path, str]:
     found = {p: str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
     found |= {p: f"benchmarks/{p.name}" for p in (ROOT / "tools/benchmarks").glob("*.md")}
     for path, name in ELSEWHERE.items():
-        if path.endswith(".md") and path != "README.md":
+        if path.endswith(".md"):
             found[ROOT / path] = name
     return found
 
