@@ -108,7 +108,7 @@ class HorovodCollective(Collective):
             return received
 
         wire, unpack = _as_wire(tensor)
-        splits = tf.stack([tf.cast(count, tf.int32) for count in counts])
+        splits = tf.convert_to_tensor(list(counts), tf.int32)
         return unpack(self._in_graph(operation, f"all_to_all:{name}", [wire, splits]))
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:

@@ -33,6 +33,7 @@ def test_a_difference_is_an_error_on_every_rank(ranks, what, message):
 # Options that a rank may choose for itself, and arguments that are not options of replicas.
 OWN = {"self", "devices", "cluster_resolver", "silence_limit", "start_limit"}
 OPTIONS = {
+    "batch_split": ([3, 1], [1, 3]),
     "compression": (Float16(), None),
     "bucket_bytes": (64, 128),
     "check_desync": (1, 2),

@@ -1,6 +1,7 @@
 """Sums of compressed gradients over all processes, with error feedback."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -171,10 +172,11 @@ class CompressedAggregator(GradientAggregator):
         name = self._name(gradients)
         if isinstance(self._compressor, SummableCompressor):
             exchange = self._in_rounds
-        elif self.sums_by_hosts(gradients):
-            exchange = self._by_hosts
         else:
-            exchange = self._in_two_phases
+            by_hosts = self.sums_by_hosts(gradients)
+            exchange = functools.partial(
+                self._encoded, self._by_hosts if by_hosts else self._at_once
+            )
         for number, bucket in enumerate(self._compressed_buckets(indices, gradients)):
             own = gradients.at(bucket.indices)
             with on_device(gradients.devices, bucket.indices) as device:
@@ -205,8 +207,9 @@ class CompressedAggregator(GradientAggregator):
         sums.commits += _pairs([variables], [after])
         return tf.cast(result * scales.loss, total.dtype)
 
-    def _in_two_phases(
+    def _encoded(
         self,
+        way: Callable,
         collective: Collective,
         gradients: StepGradients,
         scales: Scales,
@@ -214,16 +217,10 @@ class CompressedAggregator(GradientAggregator):
         name: str,
     ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the state's new values."""
-        own, names, label = gradients.values, gradients.names, self._name(gradients)
-        memories = self._memories(gradients)
-        servers = [
-            self._server(codec, [own[i] for i in indices], f"{label}/{names[indices[0]]}")
-            for codec, indices in self._compressor.parts([g.shape for g in own])
-        ]
-        sums, finite, after, servers_after = sum_in_two_phases(
-            collective,
+        sum_bucket, memories, servers = way(collective, gradients)
+        sums, finite, after, servers_after = sum_bucket(
             self._compressor,
-            own,
+            gradients.values,
             [_values(m) for m in memories],
             [_values(s) for s in servers],
             scales,
@@ -231,6 +228,38 @@ class CompressedAggregator(GradientAggregator):
             name,
         )
         return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
+
+    def _at_once(
+        self, collective: Collective, gradients: StepGradients
+    ) -> tuple[Callable, list[dict], list[dict]]:
+        """Returns the function that sums a bucket over all processes, and the state that it needs.
+
+        The state is that of each gradient, then that of each part's chunk.
+        """
+        own, names, label = gradients.values, gradients.names, self._name(gradients)
+        servers = [
+            self._server(codec, [own[i] for i in indices], f"{label}/{names[indices[0]]}")
+            for codec, indices in self._compressor.parts([g.shape for g in own])
+        ]
+        return functools.partial(sum_in_two_phases, collective), self._memories(gradients), servers
+
+    def _by_hosts(
+        self, collective: Collective, gradients: StepGradients
+    ) -> tuple[Callable, list[dict], list[dict]]:
+        """Returns the function that sums a bucket by hosts, and the state that it needs.
+
+        The state is that of this rank's slice of each part, then that of its chunk.
+        """
+        own, names, label = gradients.values, gradients.names, self._name(gradients)
+        groups = HostGroups(collective, self._hosts)
+        state = HostState(self._kept, self._hosts, collective.rank)
+        slices, servers = [], []
+        for codec, indices in self._compressor.parts([g.shape for g in own]):
+            part = groups.part(codec, [names[i] for i in indices], [own[i].shape for i in indices])
+            of = f"{label}/{part.names[0]}"
+            slices.append(state.slice_state(of, part, self._memory.init))
+            servers.append(state.residual(of, part) if codec.biased else {})
+        return functools.partial(sum_by_hosts, groups), slices, servers
 
     def sums_by_hosts(self, gradients: StepGradients) -> bool:
         """Returns whether the compressed gradients are summed within hosts first.
@@ -250,36 +279,6 @@ class CompressedAggregator(GradientAggregator):
 
         state = HostState(self._kept, self._hosts, self._collective.rank)
         return state.way(self._name(gradients), choose)
-
-    def _by_hosts(
-        self,
-        collective: Collective,
-        gradients: StepGradients,
-        scales: Scales,
-        step: tf.Tensor,
-        name: str,
-    ) -> tuple[list, tf.Tensor, list]:
-        """Returns a bucket's sums, whether they are finite, and the state's new values."""
-        own, names, label = gradients.values, gradients.names, self._name(gradients)
-        groups = HostGroups(collective, self._hosts)
-        state = HostState(self._kept, self._hosts, collective.rank)
-        slices, servers = [], []
-        for codec, indices in self._compressor.parts([g.shape for g in own]):
-            part = groups.part(codec, [names[i] for i in indices], [own[i].shape for i in indices])
-            of = f"{label}/{part.names[0]}"
-            slices.append(state.slice_state(of, part, self._memory.init))
-            servers.append(state.residual(of, part) if codec.biased else {})
-        sums, finite, after, servers_after = sum_by_hosts(
-            groups,
-            self._compressor,
-            own,
-            [_values(s) for s in slices],
-            [_values(s) for s in servers],
-            scales,
-            step,
-            name,
-        )
-        return sums, finite, _pairs([*slices, *servers], [*after, *servers_after])
 
     def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
         """Returns what the compressor's memory keeps of each gradient."""
