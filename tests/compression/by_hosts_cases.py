@@ -25,9 +25,15 @@ def way(by_hosts: bool) -> Iterator[None]:
         yield
 
 
-def train(compressor: str, by_hosts: bool = True, **options) -> dict:
+def train(compressor: str, by_hosts: bool = True) -> dict:
     """Trains as `training_cases.train`."""
     with way(by_hosts):
+        return training_cases.train(compressor)
+
+
+def train_with(compressor: str, options: dict) -> dict:
+    """Trains as `training_cases.train` with some options."""
+    with way(True):
         return training_cases.train(compressor, **options)
 
 
