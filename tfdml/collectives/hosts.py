@@ -30,7 +30,7 @@ class Hosts:
         """Groups ranks by host.
 
         Args:
-            identities: What identifies each rank's host, in the order of the ranks.
+            identities: Identity of each rank's host, in the order of the ranks.
         """
         found: dict[Hashable, list[int]] = {}
         for rank, identity in enumerate(identities):

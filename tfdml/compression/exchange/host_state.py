@@ -1,4 +1,4 @@
-"""What a rank keeps between steps where gradients are summed by hosts, and its conversion."""
+"""State of a rank between steps where gradients are summed by hosts, and its conversion."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class HostState:
     was not sent is lost.
 
     Args:
-        kept: What the aggregator keeps.
+        kept: The aggregator's state.
         hosts: Which ranks share a host.
         rank: This rank.
     """
