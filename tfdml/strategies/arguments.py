@@ -118,7 +118,7 @@ def check_number_of_parts(
     Args:
         batch_split: Result of `check_batch_split`.
         replicas: The number of replicas of the job.
-        what: What the replicas are, in words.
+        what: Name of the replicas in messages.
 
     Raises:
         ValueError: If there is not one number for each replica.

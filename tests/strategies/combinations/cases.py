@@ -42,6 +42,13 @@ CODECS = {
     "momentum": compression.DeepGradientCompression(0.1, momentum=MOMENTUM),
     "auto": compression.Auto([compression.TopK(0.1)]),
 }
+# On two hosts values are selected in each of four chunks instead of two: there all are selected,
+# and so they are in the reference, which is trained with "all_values".
+SELECTING_ALL = {
+    "sparse": compression.TopK(1.0),
+    "momentum": compression.DeepGradientCompression(1.0, momentum=MOMENTUM),
+    "auto": compression.Auto([compression.TopK(1.0)]),
+}
 # Parameter servers need an unbiased codec or mere rounding.
 FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
 
@@ -68,6 +75,8 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
         families = ["quantising"]
     if len(families) > 1:
         return [CODECS[name] for name in families]
+    if {"hosts", "all_values"} & set(features):
+        return (CODECS | SELECTING_ALL)[families[0]]
     return (FOR_SERVERS if servers else CODECS)[families[0]] if families else None
 
 
