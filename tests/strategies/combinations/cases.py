@@ -71,13 +71,14 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
     if len(families) == 2 and "auto" in families:
         (other,) = set(families) - {"auto"}
         return compression.Auto([CODECS[other]])
-    if "hosts" in features and not families:
-        families = ["quantising"]
+    if not families:
+        # Gradients are summed by hosts only if they are compressed.
+        return CODECS["quantising"] if "hosts" in features and not servers else None
     if len(families) > 1:
         return [CODECS[name] for name in families]
     if {"hosts", "all_values"} & set(features):
         return (CODECS | SELECTING_ALL)[families[0]]
-    return (FOR_SERVERS if servers else CODECS)[families[0]] if families else None
+    return (FOR_SERVERS if servers else CODECS)[families[0]]
 
 
 def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
