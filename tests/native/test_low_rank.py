@@ -1,14 +1,21 @@
 """Checks the compiled stages of PowerSGD against TensorFlow's operations."""
 
+import contextlib
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.harness import rank_job
 from tests.native.test_stages import SEED, assert_same, numbers, ones
 from tfdml import native
+from tfdml.collectives.aggregator import StepGradients
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import QSGD, PowerSGD
+from tfdml.compression.codecs.power_sgd import orthogonal
 from tfdml.compression.error_feedback import Scales
+from tfdml.compression.exchange.aggregator import CompressedAggregator
 from tfdml.compression.exchange.native_rounds import NativeRounds, operations
 from tfdml.compression.exchange.rounds import compiled_stages, sum_in_rounds
 
@@ -26,9 +33,9 @@ def close(ours: list[tf.Tensor], others: list[tf.Tensor]) -> None:
     ("rank", "size"),
     [(1, 2), (4, 3), (6, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 3), (4, 1)))],
 )
-def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
+def test_factors_match_up_to_rounding_and_products_bit_for_bit(rank, size):
     codec, rng = PowerSGD(rank), np.random.default_rng(rank)
-    library = NativeRounds(native.load(), codec, size)
+    library = NativeRounds(native.load(), size)
     begin, (between,), end = compiled_stages(codec, size)
     for scale, memory_scale in ((1.0, 1.0), (1.0, 0.7), (1024.0, 0.7), (3.0, 1.0)):
         scale, memory_scale = tf.constant(scale), tf.constant(memory_scale)
@@ -45,8 +52,7 @@ def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
         close(lefts_too, lefts)
         rights, used = between(values, states, nothing, lefts)
         rights_too, used_too = library.between[0](values, states, nothing, lefts)
-        for one, other in zip(used_too, used, strict=True):
-            assert_same(one, other)
+        close(used_too, used)
         close(rights_too, rights)
         dtypes = (tf.float32, tf.float16, tf.float64)
         sums, finite, left, new = end(values, middles, states, used, rights, scale, dtypes)
@@ -54,10 +60,63 @@ def test_factors_match_up_to_rounding_and_agreed_values_bit_for_bit(rank, size):
             values, middles, states, used, rights, scale, dtypes
         )
         close([m["residual"] for m in left_too], [m["residual"] for m in left])
-        # All processes must agree on these.
-        agreed, agreed_too = [sums, finite, new], [sums_too, finite_too, new_too]
-        for one, other in zip(tf.nest.flatten(agreed_too), tf.nest.flatten(agreed), strict=True):
+        close(tf.nest.flatten(new_too), tf.nest.flatten(new))
+        for one, other in zip([*sums_too, finite_too], [*sums, finite], strict=True):
             assert_same(one, other)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-30, 1e30])
+def test_columns_are_orthonormal_and_redundant_ones_zeros(unit):
+    rng = np.random.default_rng(0)
+    left = rng.normal(size=(300, 5)).astype("f4")
+    left[:, 2] = left[:, 0] - 3 * left[:, 1]
+    left[:, 3] = 0
+    (basis,) = native.load().tfdml_orthogonal([left * np.float32(unit)])
+    (expected,) = orthogonal([tf.constant(left) * unit])
+    np.testing.assert_allclose(basis, expected, atol=1e-5)
+    gram = basis.numpy().T.astype("f8") @ basis.numpy()
+    np.testing.assert_allclose(gram, np.diag([1.0, 1, 0, 0, 1]), atol=1e-6)
+    assert not basis.numpy()[:, 2:4].any()
+
+
+def test_vanished_columns_keep_their_starts():
+    rng = np.random.default_rng(1)
+    start, right = rng.normal(size=(40, 3)).astype("f4"), rng.normal(size=(3, 40)).astype("f4")
+    right[1] = 0
+    (following,), finite = native.load().tfdml_next_starts([right], [start], scale=1.0)
+    assert bool(finite)
+    np.testing.assert_array_equal(following[:, 1], start[:, 1])
+    units = right[::2] / np.linalg.norm(right[::2], axis=1, keepdims=True)
+    np.testing.assert_allclose(following.numpy()[:, ::2], units.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("number", "scale"), [(np.nan, 1), (-np.inf, 1), (1e30, 1e9), (2e38, 1)])
+def test_products_that_overflow_are_not_finite(number, scale):
+    right = np.ones((2, 9), "f4")
+    for last in (1.0, number):
+        right[-1, -1] = last
+        _, finite = native.load().tfdml_next_starts([right], [np.ones((9, 2), "f4")], scale=scale)
+        assert bool(finite) == (last == 1.0)
+
+
+def trained_where_one_rank_has_no_operations() -> list[bytes]:
+    """Returns the bits of sums and of the next factors after three steps."""
+    collective, codec = rank_job.strategy().extended.collective, PowerSGD(3)
+    lacking = mock.patch.object(native, "usable", return_value=None)
+    with lacking if collective.rank else contextlib.nullcontext():
+        aggregator = CompressedAggregator(collective, codec)
+        rng = np.random.default_rng(collective.rank)
+        for _ in range(3):
+            gradients = [tf.constant(rng.normal(size=(96, 64)).astype("f4"))]
+            (total,) = aggregator.aggregate(StepGradients(gradients, ["w"], "w"))
+    factors = [v.numpy() for name, v in aggregator.state.items() if "residual" not in name]
+    return [total.numpy().tobytes(), *(f.tobytes() for f in factors)]
+
+
+def test_ranks_agree_where_one_has_no_operations(ranks):
+    one, other = ranks(2).run(trained_where_one_rank_has_no_operations)
+    assert len(one) > 1
+    assert one == other
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
@@ -171,6 +230,10 @@ def test_out_of_bounds_reads_are_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match=side):
         library.tfdml_right([matrix], [tf.zeros([7, 2])])
     right = tf.transpose(start)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="transposed"):
+        library.tfdml_next_starts([right[:, 1:]], [start], 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not empty"):
+        library.tfdml_orthogonal([start[:0]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=side):
         library.tfdml_product([matrix], [tf.zeros([8, 2])], [right[:, 1:]], 1.0, size=2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="the same rank"):

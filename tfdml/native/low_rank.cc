@@ -39,6 +39,16 @@ absl::Status CheckSides(const OpInputList& matrices, int64_t Matrix::*side, cons
   return absl::OkStatus();
 }
 
+// Returns an error if a thin matrix is none, or empty.
+absl::Status CheckThin(const OpInputList& matrices) {
+  for (const Tensor& matrix : matrices) {
+    if (matrix.dims() != 2 || matrix.NumElements() == 0) {
+      return absl::InvalidArgumentError("Thin matrices must be matrices, and not empty.");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Gradients and what has been left out before, and their products with `starts`.
 class Left : public OpKernel {
  public:
@@ -169,6 +179,65 @@ class Product : public OpKernel {
   int size_;
 };
 
+// Orthonormal columns that span those of thin matrices.
+class Orthogonal : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList lefts;
+    OP_REQUIRES_OK(context, context->input_list("lefts", &lefts));
+    std::vector<float*> bases;
+    OP_REQUIRES_OK(context, CheckThin(lefts));
+    OP_REQUIRES_OK(context, Alike(context, lefts, "bases", &bases));
+    for (int i = 0; i < lefts.size(); ++i) {
+      const int64_t rows = lefts[i].dim_size(0), rank = lefts[i].dim_size(1);
+      std::vector<float> columns = Transposed(lefts[i].flat<float>().data(), rows, rank);
+      std::vector<float> found(rows * rank);
+      Orthonormalize(rank, rows, columns.data(), found.data());
+      Transpose(found.data(), rank, rows, bases[i]);
+    }
+  }
+};
+
+// The next step's `starts`: `rights` of length 1, or where they have vanished, the last ones. And
+// whether the products of all processes are finite: their other factors are orthonormal.
+class NextStarts : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList rights, starts;
+    OP_REQUIRES_OK(context, context->input_list("rights", &rights));
+    OP_REQUIRES_OK(context, context->input_list("starts", &starts));
+    OP_REQUIRES_OK(context, CheckThin(starts));
+    const float scale = context->input(2 * rights.size()).scalar<float>()();
+    std::vector<float*> next;
+    OP_REQUIRES_OK(context, Alike(context, starts, "next", &next));
+    Tensor* finite = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output("finite", TensorShape({}), &finite));
+    bool all_finite = true;
+    for (int i = 0; i < rights.size(); ++i) {
+      const int64_t columns = starts[i].dim_size(0), rank = starts[i].dim_size(1);
+      OP_REQUIRES(context, rights[i].shape() == TensorShape({rank, columns}),
+                  absl::InvalidArgumentError("`rights` must be like `starts`, transposed."));
+      const float* right = rights[i].flat<float>().data();
+      std::vector<float> before = Transposed(starts[i].flat<float>().data(), columns, rank);
+      for (int64_t k = 0; k < rank; ++k) {
+        const float *begin = right + k * columns, *end = begin + columns;
+        const float bound = static_cast<float>(rank);
+        all_finite &= std::all_of(
+            begin, end, [&](float number) { return std::isfinite(bound * number * scale); });
+        if (std::all_of(begin, end, [](float number) { return number == 0.0f; })) continue;
+        std::copy(begin, end, before.data() + k * columns);
+        Normalize(columns, before.data() + k * columns);
+      }
+      Transpose(before.data(), rank, columns, next[i]);
+    }
+    finite->scalar<bool>()() = all_finite;
+  }
+};
+
 // Sets that an output has the shapes of an input.
 absl::Status Same(InferenceContext* context, const char* input, const char* output) {
   std::vector<ShapeHandle> shapes;
@@ -235,9 +304,29 @@ REGISTER_OP("TfdmlProduct")
       return Same(context, "values", "residuals");
     });
 
+REGISTER_OP("TfdmlOrthogonal")
+    .Input("lefts: n * float")
+    .Output("bases: n * float")
+    .Attr("n: int >= 1")
+    .SetShapeFn([](InferenceContext* context) { return Same(context, "lefts", "bases"); });
+
+REGISTER_OP("TfdmlNextStarts")
+    .Input("rights: n * float")
+    .Input("starts: n * float")
+    .Input("scale: float")
+    .Output("next: n * float")
+    .Output("finite: bool")
+    .Attr("n: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      TF_RETURN_IF_ERROR(context->set_output("finite", {context->Scalar()}));
+      return Same(context, "starts", "next");
+    });
+
 REGISTER_KERNEL_BUILDER(Name("TfdmlLeft").Device(tensorflow::DEVICE_CPU), Left);
 REGISTER_KERNEL_BUILDER(Name("TfdmlRight").Device(tensorflow::DEVICE_CPU), Right);
 REGISTER_KERNEL_BUILDER(Name("TfdmlProduct").Device(tensorflow::DEVICE_CPU), Product);
+REGISTER_KERNEL_BUILDER(Name("TfdmlOrthogonal").Device(tensorflow::DEVICE_CPU), Orthogonal);
+REGISTER_KERNEL_BUILDER(Name("TfdmlNextStarts").Device(tensorflow::DEVICE_CPU), NextStarts);
 
 }  // namespace
 }  // namespace tfdml

@@ -29,11 +29,15 @@ void InGroups(int64_t rank, Use use) {
   for (; first < rank; ++first) use(first, std::integral_constant<int, 1>());
 }
 
-inline std::vector<float> Transposed(const float* matrix, int64_t rows, int64_t columns) {
-  std::vector<float> turned(rows * columns);
+inline void Transpose(const float* matrix, int64_t rows, int64_t columns, float* turned) {
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) turned[j * rows + i] = matrix[i * columns + j];
   }
+}
+
+inline std::vector<float> Transposed(const float* matrix, int64_t rows, int64_t columns) {
+  std::vector<float> turned(rows * columns);
+  Transpose(matrix, rows, columns, turned.data());
   return turned;
 }
 
@@ -102,6 +106,46 @@ inline void Combine(const float* left, const float* right, int64_t rank, int64_t
       product[j] = sum;
     }
   });
+}
+
+// The length of a vector.
+inline float Length(const float* numbers, int64_t count) {
+  float squares;
+  Dots(numbers, numbers, count, 1, &squares);
+  return std::sqrt(squares);
+}
+
+// Divides a vector by its length, zeros excepted; by its largest number first, because tiny squares
+// would vanish.
+inline void Normalize(int64_t count, float* __restrict numbers) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(numbers[i]));
+  if (largest == 0.0f) return;  // A NaN among zeros stays.
+  for (int64_t i = 0; i < count; ++i) numbers[i] /= largest;
+  const float length = Length(numbers, count);
+  for (int64_t i = 0; i < count; ++i) numbers[i] /= length;
+}
+
+// Sets `found` to orthonormal rows that span those of `rank` vectors: Gram-Schmidt, each vector
+// orthogonalized twice. What is left of a vector that the others already span is rounding error, and
+// becomes zeros. `vectors` are used up.
+inline void Orthonormalize(int64_t rank, int64_t count, float* vectors, float* found) {
+  constexpr float kRedundant = 1e-4f;
+  std::vector<float> parts(rank);
+  for (int64_t i = 0; i < rank; ++i) {
+    float* __restrict rest = vectors + i * count;
+    Normalize(count, rest);
+    for (int turn = 0; turn < 2; ++turn) {
+      Dots(rest, found, count, i, parts.data());
+      for (int64_t k = 0; k < i; ++k) {
+        const float* __restrict other = found + k * count;
+        for (int64_t j = 0; j < count; ++j) rest[j] = std::fma(-parts[k], other[j], rest[j]);
+      }
+    }
+    const float length = Length(rest, count);
+    float* __restrict own = found + i * count;
+    for (int64_t j = 0; j < count; ++j) own[j] = length < kRedundant ? 0.0f : rest[j] / length;
+  }
 }
 
 }  // namespace tfdml

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from tfdml.compression.compressor import Step, SummableCompressor
-from tfdml.compression.error_feedback import State
 
 # A column counts only if its component orthogonal to the others exceeds this fraction of it.
 _REDUNDANT = 1e-4
@@ -90,22 +89,11 @@ class PowerSGD(SummableCompressor):
             tf.reshape(product(left, right), g.shape)
             for left, right, g in zip(lefts, rights, gradients, strict=True)
         ]
-        return sums, *self.after_rounds(states, rights)
-
-    def after_rounds(
-        self, states: Sequence[State], rights: Sequence[tf.Tensor]
-    ) -> tuple[list[State], list[tf.Tensor]]:
-        """Returns the next step's states, and tensors that are finite where the products are.
-
-        Args:
-            states: This step's states.
-            rights: Sums of the right-hand matrices, each of shape `[rank, columns]`.
-        """
         starts = [
             _next_start(tf.transpose(right), state["q"])
             for right, state in zip(rights, states, strict=True)
         ]
-        return [{"q": start} for start in starts], self._bounds(rights)
+        return sums, [{"q": start} for start in starts], self._bounds(rights)
 
     def _send_one(self, gradients, states):
         """Sends the left-hand matrices for given right-hand ones, and the reverse in turns."""

@@ -27,6 +27,7 @@ from tfdml.compression.exchange.by_hosts import (
 )
 from tfdml.compression.exchange.host_state import HostState
 from tfdml.compression.exchange.kept_state import KeptState
+from tfdml.compression.exchange.native_rounds import all_have_operations
 from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDUAL
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
@@ -303,6 +304,10 @@ class CompressedAggregator(GradientAggregator):
         self._kept.value(f"{CHUNK_LAYOUT}{name}", lambda: tf.constant([length, codec.block]))
         return {"residual": self._kept.value(f"{OWNER_RESIDUAL}{name}", lambda: tf.zeros([chunk]))}
 
+    @functools.cached_property
+    def _all_have_operations(self) -> bool:
+        return all_have_operations(self._collective, self._compressor)
+
     def _in_rounds(
         self,
         collective: Collective,
@@ -327,6 +332,7 @@ class CompressedAggregator(GradientAggregator):
             [_values(s) for s in states],
             scales,
             name,
+            self._all_have_operations,
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 

@@ -1,42 +1,55 @@
 """The stages of `PowerSGD` in the C++ operations of `tfdml.native`, each one pass over memory."""
 
-import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import tensorflow as tf
 
 from tfdml import native
-from tfdml.compression.codecs.power_sgd import PowerSGD, orthogonal
+from tfdml.collectives.collective import Collective
+from tfdml.compression.codecs.power_sgd import PowerSGD
 from tfdml.compression.compressor import SummableCompressor
 from tfdml.compression.error_feedback import State
 
 
 def operations(compressor: SummableCompressor) -> ModuleType | None:
     """Returns the compiled operations; None if they cannot be used."""
+    return native.usable() if _has_stages(compressor) else None
+
+
+def all_have_operations(collective: Collective, compressor: SummableCompressor) -> bool:
+    """Returns whether all processes can use the compiled operations; all processes call this.
+
+    Each process computes the next factors from the same sums and must get the same bits, and XLA
+    rounds otherwise than the operations do.
+
+    Args:
+        collective: Collective between the processes.
+        compressor: Compressor of the gradients.
+    """
+    if not _has_stages(compressor):
+        return False
+    with tf.init_scope():
+        own = tf.constant([operations(compressor) is not None], tf.int32)
+        (total,) = collective.all_reduce([own], "have_low_rank_operations")
+        return int(total[0]) == collective.size
+
+
+def _has_stages(compressor: SummableCompressor) -> bool:
     # A subclass may have other stages, and alternating ones differ from step to step.
-    if type(compressor) is not PowerSGD or compressor.alternate:
-        return None
-    return native.usable()
+    return type(compressor) is PowerSGD and not compressor.alternate
 
 
 class NativeRounds:
     """The stages before, between and after the rounds; see `rounds`.
 
-    XLA compiles the small computations, so that the values that processes must agree on are bitwise
-    identical with and without the operations.
-
     Args:
         library: The compiled operations.
-        compressor: Compressor that defines the matrices.
         size: The number of processes.
     """
 
-    def __init__(self, library: ModuleType, compressor: PowerSGD, size: int):
-        self._library, self._compressor, self._size = library, compressor, size
-        # Nothing here branches on tensors, and autograph's rewriting is a sixth of the CPU time.
-        compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
-        self._orthogonal, self._after = compiled(orthogonal), compiled(self._after)
+    def __init__(self, library: ModuleType, size: int):
+        self._library, self._size = library, size
 
     @property
     def between(self) -> Sequence[Callable]:
@@ -64,7 +77,7 @@ class NativeRounds:
     def _right(self, values, states, carried, totals) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the right-hand matrices to send, and the orthonormal left-hand ones to keep."""
         del states, carried
-        lefts = self._orthogonal(totals)
+        lefts = self._library.tfdml_orthogonal(lefts=totals)
         return self._library.tfdml_right(values=values, lefts=lefts), lefts
 
     def end(
@@ -82,15 +95,8 @@ class NativeRounds:
         sums, residuals = self._library.tfdml_product(
             values=values, lefts=lefts, rights=rights, scale=scale, size=self._size
         )
-        states, finite = self._after(states, rights, scale)
+        starts, finite = self._library.tfdml_next_starts(
+            rights=rights, starts=[s["q"] for s in states], scale=scale
+        )
         sums = [tf.cast(s, d) for s, d in zip(sums, dtypes, strict=True)]
-        return sums, finite, [{"residual": r} for r in residuals], states
-
-    def _after(self, states, rights, scale) -> tuple[list[State], tf.Tensor]:
-        states, bounds = self._compressor.after_rounds(states, rights)
-        return states, all_finite(bounds, scale)
-
-
-def all_finite(bounds: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
-    """Returns whether all values times the loss scale are finite: bool, shape `[]`."""
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds])
+        return sums, finite, [{"residual": r} for r in residuals], [{"q": s} for s in starts]

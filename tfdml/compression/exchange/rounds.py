@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import SummableCompressor
 from tfdml.compression.error_feedback import Scales, State, compensated
-from tfdml.compression.exchange.native_rounds import NativeRounds, all_finite, operations
+from tfdml.compression.exchange.native_rounds import NativeRounds, operations
 
 
 def sum_in_rounds(
@@ -19,6 +19,7 @@ def sum_in_rounds(
     states: Sequence[State],
     scales: Scales,
     name: str,
+    native: bool = True,
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[State], list[State]]:
     """Sums a bucket of gradients over all processes.
 
@@ -30,12 +31,14 @@ def sum_in_rounds(
         states: The compressor's own state for each gradient.
         scales: The step's factors.
         name: Prefix of the exchanges' names.
+        native: Whether to use the compiled operations where there are any; all processes or none
+            must do so.
 
     Returns:
         The sums, bitwise identical on all processes; whether all of them are finite; the new
         memories; and the new states.
     """
-    begin, between, end = _stages(compressor, collective.size)
+    begin, between, end = _stages(compressor, collective.size, native)
     values, middles, payload, carried = begin(
         list(gradients), list(memories), list(states), *scales
     )
@@ -49,12 +52,12 @@ def sum_in_rounds(
 
 @functools.cache
 def _stages(
-    compressor: SummableCompressor, size: int
+    compressor: SummableCompressor, size: int, native: bool
 ) -> tuple[Callable, Sequence[Callable], Callable]:
     """Returns the stages before, between and after the rounds."""
-    if library := operations(compressor):
-        native = NativeRounds(library, compressor, size)
-        return native.begin, native.between, native.end
+    if native and (library := operations(compressor)):
+        rounds = NativeRounds(library, size)
+        return rounds.begin, rounds.between, rounds.end
     return compiled_stages(compressor, size)
 
 
@@ -82,7 +85,7 @@ def compiled_stages(
             memory.update(v, s / size, m) for v, s, m in zip(values, sums, middles, strict=True)
         ]
         sums = [tf.cast(s * scale, d) for s, d in zip(sums, dtypes, strict=True)]
-        return sums, all_finite(bounds, scale), memories
+        return sums, _all_finite(bounds, scale), memories
 
     @whole
     def begin(gradients, memories, states, scale, memory_scale):
@@ -95,6 +98,11 @@ def compiled_stages(
         return *after(values, middles, sums, bounds, scale, dtypes), states
 
     return begin, [whole(step) for step in between], end
+
+
+def _all_finite(bounds: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
+    """Returns whether all values times the loss scale are finite: bool, shape `[]`."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(bound * scale)) for bound in bounds])
 
 
 def _uncompiled(function: Callable) -> Callable:
