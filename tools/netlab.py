@@ -28,7 +28,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -36,12 +35,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from netlab_links import SWITCH, Links, Outage, Quality, address, outage_of, refuse, run
 
 # From <linux/sched.h> and <linux/prctl.h>.
 _NEW_MOUNTS, _NEW_NAMES, _NEW_PROCESSES, _NEW_NETWORK = 0x20000, 0x4000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
-_NETWORK = "10.77.0"
-_SWITCH = f"{_NETWORK}.254"
 _PORT = 12000
 # Seconds that the other ranks get after one has failed.
 _GRACE = 10.0
@@ -55,18 +53,14 @@ class Job(str, Enum):
     MULTI_WORKER = "multi-worker"
 
 
-def refuse(message: str) -> None:
-    """Ends the tool with an error message."""
-    print(f"netlab: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def enter_own_namespaces() -> None:
     """Returns in a child with its own namespaces; the parent waits, and kills it by dying.
 
     The child is the first process of its namespaces: when it ends, the kernel ends all others.
     """
-    missing = [tool for tool in ("unshare", "mount", "ip", "tc") if not shutil.which(tool)]
+    missing = [
+        tool for tool in ("unshare", "mount", "ip", "tc", "bridge") if not shutil.which(tool)
+    ]
     if missing:
         refuse(f"needs {', '.join(missing)}: install util-linux and iproute2.")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -89,65 +83,6 @@ def enter_own_namespaces() -> None:
         os._exit(1)
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
-
-
-def run(*command: str) -> None:
-    """Runs a system command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        output = done.stderr.strip() or done.stdout.strip()
-        refuse(f"`{' '.join(command)}` failed: {output}")
-
-
-def address(host: int) -> str:
-    """Returns a host's address."""
-    return f"{_NETWORK}.{host + 1}"
-
-
-def build(hosts: int, rate: str, latency: str, loss: str) -> None:
-    """Creates the hosts, their names, and the bridge between them."""
-    # Files name the namespaces: they are in memory, and visible only to this lab.
-    Path("/run/netns").mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
-    with tempfile.NamedTemporaryFile("w", dir="/run/netns", delete=False) as names:
-        lines = ["127.0.0.1 localhost", *(f"{address(i)} host{i}" for i in range(hosts))]
-        names.write("\n".join(lines) + "\n")
-    Path(names.name).chmod(0o644)
-    run("mount", "--bind", names.name, "/etc/hosts")
-    run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", "switch", "type", "bridge")
-    run("ip", "address", "add", f"{_SWITCH}/24", "dev", "switch")
-    run("ip", "link", "set", "switch", "up")
-    for i in range(hosts):
-        host = f"host{i}"
-        run("ip", "netns", "add", host)
-        run("ip", "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        run("ip", "link", "set", f"port{i}", "master", "switch", "up")
-        run("ip", "-n", host, "address", "add", f"{address(i)}/24", "dev", "eth0")
-        run("ip", "-n", host, "link", "set", "eth0", "up")
-        run("ip", "-n", host, "link", "set", "lo", "up")
-        shape(host, rate, latency, loss)
-
-
-def shape(host: str, rate: str, latency: str, loss: str) -> None:
-    """Shapes the outgoing traffic of a host."""
-    add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
-    attach = ["root", "handle", "1:"]
-    if rate:
-        run(*add, *attach, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
-        attach = ["parent", "1:1", "handle", "10:"]
-    if latency or loss:
-        # A queue for the packets in flight at 10 Gbit/s and 100 ms.
-        options = ["limit", "100000"]
-        options += ["delay", latency] if latency else []
-        options += ["loss", loss] if loss else []
-        done = subprocess.run([*add, *attach, "netem", *options], capture_output=True, text=True)
-        if done.returncode:
-            refuse(
-                f"`--latency` and `--loss` must be what the kernel's netem understands, and the "
-                f"kernel must have it (module sch_netem). Received: latency={latency!r}, "
-                f"loss={loss!r}, and from tc: {done.stderr.strip()}"
-            )
 
 
 def ranks_of(text: str, hosts: int) -> list[int]:
@@ -193,7 +128,7 @@ def _horovod(ranks: Sequence[int]) -> list[dict[str, str]]:
     infos = [HostInfo(f"host{i}", own) for i, own in enumerate(ranks)]
     slots = get_host_assignments(infos, sum(ranks))
     server.init(slots)
-    common = create_run_env_vars(_SWITCH, ["eth0"], port)
+    common = create_run_env_vars(SWITCH, ["eth0"], port)
     each = [{**common, **create_slot_env_vars(slot)} for slot in slots]
     return [{name: str(value) for name, value in own.items()} for own in each]
 
@@ -207,11 +142,28 @@ def start(host: int, command: Sequence[str], variables: dict[str, str]) -> subpr
     )
 
 
-def wait(started: Sequence[subprocess.Popen]) -> int:
-    """Waits for all ranks; returns the exit code of the first that failed, or 0."""
+def wait(started: Sequence[subprocess.Popen], links: Links, outages: Sequence[Outage]) -> int:
+    """Waits for all ranks, and cuts off hosts meanwhile.
+
+    Args:
+        started: The ranks.
+        links: The network between their hosts.
+        outages: Times in which hosts are cut off.
+
+    Returns:
+        The exit code of the first rank that failed, or 0.
+    """
+    changes = [(outage.begin, outage.host, False) for outage in outages]
+    changes += [(outage.end, outage.host, True) for outage in outages if outage.end is not None]
+    changes.sort()
+    begin = time.monotonic()
     first, deadline = 0, None
     while any(p.poll() is None for p in started):
         time.sleep(0.05)
+        links.check()
+        while changes and time.monotonic() > begin + changes[0][0]:
+            _, host, connected = changes.pop(0)
+            links.connect(host, connected)
         failed = [p.returncode for p in started if p.returncode]
         if failed and deadline is None:
             first, deadline = failed[0], time.monotonic() + _GRACE
@@ -226,19 +178,31 @@ def main(
     command: Annotated[list[str], typer.Argument(help="What runs on every host.")],
     hosts: Annotated[int, typer.Option(min=1, max=200, help="Number of hosts.")] = 2,
     rate: Annotated[str, typer.Option(help="Of what leaves a host: 100mbit, 1gbit.")] = "",
-    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms. Needs netem.")] = "",
-    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%. Needs netem.")] = "",
+    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms.")] = "",
+    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%.")] = "",
+    outage: Annotated[
+        list[str] | None, typer.Option(help="Host, begin, duration: host1:20s:10s; or host1:20s.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the relay's losses.")] = 0,
+    congestion: Annotated[
+        str, typer.Option(help="TCP's congestion control: cubic, bbr; by default the machine's.")
+    ] = "",
     job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
     ranks: Annotated[str, typer.Option(help="Ranks on each host: 2, or 2,1.")] = "1",
 ) -> None:
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""
     each_host = ranks_of(ranks, hosts)
+    outages = [outage_of(text, hosts) for text in outage or []]
+    quality = Quality(rate, latency, loss, seed, congestion)
     enter_own_namespaces()
-    build(hosts, rate, latency, loss)
+    links = Links(hosts, quality)
     each = environments(each_host, job)
     started = [start(int(own["NETLAB_HOST"]), command, own) for own in each]
-    code = wait(started)
+    code = wait(started, links, outages)
+    if summary := links.summary():
+        print(f"netlab: {summary}", file=sys.stderr)
     sys.stdout.flush()
+    sys.stderr.flush()
     # The kernel ends everything that is left, including the rendezvous server's threads.
     os._exit(code)
 
