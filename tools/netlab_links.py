@@ -105,7 +105,7 @@ class Quality:
 
     def __post_init__(self):
         """Refuses wrong values, before anything is made."""
-        _ = self.nanoseconds, self.probability, self.rate and self.burst
+        _ = self.nanoseconds, self.probability, self.is_far and self.bits
 
     @property
     def is_far(self) -> bool:
@@ -129,15 +129,12 @@ class Quality:
         return float(found[1]) / 100
 
     @property
-    def burst(self) -> int:
-        """Bytes that a link which was idle may carry at once."""
-        if not self.is_far:
-            return 128 << 10
-        # A millisecond's: less than a latency that matters, more than a timer is late.
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", self.rate)
+    def bits(self) -> float:
+        """Bits per second, for the relay; 0 if unlimited."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", self.rate or "0bit")
         if found is None:
             refuse(f"`--rate` must be bits per second such as 100mbit. Received: {self.rate!r}.")
-        return max(4096, round(float(found[1]) * _BITS[found[2]] / 8 * 1e-3))
+        return float(found[1]) * _BITS[found[2]]
 
 
 class Links:
@@ -167,7 +164,7 @@ class Links:
         for i, host in enumerate(self._hosts):
             run("ip", "-n", host, "address", "add", f"{address(i)}/24", "dev", "eth0")
             run("ip", "-n", host, "link", "set", "eth0", "up")
-            self._tune(host)
+            self._tune(i)
             self._shape(host)
 
     def _name_hosts(self) -> None:
@@ -190,12 +187,13 @@ class Links:
     def _start_relay(self) -> subprocess.Popen:
         """Starts the relay, which makes the interfaces of the hosts and of the lab."""
         quality = self._quality
-        far = [str(quality.nanoseconds), str(quality.probability), str(quality.seed)]
+        # The bytes of a burst follow at little more than the rate, to never pile up behind it.
+        far = [1.001 * quality.bits, quality.nanoseconds, quality.probability, quality.seed]
         ports = ["switch", SWITCH, ""]
         for i, host in enumerate(self._hosts):
             ports += ["eth0", address(i), f"/run/netns/{host}"]
         relay = subprocess.Popen(
-            [_compiled_relay(), *far, *ports],
+            [_compiled_relay(), *map(str, far), *ports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -209,17 +207,20 @@ class Links:
             run("ip", "-n", host, "link", "set", "eth0", *longer)
         return relay
 
-    def _tune(self, host: str) -> None:
+    def _tune(self, host: int) -> None:
         """Sets a host's TCP: its congestion control, and buffers that never limit it."""
-        values = {}
+        name = self._hosts[host]
         if self._quality.congestion:
-            values["tcp_congestion_control"] = self._quality.congestion
+            # By the route: in a namespace, the system's setting knows only those allowed to users.
+            route = [f"{_NETWORK}.0/24", "dev", "eth0", "proto", "kernel", "scope", "link"]
+            route += ["src", address(host), "congctl", self._quality.congestion]
+            run("ip", "-n", name, "route", "change", *route)
         if self._quality.latency:
-            values["tcp_wmem"] = f"4096 16384 {_TCP_BUFFER}"
-            values["tcp_rmem"] = f"4096 131072 {_TCP_BUFFER}"
-        for name, value in values.items():
-            script = f'echo "{value}" > /proc/sys/net/ipv4/{name}'
-            run("ip", "netns", "exec", host, "sh", "-c", script)
+            script = f"""
+                echo "4096 16384 {_TCP_BUFFER}" > /proc/sys/net/ipv4/tcp_wmem
+                echo "4096 131072 {_TCP_BUFFER}" > /proc/sys/net/ipv4/tcp_rmem
+            """
+            run("ip", "netns", "exec", name, "sh", "-e", "-c", script)
 
     def _shape(self, host: str) -> None:
         """Shapes what leaves a host."""
@@ -227,13 +228,12 @@ class Links:
         add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
         attach = ["root", "handle", "1:"]
         if quality.rate:
-            bucket = ["burst", str(quality.burst), "latency", "50ms"]
-            run(*add, *attach, "tbf", "rate", quality.rate, *bucket)
+            run(*add, *attach, "tbf", "rate", quality.rate, "burst", "128kb", "latency", "50ms")
             attach = ["parent", "1:1", "handle", "10:"]
-            if quality.is_far:
-                # A larger super-packet would be taken apart, at the price of 40 packets.
-                largest = str(min(65536, quality.burst))
-                run("ip", "-n", host, "link", "set", "eth0", "gso_max_size", largest)
+        if quality.rate and self._relay is not None:
+            # A super-packet arrives at once, so it has at most what is sent in half a millisecond.
+            largest = min(65536, max(4096, round(quality.bits / 8 * 0.5e-3)))
+            run("ip", "-n", host, "link", "set", "eth0", "gso_max_size", str(largest))
         if quality.is_far and self._relay is None:
             # A queue for the packets in flight at 10 Gbit/s and 100 ms.
             options = ["limit", "100000"]
@@ -263,8 +263,9 @@ class Links:
         """Ends the relay; returns what figures should tell of simulated links, or ""."""
         if not self._quality.is_far:
             return ""
-        control = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
-        control = run("ip", "netns", "exec", self._hosts[0], *control).strip()
+        inside = ["ip", "netns", "exec", self._hosts[0]]
+        by_default = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+        control = self._quality.congestion or run(*inside, *by_default).strip()
         full = sum(self._dropped(host) for host in self._hosts)
         if self._relay is None:
             return f"netem, congestion control {control}, {full} packets dropped by full queues"

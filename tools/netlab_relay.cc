@@ -1,12 +1,16 @@
 // Carries packets between the hosts of tools/netlab: each arrives late by the same time, and some
 // are lost. For kernels without netem; tools/netlab_links.py compiles and starts it.
 //
-//   netlab_relay LATENCY LOSS SEED DEVICE ADDRESS NAMESPACE [DEVICE ADDRESS NAMESPACE ...]
+//   netlab_relay RATE LATENCY LOSS SEED DEVICE ADDRESS NAMESPACE [DEVICE ADDRESS NAMESPACE ...]
 //
-// LATENCY is in nanoseconds, LOSS a probability. Each triple is a port: a TUN device that is made
-// in the network namespace of that file ("" for our own), and the IPv4 address of its host. "ready"
-// on stdout says that they exist. Lines of stdin unplug a port and plug it in again, by its number:
-// "down 1", "up 1". At the end of stdin, the counts are printed as JSON.
+// RATE is in bits per second, or 0, LATENCY in nanoseconds, LOSS a probability. Each triple is a
+// port: a TUN device that is made in the network namespace of that file ("" for our own), and the
+// IPv4 address of its host. "ready" on stdout says that they exist. Lines of stdin unplug a port
+// and plug it in again, by its number: "down 1", "up 1". At the end of stdin, the counts are
+// printed as JSON.
+//
+// `tc` limits what leaves a host to the rate, but lets bursts through; here the bytes of a burst
+// follow each other at the rate, as on a cable.
 //
 // The kernel hands over TCP segments in a row as one super-packet of up to 64 KB, which makes the
 // relay cheap. Losses are nevertheless of single segments: what is left of a super-packet is one
@@ -28,6 +32,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +46,7 @@
 
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kSecond = 1'000'000'000, kNever = INT64_MAX;
 // Bytes on their way at which further packets are dropped: 0.2 s at 10 Gbit/s.
 constexpr size_t kMostOnTheWay = 256 << 20;
 // Packets of a port that are taken before others have their turn.
@@ -67,6 +72,10 @@ struct Port {
   int file;
   std::mt19937_64 random;
   bool plugged_in = true;
+  // When the last byte has left the host.
+  int64_t free_at = 0;
+  // What the host has sent, in the order of the times: all take the same.
+  std::deque<Packet> on_the_way = {};
 };
 
 struct Counts {
@@ -123,6 +132,12 @@ class Read {
   size_t Segments() const {
     if (prefix_.kind == 0) return 1;
     return (size_ - Headers() + prefix_.segment - 1) / prefix_.segment;
+  }
+
+  // Returns the number of bytes that a cable would carry.
+  size_t Bytes() const {
+    if (prefix_.kind == 0) return size_ - kPrefix;
+    return size_ - kPrefix + (Segments() - 1) * (Headers() - kPrefix);
   }
 
   // Returns the packet with only the segments from `begin` to before `end`.
@@ -182,7 +197,8 @@ class Read {
 
 class Relay {
  public:
-  Relay(int64_t latency, double loss) : latency_(latency), loss_(loss) {}
+  Relay(double rate, int64_t latency, double loss)
+      : per_byte_(rate > 0 ? 8 * kSecond / rate : 0), latency_(latency), loss_(loss) {}
 
   void AddPort(int file, in_addr_t address, uint64_t seed) {
     port_of_[address] = ports_.size();
@@ -194,21 +210,16 @@ class Relay {
     std::vector<pollfd> files = {{STDIN_FILENO, POLLIN, 0}};
     for (const Port& port : ports_) files.push_back({port.file, POLLIN, 0});
     while (true) {
-      timespec wait;
-      if (!on_the_way_.empty()) {
-        const int64_t left = std::max<int64_t>(0, on_the_way_.front().due - Now());
-        wait = {left / kSecond, left % kSecond};
-      }
-      const int ready = ppoll(files.data(), files.size(), on_the_way_.empty() ? nullptr : &wait,
-                              nullptr);
+      const int64_t next = Deliver();
+      const int64_t left = std::max<int64_t>(0, next - Now());
+      const timespec wait = {left / kSecond, left % kSecond};
+      const int ready = ppoll(files.data(), files.size(), next == kNever ? nullptr : &wait, nullptr);
       if (ready < 0 && errno != EINTR) Fail("cannot wait for packets");
-      if (ready > 0) {
-        if (files[0].revents && !Obey()) return;
-        for (size_t i = 0; i < ports_.size(); ++i) {
-          if (files[i + 1].revents) Take(ports_[i]);
-        }
+      if (ready <= 0) continue;
+      if (files[0].revents && !Obey()) return;
+      for (size_t i = 0; i < ports_.size(); ++i) {
+        if (files[i + 1].revents) Take(ports_[i]);
       }
-      Deliver();
     }
   }
 
@@ -248,11 +259,12 @@ class Relay {
         counts_.unplugged += segments;
         continue;
       }
+      from.free_at = std::max(from.free_at, Now()) + std::llround(packet.Bytes() * per_byte_);
       for (size_t begin = 0; begin < segments;) {
         size_t end = begin;
         while (end < segments && !IsLost(from)) ++end;
         if (end < segments) ++counts_.lost;
-        if (end > begin) Send(packet, begin, end, to->second);
+        if (end > begin) Send(packet, begin, end, from, to->second);
         begin = end + 1;
       }
     }
@@ -260,36 +272,45 @@ class Relay {
 
   bool IsLost(Port& from) { return loss_ > 0 && from.random() * 0x1p-64 < loss_; }
 
-  void Send(const Read& packet, size_t begin, size_t end, size_t to) {
+  void Send(const Read& packet, size_t begin, size_t end, Port& from, size_t to) {
     if (bytes_on_the_way_ > kMostOnTheWay) {
       counts_.overflow += end - begin;
       return;
     }
-    on_the_way_.push_back({Now() + latency_, to, packet.Part(begin, end)});
-    bytes_on_the_way_ += on_the_way_.back().bytes.size();
+    from.on_the_way.push_back({from.free_at + latency_, to, packet.Part(begin, end)});
+    bytes_on_the_way_ += from.on_the_way.back().bytes.size();
   }
 
-  // Delivers the packets whose time has come.
-  void Deliver() {
-    while (!on_the_way_.empty() && on_the_way_.front().due <= Now()) {
-      const Packet& packet = on_the_way_.front();
-      const std::vector<char>& bytes = packet.bytes;
-      if (!ports_[packet.to].plugged_in) {
-        counts_.unplugged += Read(bytes.data(), bytes.size()).Segments();
-      } else if (write(ports_[packet.to].file, bytes.data(), bytes.size()) > 0) {
-        counts_.bytes += bytes.size() - kPrefix;
+  // Delivers the packets whose time has come; returns when the next one's comes.
+  int64_t Deliver() {
+    int64_t next = kNever;
+    for (Port& from : ports_) {
+      std::deque<Packet>& packets = from.on_the_way;
+      for (; !packets.empty() && packets.front().due <= Now(); packets.pop_front()) {
+        Arrive(packets.front());
       }
-      bytes_on_the_way_ -= bytes.size();
-      on_the_way_.pop_front();
+      if (!packets.empty()) next = std::min(next, packets.front().due);
+    }
+    return next;
+  }
+
+  void Arrive(const Packet& packet) {
+    const Port& to = ports_[packet.to];
+    const std::vector<char>& bytes = packet.bytes;
+    bytes_on_the_way_ -= bytes.size();
+    if (!to.plugged_in) {
+      counts_.unplugged += Read(bytes.data(), bytes.size()).Segments();
+    } else if (write(to.file, bytes.data(), bytes.size()) > 0) {
+      counts_.bytes += bytes.size() - kPrefix;
     }
   }
 
+  // Nanoseconds that a byte takes to leave a host.
+  const double per_byte_;
   const int64_t latency_;
   const double loss_;
   std::vector<Port> ports_;
   std::unordered_map<in_addr_t, size_t> port_of_;
-  // In the order of their times: all take the same.
-  std::deque<Packet> on_the_way_;
   size_t bytes_on_the_way_ = 0;
   Counts counts_;
   std::vector<char> buffer_ = std::vector<char>(kPrefix + 65536);
@@ -298,14 +319,14 @@ class Relay {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 7 || (count - 4) % 3) {
+  if (count < 8 || (count - 5) % 3) {
     fprintf(stderr, "netlab_relay: started by tools/netlab\n");
     return 2;
   }
-  Relay relay(strtoll(arguments[1], nullptr, 10), strtod(arguments[2], nullptr));
-  const uint64_t seed = strtoull(arguments[3], nullptr, 10);
+  Relay relay(atof(arguments[1]), atoll(arguments[2]), atof(arguments[3]));
+  const uint64_t seed = atoll(arguments[4]);
   // Ports of our own namespace must come first: one that has been entered is not left.
-  for (int i = 4; i < count; i += 3) {
+  for (int i = 5; i < count; i += 3) {
     // Each port has its own losses, whatever the others send.
     relay.AddPort(MakeDevice(arguments[i], arguments[i + 2]), inet_addr(arguments[i + 1]),
                   seed * 1000 + i);
