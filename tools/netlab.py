@@ -5,7 +5,7 @@
     tools/netlab --hosts 2 --ranks 2 --rate 100mbit --job horovod -- python train.py
 
 A host is a network namespace with an address, a name and one interface, `eth0`, on a common bridge;
-`tc` shapes its outgoing traffic. On host I of N the command finds
+`tc` shapes its outgoing traffic to the rate. On host I of N the command finds
 
     NETLAB_HOST=I   NETLAB_HOSTS=N   NETLAB_ADDRESSES=10.77.0.1,10.77.0.2,...
 
@@ -15,7 +15,27 @@ numbered host by host, in NETLAB_RANK and NETLAB_RANKS. With `--job horovod` the
 Horovod job; with `--job multi-worker`, workers of a TensorFlow cluster, set by TF_CONFIG. The first
 rank that fails ends the others, and its exit code is the tool's.
 
-Nothing is left behind, whatever ends the tool: the bridge, the namespaces, the names and all
+`--latency`, `--loss` and `--outage` make a worse network:
+
+    tools/netlab --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic -- python train.py
+    tools/netlab --latency 50ms --outage host1:20s:10s --outage host0:60s -- python train.py
+
+What leaves a host arrives later by the latency; a ping takes twice as long. In an outage nothing
+leaves or reaches the host, which does not notice; its times are from the start of the command. The
+kernel's netem makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
+the place of the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It
+treats what the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of
+1,500 bytes, and the same for the same packets and `--seed`. Behind `tc` alone the first 128 KB
+after a pause pass at once; the relay gives them their time too, so `--relay` is the better network
+for small messages even without latency.
+
+Queues: a host's holds 50 ms of its rate, the relay's 256 MB, as much as 0.2 s of 10 Gbit/s; what
+finds them full is dropped. With a latency, TCP's buffers may grow to 64 MB and so never limit a
+connection. At the end the tool prints on stderr what a figure should tell: the relay's processor
+time, which the job does not get, TCP's congestion control, and how many packets were dropped or
+lost.
+
+Nothing is left behind, whatever ends the tool: bridge, relay, the namespaces, the names and all
 processes live in the tool's own namespaces, which the kernel removes with their last process, and
 the death of the tool's process kills the others. It needs root, for namespaces and shaping; the
 machine's own network is not touched. Only Linux, only this machine.
@@ -159,11 +179,11 @@ def wait(started: Sequence[subprocess.Popen], links: Links, outages: Sequence[Ou
     begin = time.monotonic()
     first, deadline = 0, None
     while any(p.poll() is None for p in started):
-        time.sleep(0.05)
-        links.check()
-        while changes and time.monotonic() > begin + changes[0][0]:
+        while changes and time.monotonic() >= begin + changes[0][0]:
             _, host, connected = changes.pop(0)
             links.connect(host, connected)
+        time.sleep(0.05)
+        links.check()
         failed = [p.returncode for p in started if p.returncode]
         if failed and deadline is None:
             first, deadline = failed[0], time.monotonic() + _GRACE
@@ -183,9 +203,12 @@ def main(
     outage: Annotated[
         list[str] | None, typer.Option(help="Host, begin, duration: host1:20s:10s; or host1:20s.")
     ] = None,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="A relay of our own even if the kernel has netem.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the relay's losses.")] = 0,
     congestion: Annotated[
-        str, typer.Option(help="TCP's congestion control: cubic, bbr; by default the machine's.")
+        str, typer.Option(help="TCP's congestion control: cubic, bbr. By default the machine's.")
     ] = "",
     job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
     ranks: Annotated[str, typer.Option(help="Ranks on each host: 2, or 2,1.")] = "1",
@@ -193,7 +216,7 @@ def main(
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""
     each_host = ranks_of(ranks, hosts)
     outages = [outage_of(text, hosts) for text in outage or []]
-    quality = Quality(rate, latency, loss, seed, congestion)
+    quality = Quality(rate, latency, loss, relay, seed, congestion)
     enter_own_namespaces()
     links = Links(hosts, quality)
     each = environments(each_host, job)

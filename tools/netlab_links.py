@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import platformdirs
 
@@ -30,10 +31,10 @@ _TCP_BUFFER = 64 << 20
 _DISABLED, _FORWARDING = "0", "3"
 
 
-def refuse(message: str) -> None:
-    """Ends the tool with an error message."""
-    print(f"netlab: {message}", file=sys.stderr)
-    raise SystemExit(2)
+def refuse(message: str) -> NoReturn:
+    """Ends the tool, whatever else runs in its process, with an error message."""
+    print(f"netlab: {message}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def run(*command: str) -> str:
@@ -93,6 +94,7 @@ class Quality:
         rate: Bits per second as `tc` understands them, such as 100mbit; unlimited if empty.
         latency: Time on the way such as 5ms; none if empty.
         loss: Share of lost packets such as 0.1%; none if empty.
+        by_relay: Whether the relay is used even if the kernel has netem.
         seed: Seed of the relay's losses.
         congestion: TCP's congestion control; the machine's if empty.
     """
@@ -100,6 +102,7 @@ class Quality:
     rate: str
     latency: str
     loss: str
+    by_relay: bool
     seed: int
     congestion: str
 
@@ -110,7 +113,7 @@ class Quality:
     @property
     def is_far(self) -> bool:
         """Whether more than the rate is to be simulated."""
-        return bool(self.latency or self.loss)
+        return bool(self.latency or self.loss or self.by_relay)
 
     @property
     def nanoseconds(self) -> int:
@@ -155,7 +158,7 @@ class Links:
         for host in self._hosts:
             run("ip", "netns", "add", host)
             run("ip", "-n", host, "link", "set", "lo", "up")
-        if quality.is_far and not _kernel_has_netem():
+        if quality.by_relay or (quality.is_far and not _kernel_has_netem()):
             self._relay = self._start_relay()
         else:
             self._connect_by_bridge()
