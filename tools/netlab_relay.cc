@@ -54,7 +54,8 @@ constexpr int kInTurn = 16;
 
 // What precedes each packet: the virtio_net_hdr of <linux/virtio_net.h>, which is no C++.
 struct Prefix {
-  uint8_t flags, kind;  // The kind of super-packet: 0 for a packet alone.
+  // Whether the checksum is still to be computed, and the kind of super-packet: 0 if it is none.
+  uint8_t flags, kind;
   uint16_t headers, segment, checksum_start, checksum_offset;
 };
 constexpr size_t kPrefix = sizeof(Prefix);
@@ -110,10 +111,16 @@ int MakeDevice(const std::string& name, const std::string& network_namespace) {
   return file;
 }
 
-// One's complement sum of 16-bit numbers, as in checksums.
-uint16_t Fold(uint32_t sum) {
+// Returns the checksum of an IP header whose own checksum is 0.
+uint16_t Checksum(const char* header, size_t size) {
+  uint32_t sum = 0;
+  for (size_t i = 0; i < size; i += 2) {
+    uint16_t two;
+    memcpy(&two, header + i, 2);
+    sum += two;
+  }
   while (sum >> 16) sum = (sum & 0xFFFF) + (sum >> 16);
-  return sum;
+  return ~sum;
 }
 
 // A packet as it was read; its headers are valid if `IsIPv4`.
@@ -158,13 +165,7 @@ class Read {
     ip.check = 0;
     char* ip_at = part.data() + kPrefix;
     memcpy(ip_at, &ip, sizeof ip);
-    uint32_t sum = 0;
-    for (size_t i = 0; i < IpHeader(); i += 2) {
-      uint16_t two;
-      memcpy(&two, ip_at + i, 2);
-      sum += two;
-    }
-    ip.check = ~Fold(sum);
+    ip.check = Checksum(ip_at, IpHeader());
     memcpy(ip_at, &ip, sizeof ip);
 
     tcphdr tcp;
@@ -172,9 +173,7 @@ class Read {
     tcp.seq = htonl(ntohl(tcp.seq) + skipped);
     if (begin > 0) tcp.res2 &= ~2;  // Congestion window reduced: said once.
     if (last < size_) tcp.fin = tcp.psh = 0;
-    // The kernel has summed addresses and length; the rest is summed where it is needed.
-    const uint16_t shorter = htons(ntohs(ip_.tot_len) - ntohs(ip.tot_len));
-    tcp.check = Fold(tcp.check + static_cast<uint16_t>(~shorter));
+    // The checksum stays: it has not been computed (see Prefix::flags), and the receiver knows.
     memcpy(ip_at + IpHeader(), &tcp, sizeof tcp);
     return part;
   }

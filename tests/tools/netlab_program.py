@@ -3,12 +3,12 @@
 Host 1 sends, host 0 receives and prints what it has seen as JSON. `round_trips` needs host 1 only.
 """
 
-import hashlib
 import json
 import os
 import random
 import select
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -19,13 +19,13 @@ SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 BLOCK = 1 << 20
 
 
-def connection() -> socket.socket:
+def connection(port: int = 5000) -> socket.socket:
     """Returns a TCP connection between the two hosts."""
     if HOST == 0:
-        return socket.create_server(("host0", 5000)).accept()[0]
+        return socket.create_server(("host0", port)).accept()[0]
     while True:
         try:
-            return socket.create_connection(("host0", 5000))
+            return socket.create_connection(("host0", port))
         except ConnectionRefusedError:
             time.sleep(0.02)
 
@@ -45,6 +45,8 @@ def receive(from_: socket.socket, size: int) -> bytes:
     parts = []
     while size:
         parts.append(from_.recv(min(size, BLOCK)))
+        if not parts[-1]:
+            raise EOFError(f"The connection must bring {size} bytes more.")
         size -= len(parts[-1])
     return b"".join(parts)
 
@@ -85,19 +87,35 @@ def message(size: int) -> None:
         show(time.perf_counter() - begin)
 
 
-def copy(size: int) -> None:
-    """Whether random bytes arrive as they are, and the congestion control of who sends them."""
+def copy(times: int, size: int) -> None:
+    """Whether random bytes arrive as they are, and the sender's packets sent again in all.
+
+    Each time has a connection, which ends with the last packet of the bytes.
+    """
     data = random.Random(0).randbytes(size)
+    again = 0
+    for i in range(times):
+        both = connection(5000 + i)
+        if HOST == 0:
+            if receive(both, size) != data or both.recv(1):
+                raise ValueError("Bytes must arrive as they were sent, and nothing else.")
+            both.sendall(b"!")
+        else:
+            both.sendall(data)
+            both.shutdown(socket.SHUT_WR)
+            receive(both, 1)
+            # tcpi_total_retrans of <linux/tcp.h>.
+            state = both.getsockopt(socket.SOL_TCP, socket.TCP_INFO, 104)
+            again += struct.unpack_from("I", state, 100)[0]
+    if HOST == 1:
+        show(again)
+
+
+def congestion_control() -> None:
+    """TCP's congestion control of a connection."""
     both = connection()
-    if HOST == 0:
-        same = hashlib.sha256(receive(both, size)).digest() == hashlib.sha256(data).digest()
-        both.sendall(b"!")
-        show([same, both.recv(16).decode()])
-    else:
-        both.sendall(data)
-        receive(both, 1)
-        name = both.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        both.sendall(name.rstrip(b"\0"))
+    if HOST == 1:
+        show(both.getsockopt(socket.SOL_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode())
 
 
 def flood(count: int, size: int, ready: str) -> None:

@@ -103,10 +103,11 @@ def test_netem_loses_packets(tmp_path):
 
 
 def test_bytes_of_a_lossy_connection_arrive_as_they_are():
-    """Super-packets are taken apart around what is lost, with right numbers, lengths and sums."""
-    (same, _), told = seen(["--relay", "--loss", "1%", "--latency", "0ms"], "copy", 8_000_000)
-    assert same
-    assert int(told["lost"]) > 20
+    """Super-packets are taken apart around what is lost, and what is left of them is valid."""
+    again, told = seen(["--relay", "--loss", "1%"], "copy", 40, 300_000)
+    assert int(told["lost"]) > 40
+    # Answers are among the lost, and a few are sent twice; parts that are not valid, far more often.
+    assert 0.5 < again / int(told["lost"]) < 2
 
 
 def test_full_queues_drop_packets(tmp_path):
@@ -141,7 +142,7 @@ def test_an_outage_may_last_for_good(way):
 
 
 def test_connections_have_the_congestion_control():
-    (_, name), told = seen(["--relay", "--congestion", "reno"], "copy", 1000)
+    name, told = seen(["--relay", "--congestion", "reno"], "congestion_control")
     assert name == told["control"] == "reno"
 
 
