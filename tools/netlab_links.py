@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -302,11 +303,12 @@ def _compiled_relay() -> str:
     cache = Path(platformdirs.user_cache_dir("tfdml"))
     program = cache / f"netlab_relay-{platform.machine()}-{digest}"
     if not program.exists():
+        if shutil.which("g++") is None:
+            refuse("The relay must be compiled at its first use, which needs g++: install it.")
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             made = Path(scratch) / "relay"
-            compiler = os.environ.get("CXX", "g++")
-            run(compiler, "-std=c++17", "-O2", str(_RELAY), "-o", str(made))
+            run("g++", "-std=c++17", "-O2", str(_RELAY), "-o", str(made))
             # Atomic: another lab may be about to start it.
             made.replace(program)
     return str(program)

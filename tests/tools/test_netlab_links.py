@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -106,7 +107,7 @@ def test_bytes_of_a_lossy_connection_arrive_as_they_are():
     """Super-packets are taken apart around what is lost, and what is left of them is valid."""
     again, told = seen(["--relay", "--loss", "1%"], "copy", 40, 300_000)
     assert int(told["lost"]) > 40
-    # Answers are among the lost, and a few are sent twice; parts that are not valid, far more often.
+    # Answers are among the lost, and a few are sent twice; parts that are not valid, more often.
     assert 0.5 < again / int(told["lost"]) < 2
 
 
@@ -182,6 +183,16 @@ def test_wrong_values_are_refused(options, message):
     done = lab(*options, "--", "true")
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_compiler_is_needed_at_first(tmp_path):
+    for tool in ("bridge", "ip", "mount", "tc", "unshare"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    only = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, f"{NETLAB}.py", "--relay", "--", "true"]
+    done = subprocess.run(command, env=only, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "The relay must be compiled at its first use, which needs g++" in done.stderr
 
 
 ALL_REDUCE = """
