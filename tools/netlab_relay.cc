@@ -171,7 +171,6 @@ class Read {
     tcphdr tcp;
     memcpy(&tcp, ip_at + IpHeader(), sizeof tcp);
     tcp.seq = htonl(ntohl(tcp.seq) + skipped);
-    if (begin > 0) tcp.res2 &= ~2;  // Congestion window reduced: said once.
     if (last < size_) tcp.fin = tcp.psh = 0;
     // The checksum stays: it has not been computed (see Prefix::flags), and the receiver knows.
     memcpy(ip_at + IpHeader(), &tcp, sizeof tcp);

@@ -133,9 +133,8 @@ def test_nothing_passes_in_an_outage_and_all_afterwards(way, host):
     assert not way or int(told["cut"]) >= max(missing)
 
 
-@pytest.mark.parametrize("way", [[], ["--relay"]], ids=["bridge", "relay"])
-def test_an_outage_may_last_for_good(way):
-    trips, _ = seen([*way, "--outage", "host0:0s"], "round_trips", "host0", 1)
+def test_an_outage_may_last_for_good():
+    trips, _ = seen(["--relay", "--outage", "host0:0s"], "round_trips", "host0", 1)
     assert trips == [None]
 
 
@@ -169,11 +168,9 @@ def test_the_end_of_the_relay_ends_the_job(tmp_path):
     [
         (["--latency", "5"], "`--latency` must be a time such as 5ms. Received: '5'."),
         (["--loss", "0.1"], "`--loss` must be a percentage such as 0.1%. Received: '0.1'."),
-        (["--loss", "101%"], "`--loss` must be a percentage such as 0.1%. Received: '101%'."),
         (["--relay", "--rate", "1"], "`--rate` must be bits per second such as 100mbit"),
         (["--outage", "host2:1s"], "`--outage` must be one of the 2 hosts"),
         (["--outage", "host1"], "`--outage` must be one of the 2 hosts"),
-        (["--outage", "host1:1s:2s:3s"], "`--outage` must be one of the 2 hosts"),
         (["--outage", "host1:soon"], "`--outage` must be one of the 2 hosts"),
         (["--congestion", "none"], "Unknown tcp congestion algorithm"),
     ],
