@@ -21,7 +21,7 @@ rank that fails ends the others, and its exit code is the tool's.
     tools/netlab --latency 50ms --outage host1:20s:10s --outage host0:60s -- python train.py
 
 What leaves a host arrives later by the latency; a ping takes twice as long. In an outage nothing
-leaves or reaches the host, which does not notice; its times are from the start of the command. The
+leaves or reaches the host: connections wait. Its times are from the start of the command. The
 kernel's netem makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
 the place of the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It
 treats what the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of
@@ -44,6 +44,7 @@ machine's own network is not touched. Only Linux, only this machine.
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -231,4 +232,8 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    # Each indented example becomes a paragraph: lines of one paragraph would be joined.
+    page = re.sub(r"\n(?=    \S)", "\n\n", __doc__)
+    app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    app.command(help=page)(main)
+    app()

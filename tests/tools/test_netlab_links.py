@@ -182,6 +182,13 @@ def test_wrong_values_are_refused(options, message):
     assert message in done.stderr
 
 
+def test_help_says_how_the_network_is_made():
+    page = " ".join(lab("--help").stdout.split())
+    assert "tools/netlab --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic" in page
+    for told in ("Queues:", "the relay's 256 MB", "netem", "connections wait", "--outage"):
+        assert told in page
+
+
 def test_a_compiler_is_needed_at_first(tmp_path):
     for tool in ("bridge", "ip", "mount", "tc", "unshare"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
