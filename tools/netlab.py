@@ -5,7 +5,7 @@
     tools/netlab --hosts 2 --ranks 2 --rate 100mbit --job horovod -- python train.py
 
 A host is a network namespace with an address, a name and one interface, `eth0`, on a common bridge;
-`tc` shapes its outgoing traffic. On host I of N the command finds
+`tc` shapes its outgoing traffic to the rate. On host I of N the command finds
 
     NETLAB_HOST=I   NETLAB_HOSTS=N   NETLAB_ADDRESSES=10.77.0.1,10.77.0.2,...
 
@@ -15,7 +15,27 @@ numbered host by host, in NETLAB_RANK and NETLAB_RANKS. With `--job horovod` the
 Horovod job; with `--job multi-worker`, workers of a TensorFlow cluster, set by TF_CONFIG. The first
 rank that fails ends the others, and its exit code is the tool's.
 
-Nothing is left behind, whatever ends the tool: the bridge, the namespaces, the names and all
+`--latency`, `--loss` and `--outage` make a worse network:
+
+    tools/netlab --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic -- python train.py
+    tools/netlab --latency 50ms --outage host1:20s:10s --outage host0:60s -- python train.py
+
+What leaves a host arrives later by the latency; a ping takes twice as long. In an outage nothing
+leaves or reaches the host: connections wait. Its times are from the start of the command. The
+kernel's netem makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
+the place of the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It
+treats what the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of
+1,500 bytes, and the same for the same packets and `--seed`. Behind `tc` alone the first 128 KB
+after a pause pass at once; the relay gives them their time too, so `--relay` is the better network
+for small messages even without latency.
+
+Queues: a host's holds 50 ms of its rate, the relay's 256 MB, as much as 0.2 s of 10 Gbit/s; what
+finds them full is dropped. With a latency, TCP's buffers may grow to 64 MB and so never limit a
+connection. At the end the tool prints on stderr what a figure should tell: the relay's processor
+time, which the job does not get, TCP's congestion control, and how many packets were dropped or
+lost.
+
+Nothing is left behind, whatever ends the tool: bridge, relay, the namespaces, the names and all
 processes live in the tool's own namespaces, which the kernel removes with their last process, and
 the death of the tool's process kills the others. It needs root, for namespaces and shaping; the
 machine's own network is not touched. Only Linux, only this machine.
@@ -24,11 +44,11 @@ machine's own network is not touched. Only Linux, only this machine.
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -36,12 +56,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from netlab_links import SWITCH, Links, Outage, Quality, address, outage_of, refuse, run
 
 # From <linux/sched.h> and <linux/prctl.h>.
 _NEW_MOUNTS, _NEW_NAMES, _NEW_PROCESSES, _NEW_NETWORK = 0x20000, 0x4000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
-_NETWORK = "10.77.0"
-_SWITCH = f"{_NETWORK}.254"
 _PORT = 12000
 # Seconds that the other ranks get after one has failed.
 _GRACE = 10.0
@@ -55,18 +74,14 @@ class Job(str, Enum):
     MULTI_WORKER = "multi-worker"
 
 
-def refuse(message: str) -> None:
-    """Ends the tool with an error message."""
-    print(f"netlab: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def enter_own_namespaces() -> None:
     """Returns in a child with its own namespaces; the parent waits, and kills it by dying.
 
     The child is the first process of its namespaces: when it ends, the kernel ends all others.
     """
-    missing = [tool for tool in ("unshare", "mount", "ip", "tc") if not shutil.which(tool)]
+    missing = [
+        tool for tool in ("unshare", "mount", "ip", "tc", "bridge") if not shutil.which(tool)
+    ]
     if missing:
         refuse(f"needs {', '.join(missing)}: install util-linux and iproute2.")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -89,65 +104,6 @@ def enter_own_namespaces() -> None:
         os._exit(1)
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
-
-
-def run(*command: str) -> None:
-    """Runs a system command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        output = done.stderr.strip() or done.stdout.strip()
-        refuse(f"`{' '.join(command)}` failed: {output}")
-
-
-def address(host: int) -> str:
-    """Returns a host's address."""
-    return f"{_NETWORK}.{host + 1}"
-
-
-def build(hosts: int, rate: str, latency: str, loss: str) -> None:
-    """Creates the hosts, their names, and the bridge between them."""
-    # Files name the namespaces: they are in memory, and visible only to this lab.
-    Path("/run/netns").mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
-    with tempfile.NamedTemporaryFile("w", dir="/run/netns", delete=False) as names:
-        lines = ["127.0.0.1 localhost", *(f"{address(i)} host{i}" for i in range(hosts))]
-        names.write("\n".join(lines) + "\n")
-    Path(names.name).chmod(0o644)
-    run("mount", "--bind", names.name, "/etc/hosts")
-    run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", "switch", "type", "bridge")
-    run("ip", "address", "add", f"{_SWITCH}/24", "dev", "switch")
-    run("ip", "link", "set", "switch", "up")
-    for i in range(hosts):
-        host = f"host{i}"
-        run("ip", "netns", "add", host)
-        run("ip", "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        run("ip", "link", "set", f"port{i}", "master", "switch", "up")
-        run("ip", "-n", host, "address", "add", f"{address(i)}/24", "dev", "eth0")
-        run("ip", "-n", host, "link", "set", "eth0", "up")
-        run("ip", "-n", host, "link", "set", "lo", "up")
-        shape(host, rate, latency, loss)
-
-
-def shape(host: str, rate: str, latency: str, loss: str) -> None:
-    """Shapes the outgoing traffic of a host."""
-    add = ["tc", "-n", host, "qdisc", "add", "dev", "eth0"]
-    attach = ["root", "handle", "1:"]
-    if rate:
-        run(*add, *attach, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
-        attach = ["parent", "1:1", "handle", "10:"]
-    if latency or loss:
-        # A queue for the packets in flight at 10 Gbit/s and 100 ms.
-        options = ["limit", "100000"]
-        options += ["delay", latency] if latency else []
-        options += ["loss", loss] if loss else []
-        done = subprocess.run([*add, *attach, "netem", *options], capture_output=True, text=True)
-        if done.returncode:
-            refuse(
-                f"`--latency` and `--loss` must be what the kernel's netem understands, and the "
-                f"kernel must have it (module sch_netem). Received: latency={latency!r}, "
-                f"loss={loss!r}, and from tc: {done.stderr.strip()}"
-            )
 
 
 def ranks_of(text: str, hosts: int) -> list[int]:
@@ -193,7 +149,7 @@ def _horovod(ranks: Sequence[int]) -> list[dict[str, str]]:
     infos = [HostInfo(f"host{i}", own) for i, own in enumerate(ranks)]
     slots = get_host_assignments(infos, sum(ranks))
     server.init(slots)
-    common = create_run_env_vars(_SWITCH, ["eth0"], port)
+    common = create_run_env_vars(SWITCH, ["eth0"], port)
     each = [{**common, **create_slot_env_vars(slot)} for slot in slots]
     return [{name: str(value) for name, value in own.items()} for own in each]
 
@@ -207,11 +163,28 @@ def start(host: int, command: Sequence[str], variables: dict[str, str]) -> subpr
     )
 
 
-def wait(started: Sequence[subprocess.Popen]) -> int:
-    """Waits for all ranks; returns the exit code of the first that failed, or 0."""
+def wait(started: Sequence[subprocess.Popen], links: Links, outages: Sequence[Outage]) -> int:
+    """Waits for all ranks, and cuts off hosts meanwhile.
+
+    Args:
+        started: The ranks.
+        links: The network between their hosts.
+        outages: Times in which hosts are cut off.
+
+    Returns:
+        The exit code of the first rank that failed, or 0.
+    """
+    changes = [(outage.begin, outage.host, False) for outage in outages]
+    changes += [(outage.end, outage.host, True) for outage in outages if outage.end is not None]
+    changes.sort()
+    begin = time.monotonic()
     first, deadline = 0, None
     while any(p.poll() is None for p in started):
+        while changes and time.monotonic() >= begin + changes[0][0]:
+            _, host, connected = changes.pop(0)
+            links.connect(host, connected)
         time.sleep(0.05)
+        links.check()
         failed = [p.returncode for p in started if p.returncode]
         if failed and deadline is None:
             first, deadline = failed[0], time.monotonic() + _GRACE
@@ -226,22 +199,41 @@ def main(
     command: Annotated[list[str], typer.Argument(help="What runs on every host.")],
     hosts: Annotated[int, typer.Option(min=1, max=200, help="Number of hosts.")] = 2,
     rate: Annotated[str, typer.Option(help="Of what leaves a host: 100mbit, 1gbit.")] = "",
-    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms. Needs netem.")] = "",
-    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%. Needs netem.")] = "",
+    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms.")] = "",
+    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%.")] = "",
+    outage: Annotated[
+        list[str] | None, typer.Option(help="Host, begin, duration: host1:20s:10s; or host1:20s.")
+    ] = None,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="A relay of our own even if the kernel has netem.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the relay's losses.")] = 0,
+    congestion: Annotated[
+        str, typer.Option(help="TCP's congestion control: cubic, bbr. By default the machine's.")
+    ] = "",
     job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
     ranks: Annotated[str, typer.Option(help="Ranks on each host: 2, or 2,1.")] = "1",
 ) -> None:
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""
     each_host = ranks_of(ranks, hosts)
+    outages = [outage_of(text, hosts) for text in outage or []]
+    quality = Quality(rate, latency, loss, relay, seed, congestion)
     enter_own_namespaces()
-    build(hosts, rate, latency, loss)
+    links = Links(hosts, quality)
     each = environments(each_host, job)
     started = [start(int(own["NETLAB_HOST"]), command, own) for own in each]
-    code = wait(started)
+    code = wait(started, links, outages)
+    if summary := links.summary():
+        print(f"netlab: {summary}", file=sys.stderr)
     sys.stdout.flush()
+    sys.stderr.flush()
     # The kernel ends everything that is left, including the rendezvous server's threads.
     os._exit(code)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    # Each indented example becomes a paragraph: lines of one paragraph would be joined.
+    page = re.sub(r"\n(?=    \S)", "\n\n", __doc__)
+    app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    app.command(help=page)(main)
+    app()

@@ -177,10 +177,13 @@ def test_descendants_of_a_job_end_with_it(tmp_path):
 
 
 @needs_root
-def test_hosts_of_a_lab_report(tmp_path):
+def test_hosts_of_a_lab_report(tmp_path, capfd):
+    network = {"hosts": 2, "rate": "", "network": ["--latency", "1ms", "--loss", "0.1%"]}
     reported = harness.run_on_hosts(
-        RANK, str(tmp_path), hosts=2, rate="", threads=3, timeout=60, MORE="value"
+        RANK, str(tmp_path), **network, threads=3, timeout=60, progress=True, MORE="value"
     )
+    # What a figure should tell of its network.
+    assert "congestion control" in capfd.readouterr().err
     assert (reported["TF_NUM_INTRAOP_THREADS"], reported["MORE"]) == ("3", "value")
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
 
@@ -202,3 +205,17 @@ def test_conditions_name_installed_versions():
     assert found.startswith(f"typer {version('typer')}, Python {platform.python_version()}; ")
     assert f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; " in found
     assert re.search(r" cores, load \d+\.\d, ", harness.conditions((), load=True))
+
+
+def test_networks_of_the_compression_report_are_in_order():
+    from tools.bench.compression import report
+
+    inside = [
+        "100mbit x 2 x mlp",
+        "1gbit x 4 x mlp",
+        "1gbit 5ms x 2 x mlp",
+        "1gbit 5ms 1% x 2 x mlp",
+    ]
+    inside += ["unshaped 5ms x 2 x mlp", "100mbit 5ms x 2*2 x mlp x XLA", "1gbit x 2 x resnet20"]
+    runs = {network: {} for network in reversed(inside)}
+    assert list(dict(sorted(runs.items(), key=report._order))) == inside

@@ -91,17 +91,22 @@ def test_the_first_host_that_fails_decides_the_exit_code():
 
 
 @needs_root
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_behind(end, tmp_path):
+@pytest.mark.parametrize(
+    ("end", "network"),
+    [(signal.SIGTERM, ()), (signal.SIGKILL, ()), (signal.SIGKILL, ("--relay",))],
+)
+def test_nothing_is_left_behind(end, network, tmp_path):
     marker = str(tmp_path)
     begun = 'touch "$0/$NETLAB_HOST"; exec sleep 1000'
-    tool = subprocess.Popen([str(NETLAB), "--", "sh", "-c", begun, marker])
+    tool = subprocess.Popen([str(NETLAB), *network, "--", "sh", "-c", begun, marker])
     try:
         deadline = time.monotonic() + 30
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         family = psutil.Process(tool.pid).children(recursive=True)
         assert len(family) >= 3
+        relays = [process for process in family if "netlab_relay" in process.name()]
+        assert len(relays) == len(network)
     finally:
         tool.send_signal(end)
     assert tool.wait(10) != 0

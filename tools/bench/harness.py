@@ -113,6 +113,7 @@ def run_on_hosts(
     timeout: float | None = None,
     progress: bool = False,
     ranks: int = 1,
+    network: Sequence[str] = (),
     **variables: str,
 ) -> Any:
     """Runs a module on all hosts of a network lab; needs root.
@@ -128,6 +129,8 @@ def run_on_hosts(
         timeout: Seconds until the job is ended.
         progress: Whether to show the processes' stderr while they run.
         ranks: The number of ranks on each host.
+        network: Further options of `tools/netlab`, such as `["--latency", "5ms"]`. What the lab
+            tells of its relay is shown if there is `progress`.
         **variables: Further variables of their environment.
 
     Returns:
@@ -138,7 +141,7 @@ def run_on_hosts(
     """
     lab = [str(ROOT / "tools" / "netlab"), "--hosts", str(hosts), "--job", job]
     lab += ["--rate", rate] if rate else []
-    lab += ["--ranks", str(ranks)]
+    lab += ["--ranks", str(ranks), *network]
     command = [*lab, "--", *module_command(module, *arguments, python=python)]
     own = environment(threads or threads_each(hosts * ranks), **variables)
     return result_of(command, own, timeout, progress)

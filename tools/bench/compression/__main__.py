@@ -2,6 +2,7 @@
 
     python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
     python -m tools.bench.compression --rate 100mbit --hosts 2 --ranks 2
+    python -m tools.bench.compression --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic
     python -m tools.bench.compression --report                   # of what is kept
 
 Each network is made by `tools/netlab` (root needed): hosts with one rank each, or `--ranks`. A
@@ -47,11 +48,19 @@ def torch_python() -> Path | None:
 
 
 def measure(
-    rate: str, hosts: int, ranks: int, only: list[str], model: str, xla: bool, exchanges: bool
+    rate: str,
+    far: dict[str, str],
+    hosts: int,
+    ranks: int,
+    only: list[str],
+    model: str,
+    xla: bool,
+    exchanges: bool,
 ) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
     network = {"hosts": hosts, "ranks": ranks, "rate": rate, "progress": True}
+    network["network"] = [word for option in far.items() for word in option]
     own = [*HOROVOD, *(f"{n}{AT_ONCE}" for n in BITS if n not in SUMMED)] if ranks > 1 else HOROVOD
 
     def wanted(names: list[str]) -> str:
@@ -79,6 +88,9 @@ def main(
     rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
     hosts: Annotated[int, typer.Option(min=2, help="Hosts.")] = 2,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks on each host.")] = 1,
+    latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms.")] = "",
+    loss: Annotated[str, typer.Option(help="Of what leaves a host: 0.1%.")] = "",
+    congestion: Annotated[str, typer.Option(help="TCP's congestion control: cubic, bbr.")] = "",
     only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
     model: Annotated[
         str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
@@ -98,14 +110,17 @@ def main(
         return
     if rate not in RATES:
         raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    far = {"--latency": latency, "--loss": loss, "--congestion": congestion}
+    far = {option: value for option, value in far.items() if value}
     results = {}
-    for part in measure(rate, hosts, ranks, only or [], model, xla, exchanges):
+    for part in measure(rate, far, hosts, ranks, only or [], model, xla, exchanges):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:
             stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             of_hosts = f"{hosts}*{ranks}" if ranks > 1 else f"{hosts}"
-            network = f"{rate or 'unshaped'} x {of_hosts} x {model}{' x XLA' if xla else ''}"
+            links = " ".join([rate or "unshaped", *far.values()])
+            network = f"{links} x {of_hosts} x {model}{' x XLA' if xla else ''}"
             now = conditions()
             before = stored.get(network, {})
             # Results of the same network, day and versions are kept.

@@ -118,8 +118,9 @@ def plot(runs: dict, path: Path) -> None:
 
 def _order(item: tuple[str, dict]) -> tuple:
     """Returns the sort key of a network: the model, then the slowest first."""
-    rate, hosts, model, *compiled = item[0].split(" x ")
-    return list(MODELS).index(model), compiled, _RATES.index(rate), hosts_and_ranks(hosts)
+    links, hosts, model, *compiled = item[0].split(" x ")
+    rate, *far = links.split()
+    return list(MODELS).index(model), compiled, _RATES.index(rate), far, hosts_and_ranks(hosts)
 
 
 def _in_words(hosts: str) -> str:
