@@ -36,6 +36,7 @@ from tfdml.strategies.keras_seam.fit.building import (
 )
 from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_process
 from tfdml.strategies.keras_seam.fit.progress import with_progress
+from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.step.compiled import (
@@ -191,6 +192,8 @@ class ReplicaHooks(Hooks):
             with without_jit_compile(model):
                 # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on its rows.
                 function = keras_make(model, MetricStep(model, step, around))
+
+        function = with_direct_calls(function, model)
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
