@@ -1,5 +1,6 @@
 """Checks `tfdml doctor` on healthy and broken environments."""
 
+import json
 import os
 import socket
 
@@ -8,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from tests.harness.command import ROOT, run_python
+from tfdml import topology
 from tfdml.cli import doctor
 from tfdml.cli.checks import devices, network, settings, versions
 from tfdml.cli.checks.all_reduce import check_all_reduce
 from tfdml.cli.checks.finding import Finding, Status, error, ok, warning
+from tfdml.cli.checks.job import check_job
 from tfdml.horovod_build.requirements import installed_tensorflows
 
 WIDE = {"COLUMNS": "200"}
@@ -162,6 +165,28 @@ def test_host_name_reachable_by_others():
     assert all(socket.inet_aton(a) for a in network.reachable_addresses())
     for address in network.reachable_addresses()[:1]:
         assert network.check_host_name(address).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("local", "size", "said"),
+    [(2, 4, "summed on each host first"), (4, 4, ""), (1, 4, "")],
+)
+def test_job(local, size, said):
+    names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"]
+    values = ["0", str(size), "0", str(local)]
+    environment = {f"HOROVOD_{n}": v for n, v in zip(names, values, strict=True)}
+    found = check_job(environment)
+    assert found.status is Status.OK
+    assert f"{size} processes, {local} of them on this host" in found.what
+    assert ("summed on each host first" in found.what) == bool(said)
+
+
+def test_job_of_tfdml_launch():
+    cluster = {"worker": [f"a:{port}" for port in range(3)] + ["b:1"]}
+    task = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
+    environment = {"TF_CONFIG": json.dumps(task), **topology.local_variables(1, 3)}
+    assert "4 processes, 3 of them on this host" in check_job(environment).what
+    assert check_job({}) is None
 
 
 def test_ranges_come_from_the_installed_metadata():

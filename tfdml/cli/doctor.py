@@ -163,7 +163,7 @@ def examine() -> list[Finding]:
     Returns:
         Findings, in the order in which they should be fixed.
     """
-    from tfdml.cli.checks import codecs, devices, horovod, network, settings, versions
+    from tfdml.cli.checks import codecs, devices, horovod, job, network, settings, versions
     from tfdml.cli.checks.all_reduce import check_all_reduce
 
     findings = [
@@ -182,6 +182,8 @@ def examine() -> list[Finding]:
         found, loaded = loading.result()
         findings += [found, compiled.result(), devices.check_host(), looking.result()]
     findings.append(network.check_host_name())
+    if (started := job.check_job()) is not None:
+        findings.append(started)
     if loaded is not None:
         findings.append(check_all_reduce(loaded.transports))
     return findings
