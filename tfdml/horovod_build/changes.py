@@ -58,6 +58,63 @@ _ALL_QUEUED = "    message_queue_.push(std::move(messages[i]));\n  }\n"
 _ANNOUNCE = "  arrived_.notify_one();\n"
 _LAST_METHOD = "  void RemoveJoinTensor();\n"
 _CYCLE = "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n"
+# Bodies of functions that call gloo's all-reduce, and what they call instead.
+_ALLREDUCE = """  gloo::AllreduceOptions opts(gloo_context_->ctx);
+  opts.setOutput<T>(static_cast<T*>(buffer_data), (size_t) num_elements);
+
+  if (reduce_op == ReduceOp::SUM) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::sum<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::MIN) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::min<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::MAX) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::max<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::PRODUCT) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::product<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   }
+
+  gloo::allreduce(opts);
+"""
+_DIRECT_ALLREDUCE = """  void (*func)(void*, const void*, const void*, size_t) = &::gloo::sum<T>;
+  if (reduce_op == ReduceOp::MIN) {
+    func = &::gloo::min<T>;
+  } else if (reduce_op == ReduceOp::MAX) {
+    func = &::gloo::max<T>;
+  } else if (reduce_op == ReduceOp::PRODUCT) {
+    func = &::gloo::product<T>;
+  }
+  gloo_context_->direct_allreduce->Run(buffer_data, num_elements, sizeof(T), func);
+"""
+_BITS = """                                        int count) {{
+  gloo::AllreduceOptions opts(gloo_context_.ctx);
+  opts.setOutput(bitvector.data(), count);
+  void (*func)(void*, const void*, const void*, size_t) = &Bit{}<long long>;
+  opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+  gloo::allreduce(opts);
+"""
+_DIRECT_BITS = """                                        int count) {{
+  gloo_context_.direct_allreduce->Run(bitvector.data(), count, sizeof(long long),
+                                      &Bit{}<long long>);
+"""
+# Lines next to which it is listed, made and released.
+_GLOO_SOURCES = (
+    '    list(APPEND SOURCES "${PROJECT_SOURCE_DIR}/horovod/common/gloo/gloo_context.cc"\n'
+)
+_DIRECT_SOURCE = (
+    '                        "${PROJECT_SOURCE_DIR}/horovod/common/gloo/direct_allreduce.cc"\n'
+)
+_CONTEXTS = "  std::shared_ptr<gloo::Context> local_ctx = nullptr;\n"
+_CROSS_CONTEXT = "  // 3) process-set-limited cross context\n"
+_FINALIZE = "void GlooContext::Finalize() {\n"
+
+# By path in Horovod's source: files of this directory that are added to it.
+ADDED = {
+    "horovod/common/gloo/direct_allreduce.cc": "direct_allreduce.cc",
+    "horovod/common/gloo/direct_allreduce.h": "direct_allreduce.h",
+}
 
 # By file: pairs of a text that occurs exactly once in it, and its replacement.
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -110,9 +167,38 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     # would stay open, and with four or more ranks some would wait for gloo's whole timeout.
     "horovod/common/gloo/gloo_context.cc": (
         (
-            "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
-            "void GlooContext::Finalize() {\n",
+            f"{_FINALIZE}  if (!enabled_) {{\n    return;\n  }}\n",
+            # Its buffers would keep the connections open.
+            f"{_FINALIZE}  direct_allreduce.reset();\n",
         ),
+        ('#include "http_store.h"\n', '#include "direct_allreduce.h"\n#include "http_store.h"\n'),
+        (
+            _CROSS_CONTEXT,
+            "  direct_allreduce = std::make_shared<DirectAllreduce>(ctx, local_ctx);\n\n"
+            f"{_CROSS_CONTEXT}",
+        ),
+    ),
+    # An all-reduce of our own, see direct_allreduce.h. It also carries the bits by which ranks
+    # negotiate before each exchange.
+    "CMakeLists.txt": ((_GLOO_SOURCES, _GLOO_SOURCES + _DIRECT_SOURCE),),
+    "horovod/common/gloo/gloo_context.h": (
+        ("struct GlooContext {\n", "class DirectAllreduce;\n\nstruct GlooContext {\n"),
+        (_CONTEXTS, f"{_CONTEXTS}  std::shared_ptr<DirectAllreduce> direct_allreduce = nullptr;\n"),
+    ),
+    "horovod/common/gloo/gloo_controller.cc": (
+        (
+            '#include "gloo_context.h"\n',
+            '#include "direct_allreduce.h"\n#include "gloo_context.h"\n',
+        ),
+        (_BITS.format("And"), _DIRECT_BITS.format("And")),
+        (_BITS.format("Or"), _DIRECT_BITS.format("Or")),
+    ),
+    "horovod/common/ops/gloo_operations.cc": (
+        (
+            '#include "../common.h"\n',
+            '#include "../common.h"\n#include "../gloo/direct_allreduce.h"\n',
+        ),
+        (_ALLREDUCE, _DIRECT_ALLREDUCE),
     ),
     # gloo sends data only after the receiver has announced its buffer, on the same connection as
     # the data. If `send` is posted first, the announcement queues behind the rank's own data and
