@@ -18,12 +18,13 @@ def train(
     devices: int = 1,
     accumulate: int | None = None,
     overflow_at: int | None = None,
+    **options: object,
 ) -> dict:
     """Trains a model with one large layer and small ones; 33 rows in batches of 8."""
     keras.config.set_dtype_policy(policy)
     x, y = data(33)
     made = Identity() if compressor == "identity" else compression.get(compressor)
-    strategy = rank_job.strategy(devices, compression=made)
+    strategy = rank_job.strategy(devices, compression=made, **options)
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(

@@ -1,5 +1,9 @@
 """Patches to Horovod's source before it is compiled, with their reasons."""
 
+import hashlib
+import json
+from pathlib import Path
+
 # Lines of gloo's alltoallv and allgatherv.
 _RANKS = """  for (int i = 1; i < worldSize; i++) {
     int sendRank = (myRank + i) % worldSize;
@@ -110,10 +114,9 @@ _CONTEXTS = "  std::shared_ptr<gloo::Context> local_ctx = nullptr;\n"
 _CROSS_CONTEXT = "  // 3) process-set-limited cross context\n"
 _FINALIZE = "void GlooContext::Finalize() {\n"
 
-# By path in Horovod's source: files of this directory that are added to it.
+# Files of this directory that are added to Horovod's source, by their path there.
 ADDED = {
-    "horovod/common/gloo/direct_allreduce.cc": "direct_allreduce.cc",
-    "horovod/common/gloo/direct_allreduce.h": "direct_allreduce.h",
+    f"horovod/common/gloo/{name}": name for name in ("direct_allreduce.cc", "direct_allreduce.h")
 }
 
 # By file: pairs of a text that occurs exactly once in it, and its replacement.
@@ -252,3 +255,14 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         (_ALL_QUEUED, _ALL_QUEUED + _ANNOUNCE),
     ),
 }
+
+
+def added_file(name: str) -> Path:
+    """Returns the path of one of the `ADDED` files."""
+    return Path(__file__).with_name(name)
+
+
+def fingerprint() -> str:
+    """Returns a digest of all changes: others make another Horovod."""
+    added = [added_file(name).read_text(encoding="utf-8") for name in ADDED.values()]
+    return hashlib.sha256(json.dumps([CHANGES, ADDED, added]).encode()).hexdigest()[:12]

@@ -29,10 +29,10 @@ constexpr size_t kAhead = 2;
 // A buffer is small if a host sends no more bytes than these, all its messages together.
 constexpr size_t kSmallTraffic = 32 * 1024;
 constexpr size_t kSmallestSlot = 256;
-// Bytes of a block. Its pieces are never smaller than kLeastPiece, and never larger than kMostPiece.
-constexpr size_t kBlock = 1024 * 1024;
+// Bytes of a block at most, unless its pieces were smaller than kLeastPiece then, and of a piece.
+constexpr size_t kMostBlock = 4 * 1024 * 1024;
 constexpr size_t kLeastPiece = 64 * 1024;
-constexpr size_t kMostPiece = 256 * 1024;
+constexpr size_t kMostPiece = 512 * 1024;
 
 } // namespace
 
@@ -115,8 +115,12 @@ public:
   // Cuts the elements into blocks, and each block into one part for each adder of a host, and each
   // part into one piece for each host. The steps of a block follow those of the block before.
   void InBlocks() {
-    const size_t block_bytes = all_.adders_ * all_.hosts_.size() * all_.piece_bytes_;
-    const size_t blocks = (count_ * element_bytes_ + block_bytes - 1) / block_bytes;
+    const size_t bytes = count_ * element_bytes_;
+    const size_t pieces = all_.adders_ * all_.hosts_.size();
+    const size_t block_bytes = pieces * all_.piece_bytes_;
+    // At least two, if they are not too small, so that one is added while the other is on the way.
+    const size_t blocks = std::max<size_t>((bytes + block_bytes - 1) / block_bytes,
+                                           bytes >= 2 * pieces * kLeastPiece ? 2 : 1);
     const bool adds = all_.place_ < all_.adders_;
     for (int peer : own_host()) {
       Open(peer, adds ? blocks : 0);
@@ -319,7 +323,7 @@ DirectAllreduce::DirectAllreduce(std::shared_ptr<gloo::Context> context,
   }
 
   const size_t pieces = adders_ * hosts_.size();
-  piece_bytes_ = std::min(std::max(kBlock / pieces / 64 * 64, kLeastPiece), kMostPiece);
+  piece_bytes_ = std::min(std::max(kMostBlock / pieces / 64 * 64, kLeastPiece), kMostPiece);
   small_bytes_ = std::max(kSmallTraffic / (size * most) / 64 * 64, kSmallestSlot);
   const bool adds = place_ < adders_;
   for (int peer = 0; peer < size; peer++) {

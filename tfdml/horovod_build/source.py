@@ -9,14 +9,13 @@ from pathlib import Path
 
 from tfdml.horovod_build import child
 from tfdml.horovod_build.cache import sha256
-from tfdml.horovod_build.changes import ADDED, CHANGES
+from tfdml.horovod_build.changes import ADDED, CHANGES, added_file
 from tfdml.horovod_build.errors import BuildError
 
 VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 # SHA-256 of the published archive, verified because the compiled code runs with the user's rights.
 DIGEST = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-_HERE = Path(__file__).parent
 _DOWNLOAD_SECONDS = 600
 
 
@@ -95,7 +94,7 @@ def unpack(archive: Path, directory: Path) -> Path:
             content = content.replace(before, after)
         path.write_text(content, encoding="utf-8")
     for name, added in ADDED.items():
-        shutil.copyfile(_HERE / added, root / name)
+        shutil.copyfile(added_file(added), root / name)
     return root
 
 
