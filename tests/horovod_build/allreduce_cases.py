@@ -4,6 +4,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from tfdml.collectives.horovod import HorovodCollective
+
 # Without elements; of one message to all; of a block, and of several. Alone, an element is at
 # another place of the buffer than fused with others.
 LENGTHS = (0, 1, 2, 3, 5, 511, 2049, 70_001, 1_000_003, 3)
@@ -21,7 +23,8 @@ def values(rank: int, length: int, dtype: str) -> np.ndarray:
 
 def alone_and_fused() -> dict[str, list[np.ndarray]]:
     """Sums float32 tensors one after the other, together, and together in the opposite order."""
-    own = [tf.constant(values(hvd.rank(), length, "float32")) for length in LENGTHS]
+    rank = HorovodCollective().rank
+    own = [tf.constant(values(rank, length, "float32")) for length in LENGTHS]
     return {
         "alone": [
             hvd.allreduce(tensor, op=hvd.Sum, name=f"alone.{i}").numpy()
@@ -39,9 +42,10 @@ def alone_and_fused() -> dict[str, list[np.ndarray]]:
 
 def reduced(dtype: str, operation: str) -> list[np.ndarray]:
     """Reduces tensors of one message and of a block."""
+    rank = HorovodCollective().rank
     return [
         hvd.allreduce(
-            tf.constant(values(hvd.rank(), length, dtype)),
+            tf.constant(values(rank, length, dtype)),
             op=OPERATIONS[operation],
             name=f"{operation}.{dtype}.{length}",
         ).numpy()

@@ -8,6 +8,7 @@ import pytest
 from tests.compression import training_cases
 from tests.horovod_build import allreduce_cases as cases
 from tests.strategies.compare import assert_same_bits
+from tfdml.collectives.buckets import BUCKET_BYTES
 
 TYPES = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64"]
 FUNCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
@@ -50,8 +51,7 @@ def test_every_type_and_operation(ranks, size, operation):
 def test_training_does_not_depend_on_what_is_fused(ranks):
     first = ranks(3).run(training_cases.train, None)
     assert_same_bits(first)
-    for bucket_bytes in (None, 20_000, 1000):
-        options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
-        again = ranks(3).run(training_cases.train, None, **options)
+    for bucket_bytes in (BUCKET_BYTES, 20_000, 1000):
+        again = ranks(3).run(training_cases.train, None, "float32", 1, None, None, bucket_bytes)
         for one, other in zip(first[0]["weights"], again[0]["weights"], strict=True):
             assert one.tobytes() == other.tobytes()
