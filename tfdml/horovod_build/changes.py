@@ -165,8 +165,8 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             r"${Tensorflow_LIBRARIES} \"${lib_tensorflow_cc_so_path}\"",
         ),
     ),
-    # When a rank is lost, its neighbours close their connections, which is how ranks further away
-    # in the ring learn of it. Contexts of process sets are never `enabled_`: their connections
+    # When a rank is lost, those that notice close their connections, which is how ranks that wait for
+    # them learn of it. Contexts of process sets are never `enabled_`: their connections
     # would stay open, and with four or more ranks some would wait for gloo's whole timeout.
     "horovod/common/gloo/gloo_context.cc": (
         (
@@ -181,7 +181,7 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             f"{_CROSS_CONTEXT}",
         ),
     ),
-    # An all-reduce of our own, see direct_allreduce.h. It also carries the bits by which ranks
+    # An all-reduce of tfdml's, see direct_allreduce.h. It also carries the bits by which ranks
     # negotiate before each exchange.
     "CMakeLists.txt": ((_GLOO_SOURCES, _GLOO_SOURCES + _DIRECT_SOURCE),),
     "horovod/common/gloo/gloo_context.h": (
