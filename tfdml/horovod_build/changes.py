@@ -165,9 +165,9 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             r"${Tensorflow_LIBRARIES} \"${lib_tensorflow_cc_so_path}\"",
         ),
     ),
-    # When a rank is lost, those that notice close their connections, which is how ranks that wait for
-    # them learn of it. Contexts of process sets are never `enabled_`: their connections
-    # would stay open, and with four or more ranks some would wait for gloo's whole timeout.
+    # When a rank is lost, those that notice close their connections, which is how ranks that wait
+    # for them learn of it. Contexts of process sets are never `enabled_`: their connections would
+    # stay open, and with four or more ranks some would wait for gloo's whole timeout.
     "horovod/common/gloo/gloo_context.cc": (
         (
             f"{_FINALIZE}  if (!enabled_) {{\n    return;\n  }}\n",
