@@ -70,7 +70,11 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["tfdml", "tfdml.*"]),
-    package_data={"tfdml": ["known_sources.json", "py.typed"], "tfdml.native": ["*.cc", "*.h"]},
+    package_data={
+        "tfdml": ["known_sources.json", "py.typed"],
+        "tfdml.horovod_build": ["*.cc", "*.h"],
+        "tfdml.native": ["*.cc", "*.h"],
+    },
     python_requires=">=3.11,<3.14",
     install_requires=[
         "filelock>=3.12",

@@ -44,7 +44,6 @@ def test_weights_are_bit_identical_after_every_step(ranks, compressor, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("compressor", [None, "int4"])
 def test_three_ranks_give_the_same_bits_each_time(ranks, compressor):
-    """The pool sets the variable that docs/guarantees.md names: sums of groups are not joined."""
     digests = [
         [w.tobytes() for w in ranks(3, hosts=2).run(cases.train, compressor)[0]["weights"]]
         for _ in range(5)

@@ -10,6 +10,7 @@ from tests.compression.test_aggregator import Identity
 from tests.harness import rank_job
 from tests.strategies.cases import data, outcome, seed_ranks_apart
 from tfdml import compression
+from tfdml.collectives.buckets import BUCKET_BYTES
 
 
 def train(
@@ -18,12 +19,13 @@ def train(
     devices: int = 1,
     accumulate: int | None = None,
     overflow_at: int | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> dict:
     """Trains a model with one large layer and small ones; 33 rows in batches of 8."""
     keras.config.set_dtype_policy(policy)
     x, y = data(33)
     made = Identity() if compressor == "identity" else compression.get(compressor)
-    strategy = rank_job.strategy(devices, compression=made)
+    strategy = rank_job.strategy(devices, compression=made, bucket_bytes=bucket_bytes)
     with strategy.scope():
         seed_ranks_apart()
         model = keras.Sequential(

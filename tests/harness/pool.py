@@ -164,8 +164,6 @@ class RankPool:
         # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
         # tenth of a core.
         job = {**create_run_env_vars("127.0.0.1", ["lo"], port), "HOROVOD_CYCLE_TIME": 5}
-        if len(infos) > 1:
-            job["HOROVOD_DISABLE_GROUP_FUSION"] = 1  # The same bits each time on three ranks.
         variables = [{**job, **create_slot_env_vars(slot)} for slot in slots]
         return [{name: str(value) for name, value in own.items()} for own in variables]
 

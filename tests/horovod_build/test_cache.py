@@ -6,7 +6,7 @@ import threading
 import pytest
 from filelock import FileLock
 
-from tfdml.horovod_build import BuildOptions, build, plan
+from tfdml.horovod_build import BuildOptions, build, changes, plan
 from tfdml.horovod_build.cache import WheelCache, wheel_facts
 from tfdml.horovod_build.requirements import TensorFlow
 
@@ -40,6 +40,23 @@ def test_every_change_has_its_own_key(tmp_path):
     cache = WheelCache(tmp_path)
     entries = {cache.entry(f) for f in [facts(), *CHANGES.values()]}
     assert len(entries) == len(CHANGES) + 1
+
+
+def test_every_change_to_the_source_has_its_own_key(monkeypatch, tmp_path):
+    cache = WheelCache(tmp_path)
+    before = cache.entry(facts())
+    file, (first, *others) = next(iter(changes.CHANGES.items()))
+    with monkeypatch.context() as patched:
+        patched.setitem(changes.CHANGES, file, (first, *others, ("one", "other")))
+        assert cache.entry(facts()) != before
+    (tmp_path / "direct_allreduce.cc").write_text("// Another one.\n")
+    own = changes.added_file
+    monkeypatch.setattr(
+        changes,
+        "added_file",
+        lambda name: tmp_path / name if name.endswith(".cc") else own(name),
+    )
+    assert cache.entry(facts()) != before
 
 
 def test_key_ignores_what_does_not_matter(tmp_path):

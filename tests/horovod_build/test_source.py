@@ -10,10 +10,15 @@ import pytest
 from tfdml.horovod_build import BuildError
 from tfdml.horovod_build import source as horovod_source
 from tfdml.horovod_build.build import compile_wheel
-from tfdml.horovod_build.changes import CHANGES
+from tfdml.horovod_build.changes import ADDED, CHANGES, added_file
 
 ROOT = f"horovod-{horovod_source.VERSION}"
-LISTING, OPERATIONS, FINDER, CONTEXTS, ALL_TO_ALL, ALL_GATHER, LOOP, QUEUE_HEADER, QUEUE = CHANGES
+LISTING = "horovod/tensorflow/CMakeLists.txt"
+OPERATIONS = "horovod/tensorflow/mpi_ops.cc"
+CONTEXTS = "horovod/common/gloo/gloo_context.cc"
+ALL_TO_ALL, ALL_GATHER = (f"third_party/gloo/gloo/all{way}v.cc" for way in ("toall", "gather"))
+LOOP = "horovod/common/operations.cc"
+QUEUE_HEADER, QUEUE = (f"horovod/common/tensor_queue.{kind}" for kind in ("h", "cc"))
 
 
 def archive_with(path, files: dict[str, str]):
@@ -34,7 +39,21 @@ FILES = {
 def test_patched_parts_of_the_source(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "xla_mpi_ops" not in (root / LISTING).read_text()
-    assert (root / CONTEXTS).read_text() == "before\nvoid GlooContext::Finalize() {\nafter\n"
+    finalize = "void GlooContext::Finalize() {\n  direct_allreduce.reset();\n"
+    assert (root / CONTEXTS).read_text().startswith(f"before\n{finalize}#include")
+
+
+def test_nothing_calls_the_all_reduce_of_gloo(tmp_path):
+    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    callers = {name: (root / name).read_text() for name in CHANGES if name.startswith("horovod/")}
+    assert not [name for name, text in callers.items() if "gloo::allreduce" in text]
+    runs = {name: text.count("direct_allreduce->Run(") for name, text in callers.items()}
+    assert sorted(runs.values())[-2:] == [1, 2]
+    for path, name in ADDED.items():
+        assert (root / path).read_text() == added_file(name).read_text()
+        # CMake compiles it.
+        if path.endswith(".cc"):
+            assert path in (root / "CMakeLists.txt").read_text()
 
 
 def test_a_library_for_gpus_can_be_loaded(tmp_path):

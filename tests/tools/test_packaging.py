@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 import tfdml
 from tests.tools.checkouts import ROOT, copy_of_the_checkout, tracked_files
+from tfdml.horovod_build.changes import ADDED
 
 # Files left over in a checkout that was used.
 STRAY = (
@@ -93,6 +94,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     files = {name for name in wheel.namelist() if not name.startswith(about)}
     assert files == shipped()
     assert {"tfdml/py.typed", "tfdml/native/low_rank.cc", "tfdml/native/tensors.h"} <= files
+    assert {f"tfdml/horovod_build/{added}" for added in ADDED.values()} <= files
     assert wheel.read(f"{about}licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert b"tfdml = tfdml.cli.main:main" in wheel.read(f"{about}entry_points.txt")
 

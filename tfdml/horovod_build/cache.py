@@ -1,8 +1,8 @@
 """Cache of built wheels.
 
 A wheel's directory is named after a key of everything that changes the wheel: TensorFlow, Python,
-Horovod, the flags, the C library and the machine. A complete directory is renamed into place, so a
-cached wheel is always whole, even if a build is killed.
+Horovod and what is changed in it, the flags, the C library and the machine. A complete directory is
+renamed into place, so a cached wheel is always whole, even if a build is killed.
 """
 
 import dataclasses
@@ -18,11 +18,10 @@ from pathlib import Path
 
 import platformdirs
 
+from tfdml.horovod_build.changes import fingerprint
 from tfdml.horovod_build.options import BuildOptions
 from tfdml.horovod_build.requirements import TensorFlow
 
-# Version of the patches: a change must invalidate older wheels.
-RECIPE = 5
 _DESCRIPTION = "build.json"
 
 
@@ -46,7 +45,7 @@ def wheel_facts(
         JSON-compatible facts; equal facts mean an interchangeable wheel.
     """
     return {
-        "recipe": RECIPE,
+        "changes": fingerprint(),
         "horovod": horovod,
         "tensorflow": f"{tensorflow.distribution} {tensorflow.version}",
         "python": sys.implementation.cache_tag,

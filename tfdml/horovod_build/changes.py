@@ -1,5 +1,9 @@
 """Patches to Horovod's source before it is compiled, with their reasons."""
 
+import hashlib
+import json
+from pathlib import Path
+
 # Lines of gloo's alltoallv and allgatherv.
 _RANKS = """  for (int i = 1; i < worldSize; i++) {
     int sendRank = (myRank + i) % worldSize;
@@ -58,6 +62,64 @@ _ALL_QUEUED = "    message_queue_.push(std::move(messages[i]));\n  }\n"
 _ANNOUNCE = "  arrived_.notify_one();\n"
 _LAST_METHOD = "  void RemoveJoinTensor();\n"
 _CYCLE = "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n"
+# Lines of gloo's handler of events.
+_TRY_LOCK = "  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);\n  if (!lock) {\n"
+# Bodies of functions that call gloo's all-reduce, and what they call instead.
+_ALLREDUCE = """  gloo::AllreduceOptions opts(gloo_context_->ctx);
+  opts.setOutput<T>(static_cast<T*>(buffer_data), (size_t) num_elements);
+
+  if (reduce_op == ReduceOp::SUM) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::sum<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::MIN) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::min<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::MAX) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::max<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   } else if (reduce_op == ReduceOp::PRODUCT) {
+    void (*func)(void*, const void*, const void*, size_t) = &::gloo::product<T>;
+    opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+   }
+
+  gloo::allreduce(opts);
+"""
+_DIRECT_ALLREDUCE = """  void (*func)(void*, const void*, const void*, size_t) = &::gloo::sum<T>;
+  if (reduce_op == ReduceOp::MIN) {
+    func = &::gloo::min<T>;
+  } else if (reduce_op == ReduceOp::MAX) {
+    func = &::gloo::max<T>;
+  } else if (reduce_op == ReduceOp::PRODUCT) {
+    func = &::gloo::product<T>;
+  }
+  gloo_context_->direct_allreduce->Run(buffer_data, num_elements, sizeof(T), func);
+"""
+_BITS = """                                        int count) {{
+  gloo::AllreduceOptions opts(gloo_context_.ctx);
+  opts.setOutput(bitvector.data(), count);
+  void (*func)(void*, const void*, const void*, size_t) = &Bit{}<long long>;
+  opts.setReduceFunction(gloo::AllreduceOptions::Func(func));
+  gloo::allreduce(opts);
+"""
+_DIRECT_BITS = """                                        int count) {{
+  gloo_context_.direct_allreduce->Run(bitvector.data(), count, sizeof(long long),
+                                      &Bit{}<long long>);
+"""
+# Lines next to which it is listed, made and released.
+_GLOO_SOURCES = (
+    '    list(APPEND SOURCES "${PROJECT_SOURCE_DIR}/horovod/common/gloo/gloo_context.cc"\n'
+)
+_DIRECT_SOURCE = (
+    '                        "${PROJECT_SOURCE_DIR}/horovod/common/gloo/direct_allreduce.cc"\n'
+)
+_CONTEXTS = "  std::shared_ptr<gloo::Context> local_ctx = nullptr;\n"
+_CROSS_CONTEXT = "  // 3) process-set-limited cross context\n"
+_FINALIZE = "void GlooContext::Finalize() {\n"
+
+# Files of this directory that are added to Horovod's source, by their path there.
+ADDED = {
+    f"horovod/common/gloo/{name}": name for name in ("direct_allreduce.cc", "direct_allreduce.h")
+}
 
 # By file: pairs of a text that occurs exactly once in it, and its replacement.
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -105,14 +167,43 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             r"${Tensorflow_LIBRARIES} \"${lib_tensorflow_cc_so_path}\"",
         ),
     ),
-    # When a rank is lost, its neighbours close their connections, which is how ranks further away
-    # in the ring learn of it. Contexts of process sets are never `enabled_`: their connections
-    # would stay open, and with four or more ranks some would wait for gloo's whole timeout.
+    # When a rank is lost, those that notice close their connections, which is how ranks that wait
+    # for them learn of it. Contexts of process sets are never `enabled_`: their connections would
+    # stay open, and with four or more ranks some would wait for gloo's whole timeout.
     "horovod/common/gloo/gloo_context.cc": (
         (
-            "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
-            "void GlooContext::Finalize() {\n",
+            f"{_FINALIZE}  if (!enabled_) {{\n    return;\n  }}\n",
+            # Its buffers would keep the connections open.
+            f"{_FINALIZE}  direct_allreduce.reset();\n",
         ),
+        ('#include "http_store.h"\n', '#include "direct_allreduce.h"\n#include "http_store.h"\n'),
+        (
+            _CROSS_CONTEXT,
+            "  direct_allreduce = std::make_shared<DirectAllreduce>(ctx, local_ctx);\n\n"
+            f"{_CROSS_CONTEXT}",
+        ),
+    ),
+    # An all-reduce of tfdml's, see direct_allreduce.h. It also carries the bits by which ranks
+    # negotiate before each exchange.
+    "CMakeLists.txt": ((_GLOO_SOURCES, _GLOO_SOURCES + _DIRECT_SOURCE),),
+    "horovod/common/gloo/gloo_context.h": (
+        ("struct GlooContext {\n", "class DirectAllreduce;\n\nstruct GlooContext {\n"),
+        (_CONTEXTS, f"{_CONTEXTS}  std::shared_ptr<DirectAllreduce> direct_allreduce = nullptr;\n"),
+    ),
+    "horovod/common/gloo/gloo_controller.cc": (
+        (
+            '#include "gloo_context.h"\n',
+            '#include "direct_allreduce.h"\n#include "gloo_context.h"\n',
+        ),
+        (_BITS.format("And"), _DIRECT_BITS.format("And")),
+        (_BITS.format("Or"), _DIRECT_BITS.format("Or")),
+    ),
+    "horovod/common/ops/gloo_operations.cc": (
+        (
+            '#include "../common.h"\n',
+            '#include "../common.h"\n#include "../gloo/direct_allreduce.h"\n',
+        ),
+        (_ALLREDUCE, _DIRECT_ALLREDUCE),
     ),
     # gloo sends data only after the receiver has announced its buffer, on the same connection as
     # the data. If `send` is posted first, the announcement queues behind the rank's own data and
@@ -128,6 +219,16 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         (
             f"{_FIRST}  {_SEND}  {_RECEIVE}{_LATER}{_SEND}{_RECEIVE}",
             f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
+        ),
+    ),
+    # While another thread sends, it holds the connection's lock, and the thread that waits for events
+    # finds the same event again at once. Without this patch it spins, and on a busy processor takes
+    # the time of the thread that it waits for.
+    "third_party/gloo/gloo/transport/tcp/pair.cc": (
+        ("#include <sstream>\n", "#include <sstream>\n#include <thread>\n"),
+        (
+            f"{_TRY_LOCK}    return;\n",
+            f"{_TRY_LOCK}    std::this_thread::yield();\n    return;\n",
         ),
     ),
     # Ranks negotiate a thousand times a second which tensors are ready, even when none is. With
@@ -166,3 +267,14 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         (_ALL_QUEUED, _ALL_QUEUED + _ANNOUNCE),
     ),
 }
+
+
+def added_file(name: str) -> Path:
+    """Returns the path of one of the `ADDED` files."""
+    return Path(__file__).with_name(name)
+
+
+def fingerprint() -> str:
+    """Returns a digest of all changes: others make another Horovod."""
+    added = [added_file(name).read_text(encoding="utf-8") for name in ADDED.values()]
+    return hashlib.sha256(json.dumps([CHANGES, ADDED, added]).encode()).hexdigest()[:12]

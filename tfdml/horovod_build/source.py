@@ -1,5 +1,6 @@
 """Horovod's source distribution: download, verification, unpacking and patches."""
 
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from tfdml.horovod_build import child
 from tfdml.horovod_build.cache import sha256
-from tfdml.horovod_build.changes import CHANGES
+from tfdml.horovod_build.changes import ADDED, CHANGES, added_file
 from tfdml.horovod_build.errors import BuildError
 
 VERSION = "0.28.1"
@@ -62,7 +63,7 @@ def fetch(directory: Path, environment: Mapping[str, str], log: Path) -> Path:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """Unpacks the archive and applies `CHANGES` to its files.
+    """Unpacks the archive, applies `CHANGES` to its files and adds those of `ADDED`.
 
     Args:
         archive: Verified source archive.
@@ -92,6 +93,8 @@ def unpack(archive: Path, directory: Path) -> Path:
                 )
             content = content.replace(before, after)
         path.write_text(content, encoding="utf-8")
+    for name, added in ADDED.items():
+        shutil.copyfile(added_file(added), root / name)
     return root
 
 

@@ -13,7 +13,7 @@ from tfdml.strategies.replica_strategy import ReplicaStrategy
 
 
 class HorovodStrategy(ReplicaStrategy):
-    """Synchronous training over Horovod's ring all-reduce, in a strategy scope.
+    """Synchronous training over Horovod's all-reduce, in a strategy scope.
 
     ```python
     strategy = tfdml.HorovodStrategy()

@@ -1,0 +1,371 @@
+#include "direct_allreduce.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "gloo/allgather.h"
+#include "gloo/common/error.h"
+#include "gloo/types.h"
+
+namespace horovod {
+namespace common {
+
+namespace {
+
+// gloo keeps the order of messages between two ranks with one of these numbers. Its own all-reduce
+// has number 0.
+const uint64_t kValues = gloo::Slot::build(gloo::kAllreduceSlotPrefix, 1);
+const uint64_t kResults = gloo::Slot::build(gloo::kAllreduceSlotPrefix, 2);
+
+// Messages that a rank may send before the receiver has added the first one.
+constexpr size_t kSlots = 4;
+// Blocks that a rank sends before it waits for the first one from others, so that a block is on the
+// way while another one is added.
+constexpr size_t kAhead = 2;
+
+// A buffer is small if a host sends no more bytes than these, all its messages together.
+constexpr size_t kSmallTraffic = 32 * 1024;
+constexpr size_t kSmallestSlot = 256;
+// Bytes of a block at most, unless its pieces were smaller than kLeastPiece then, and of a piece.
+constexpr size_t kMostBlock = 4 * 1024 * 1024;
+constexpr size_t kLeastPiece = 64 * 1024;
+constexpr size_t kMostPiece = 512 * 1024;
+
+} // namespace
+
+// What one peer sends to be added here. gloo sends a message only after the receiver has announced
+// a buffer for it. Here that happened in an earlier operation, so nothing waits for it.
+class DirectAllreduce::Inbox {
+public:
+  Inbox(gloo::Context& context, int rank, size_t slot_bytes)
+      : rank_(rank), slot_bytes_(slot_bytes), timeout_(context.getTimeout()),
+        memory_(new uint8_t[kSlots * slot_bytes]),
+        buffer_(context.createUnboundBuffer(memory_.get(), kSlots * slot_bytes)) {}
+
+  // Announces buffers for the next kSlots messages.
+  void Announce() { AnnounceUpTo(taken_ + kSlots); }
+
+  // Says how many messages the operation that begins now will take.
+  void Expect(size_t messages) { expected_ = taken_ + messages; }
+
+  // Returns the next message, which is valid until it is released.
+  uint8_t* Take() {
+    buffer_->waitRecv(timeout_);
+    return memory_.get() + taken_++ % kSlots * slot_bytes_;
+  }
+
+  // Announces the message's memory again if this operation needs it. Announcing more than that
+  // would be wrong: a rank that shuts down after this operation would close a connection with
+  // unread data, which destroys what it has sent there.
+  void Release() { AnnounceUpTo(std::min(expected_, taken_ + kSlots)); }
+
+private:
+  void AnnounceUpTo(size_t messages) {
+    for (; announced_ < messages; announced_++) {
+      buffer_->recv(rank_, kValues, announced_ % kSlots * slot_bytes_, slot_bytes_);
+    }
+  }
+
+  const int rank_;
+  const size_t slot_bytes_;
+  const std::chrono::milliseconds timeout_;
+  std::unique_ptr<uint8_t[]> memory_;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+  size_t announced_ = 0;
+  size_t taken_ = 0;
+  size_t expected_ = 0;
+};
+
+// One call of Run.
+class DirectAllreduce::Operation {
+public:
+  Operation(DirectAllreduce& all, void* elements, size_t count, size_t element_bytes,
+            const Reduce& reduce)
+      : all_(all), bytes_(static_cast<uint8_t*>(elements)), count_(count),
+        element_bytes_(element_bytes), reduce_(reduce), timeout_(all.context_->getTimeout()),
+        outgoing_(NewBuffer()), incoming_(all.context_->size) {}
+
+  // Each rank sends its elements to all others and adds all of them.
+  void ToAll() {
+    const int rank = all_.context_->rank, size = all_.context_->size;
+    for (int i = 1; i < size; i++) {
+      const int peer = (rank + i) % size;
+      Send(peer, kValues, {0, count_});
+    }
+    std::vector<uint8_t*> values(size);
+    for (int peer = 0; peer < size; peer++) {
+      values[peer] = peer == rank ? bytes_ : all_.inboxes_[peer]->Take();
+    }
+    WaitSent(); // Adding changes the elements that were sent.
+    std::vector<uint8_t*> sums;
+    for (const auto& host : all_.hosts_) {
+      std::vector<uint8_t*> own;
+      for (int peer : host) {
+        own.push_back(values[peer]);
+      }
+      Add(own, own[0], count_);
+      sums.push_back(own[0]);
+    }
+    Add(sums, bytes_, count_);
+  }
+
+  // Cuts the elements into blocks, and each block into one part for each adder of a host, and each
+  // part into one piece for each host. The steps of a block follow those of the block before.
+  void InBlocks() {
+    const size_t bytes = count_ * element_bytes_;
+    const size_t pieces = all_.adders_ * all_.hosts_.size();
+    const size_t block_bytes = pieces * all_.piece_bytes_;
+    // At least two, if they are not too small, so that one is added while the other is on the way.
+    const size_t blocks = std::max<size_t>((bytes + block_bytes - 1) / block_bytes,
+                                           bytes >= 2 * pieces * kLeastPiece ? 2 : 1);
+    const bool adds = all_.place_ < all_.adders_;
+    for (int peer : own_host()) {
+      Open(peer, adds ? blocks : 0);
+    }
+    for (size_t host = 0; adds && host < all_.hosts_.size(); host++) {
+      Open(all_.hosts_[host][all_.place_], blocks);
+    }
+    const size_t within = own_host().size() > 1 ? kAhead : 0;
+    const size_t between = all_.hosts_.size() > 1 ? kAhead : 0;
+    const size_t last = within + 2 * between;
+    for (size_t step = 0; step < blocks + last; step++) {
+      // Blocks begin one after the other; in each of the later steps some have not arrived there yet.
+      const auto block_at = [&](size_t delay, Range& block) {
+        const bool exists = step >= delay && step - delay < blocks;
+        if (exists) {
+          block = Range{0, count_}.Part(step - delay, blocks);
+        }
+        return exists;
+      };
+      Range block;
+      if (block_at(0, block)) {
+        SendToOwnHost(block);
+      }
+      if (adds && block_at(within, block)) {
+        AddOwnHost(OwnPart(block));
+      }
+      if (adds && block_at(within + between, block)) {
+        AddHosts(OwnPart(block));
+      }
+      if (adds && block_at(last, block)) {
+        Share(OwnPart(block));
+      }
+    }
+    for (size_t place = 0; place < all_.adders_; place++) {
+      for (size_t block = 0; place != all_.place_ && block < blocks; block++) {
+        WaitForResult(own_host()[place]);
+      }
+    }
+    WaitSent();
+  }
+
+private:
+  const std::vector<int>& own_host() const { return all_.hosts_[all_.host_]; }
+
+  Range OwnPart(Range block) const { return block.Part(all_.place_, all_.adders_); }
+
+  void SendToOwnHost(Range block) {
+    const size_t ranks = own_host().size();
+    for (size_t i = 1; i < ranks; i++) {
+      const size_t place = (all_.place_ + i) % ranks;
+      if (place < all_.adders_) {
+        const Range part = block.Part(place, all_.adders_);
+        Send(own_host()[place], kValues, part);
+        ReceiveResult(own_host()[place], part);
+      }
+    }
+  }
+
+  // Adds this host's values of a part, and sends other hosts their pieces of the sum.
+  void AddOwnHost(Range part) {
+    AddAll(own_host(), part);
+    const size_t hosts = all_.hosts_.size();
+    for (size_t i = 1; i < hosts; i++) {
+      const size_t host = (all_.host_ + i) % hosts;
+      const Range piece = part.Part(host, hosts);
+      Send(all_.hosts_[host][all_.place_], kValues, piece);
+      ReceiveResult(all_.hosts_[host][all_.place_], piece);
+    }
+  }
+
+  // Adds the hosts' sums of this host's piece, and sends other hosts the total.
+  void AddHosts(Range part) {
+    const size_t hosts = all_.hosts_.size();
+    const Range piece = part.Part(all_.host_, hosts);
+    std::vector<int> peers;
+    for (const auto& host : all_.hosts_) {
+      peers.push_back(host[all_.place_]);
+    }
+    AddAll(peers, piece);
+    for (size_t i = 1; i < hosts; i++) {
+      Send(peers[(all_.host_ + i) % hosts], kResults, piece);
+    }
+  }
+
+  // Sends this host's other ranks the total, once the other hosts' pieces have arrived.
+  void Share(Range part) {
+    const size_t ranks = own_host().size();
+    for (size_t host = 0; host < all_.hosts_.size(); host++) {
+      if (host != all_.host_) {
+        WaitForResult(all_.hosts_[host][all_.place_]);
+      }
+    }
+    for (size_t i = 1; i < ranks; i++) {
+      Send(own_host()[(all_.place_ + i) % ranks], kResults, part);
+    }
+  }
+
+  // Adds what some ranks have sent to this rank's own elements, in the order of the ranks.
+  void AddAll(const std::vector<int>& ranks, Range range) {
+    std::vector<uint8_t*> values;
+    for (int peer : ranks) {
+      values.push_back(peer == all_.context_->rank ? At(range) : all_.inboxes_[peer]->Take());
+    }
+    Add(values, At(range), range.size());
+    for (int peer : ranks) {
+      if (peer != all_.context_->rank) {
+        all_.inboxes_[peer]->Release();
+      }
+    }
+  }
+
+  // Writes ((v0 + v1) + v2) + ... to `sum`, which may be one of the values. The first is overwritten.
+  void Add(const std::vector<uint8_t*>& values, uint8_t* sum, size_t count) {
+    for (size_t i = 1; i < values.size(); i++) {
+      const bool last = i + 1 == values.size();
+      reduce_(last ? sum : values[0], values[0], values[i], count);
+    }
+    if (values.size() == 1 && values[0] != sum) {
+      std::memcpy(sum, values[0], count * element_bytes_);
+    }
+  }
+
+  uint8_t* At(Range range) const { return bytes_ + range.begin * element_bytes_; }
+
+  std::unique_ptr<gloo::transport::UnboundBuffer> NewBuffer() {
+    return all_.context_->createUnboundBuffer(bytes_, count_ * element_bytes_);
+  }
+
+  // Prepares for a peer that will send that many messages with values, and results.
+  void Open(int peer, size_t messages) {
+    if (peer != all_.context_->rank) {
+      all_.inboxes_[peer]->Expect(messages);
+      incoming_[peer] = NewBuffer();
+    }
+  }
+
+  void Send(int peer, uint64_t slot, Range range) {
+    outgoing_->send(peer, slot, range.begin * element_bytes_, range.size() * element_bytes_);
+    sends_++;
+  }
+
+  void ReceiveResult(int peer, Range range) {
+    incoming_[peer]->recv(peer, kResults, range.begin * element_bytes_,
+                          range.size() * element_bytes_);
+  }
+
+  void WaitForResult(int peer) { incoming_[peer]->waitRecv(timeout_); }
+
+  void WaitSent() {
+    for (; sends_ > 0; sends_--) {
+      outgoing_->waitSend(timeout_);
+    }
+  }
+
+  DirectAllreduce& all_;
+  uint8_t* const bytes_;
+  const size_t count_;
+  const size_t element_bytes_;
+  const Reduce& reduce_;
+  const std::chrono::milliseconds timeout_;
+  // The elements as what is sent, and as what each peer's results replace: a buffer counts arrivals,
+  // but does not tell whose they were.
+  std::unique_ptr<gloo::transport::UnboundBuffer> outgoing_;
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> incoming_;
+  size_t sends_ = 0;
+};
+
+DirectAllreduce::DirectAllreduce(std::shared_ptr<gloo::Context> context,
+                                 const std::shared_ptr<gloo::Context>& local)
+    : context_(std::move(context)), inboxes_(context_->size) {
+  int rank = context_->rank;
+  const int size = context_->size;
+  // A host's name is its first rank.
+  std::vector<int> ranks(local->size), first(size);
+  gloo::AllgatherOptions of_host(local);
+  of_host.setInput(&rank, 1);
+  of_host.setOutput(ranks.data(), ranks.size());
+  gloo::allgather(of_host);
+  int own_first = *std::min_element(ranks.begin(), ranks.end());
+  gloo::AllgatherOptions of_all(context_);
+  of_all.setInput(&own_first, 1);
+  of_all.setOutput(first.data(), first.size());
+  gloo::allgather(of_all);
+
+  std::map<int, std::vector<int>> by_first;
+  for (int peer = 0; peer < size; peer++) {
+    by_first[first[peer]].push_back(peer);
+  }
+  size_t most = 0;
+  adders_ = size;
+  for (const auto& named : by_first) {
+    const std::vector<int>& host = named.second;
+    if (named.first == own_first) {
+      host_ = hosts_.size();
+      place_ = std::find(host.begin(), host.end(), rank) - host.begin();
+    }
+    hosts_.push_back(host);
+    adders_ = std::min(adders_, host.size());
+    most = std::max(most, host.size());
+  }
+
+  const size_t pieces = adders_ * hosts_.size();
+  piece_bytes_ = std::min(std::max(kMostBlock / pieces / 64 * 64, kLeastPiece), kMostPiece);
+  small_bytes_ = std::max(kSmallTraffic / (size * most) / 64 * 64, kSmallestSlot);
+  const bool adds = place_ < adders_;
+  for (int peer = 0; peer < size; peer++) {
+    if (peer == rank) {
+      continue;
+    }
+    const std::vector<int>& host = hosts_[std::distance(
+        by_first.begin(), by_first.find(first[peer]))];
+    size_t bytes = 0;
+    if (adds && first[peer] == own_first) {
+      bytes = hosts_.size() * piece_bytes_;
+    } else if (adds && host[place_] == peer) {
+      bytes = piece_bytes_;
+    }
+    inboxes_[peer].reset(new Inbox(*context_, peer, std::max(bytes, small_bytes_)));
+    inboxes_[peer]->Announce();
+  }
+}
+
+DirectAllreduce::~DirectAllreduce() = default;
+
+void DirectAllreduce::Run(void* elements, size_t count, size_t element_bytes,
+                          const Reduce& reduce) {
+  if (context_->size == 1 || count == 0) {
+    return;
+  }
+  Operation operation(*this, elements, count, element_bytes, reduce);
+  if (count * element_bytes <= small_bytes_) {
+    operation.ToAll();
+  } else {
+    operation.InBlocks();
+  }
+  try {
+    for (auto& inbox : inboxes_) {
+      if (inbox) {
+        inbox->Announce();
+      }
+    }
+  } catch (const gloo::IoException&) {
+    // A rank has left after this operation. If there is another one, that will throw.
+  }
+}
+
+} // namespace common
+} // namespace horovod
