@@ -221,9 +221,9 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             f"{_FIRST}  {_RECEIVE}  {_SEND}{_LATER}{_RECEIVE}{_SEND}",
         ),
     ),
-    # While another thread sends, it holds the connection's lock, and the thread that waits for events
-    # finds the same event again at once. Without this patch it spins, and on a busy processor takes
-    # the time of the thread that it waits for.
+    # While another thread sends, it holds the connection's lock, and the thread that waits for
+    # events finds the same event again at once. Without this patch it spins, and on a busy
+    # processor takes the time of the thread that it waits for.
     "third_party/gloo/gloo/transport/tcp/pair.cc": (
         ("#include <sstream>\n", "#include <sstream>\n#include <thread>\n"),
         (
