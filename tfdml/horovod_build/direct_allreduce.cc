@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -33,6 +34,29 @@ constexpr size_t kSmallestSlot = 256;
 constexpr size_t kMostBlock = 4 * 1024 * 1024;
 constexpr size_t kLeastPiece = 64 * 1024;
 constexpr size_t kMostPiece = 512 * 1024;
+
+template <typename T>
+void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_t count,
+            const DirectAllreduce::Reduce& reduce) {
+  gloo::AllreduceOptions options(context);
+  options.setOutput(static_cast<T*>(elements), count);
+  options.setReduceFunction(reduce);
+  gloo::allreduce(options);
+}
+
+// gloo needs to know only how large an element is.
+void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_t count,
+            size_t element_bytes, const DirectAllreduce::Reduce& reduce) {
+  if (element_bytes == 1) {
+    InRing<uint8_t>(context, elements, count, reduce);
+  } else if (element_bytes == 2) {
+    InRing<uint16_t>(context, elements, count, reduce);
+  } else if (element_bytes == 4) {
+    InRing<uint32_t>(context, elements, count, reduce);
+  } else {
+    InRing<uint64_t>(context, elements, count, reduce);
+  }
+}
 
 } // namespace
 
@@ -290,7 +314,8 @@ private:
 
 DirectAllreduce::DirectAllreduce(std::shared_ptr<gloo::Context> context,
                                  const std::shared_ptr<gloo::Context>& local)
-    : context_(std::move(context)), inboxes_(context_->size) {
+    : context_(std::move(context)), ring_(std::getenv("HOROVOD_GLOO_RING") != nullptr),
+      inboxes_(context_->size) {
   int rank = context_->rank;
   const int size = context_->size;
   // A host's name is its first rank.
@@ -348,6 +373,10 @@ DirectAllreduce::~DirectAllreduce() = default;
 void DirectAllreduce::Run(void* elements, size_t count, size_t element_bytes,
                           const Reduce& reduce) {
   if (context_->size == 1 || count == 0) {
+    return;
+  }
+  if (ring_) {
+    InRing(context_, elements, count, element_bytes, reduce);
     return;
   }
   Operation operation(*this, elements, count, element_bytes, reduce);

@@ -5,6 +5,8 @@
 // - Few messages one after the other: one if the buffer is small, otherwise two, plus two within a
 //   host that has several ranks. In a ring of N ranks it is 2 (N - 1).
 // - No more bytes between hosts than in a ring: several ranks of a host first add up among themselves.
+//
+// With HOROVOD_GLOO_RING in the environment of all ranks it is gloo's ring, to compare with.
 
 #pragma once
 
@@ -49,6 +51,7 @@ private:
   class Operation;
 
   std::shared_ptr<gloo::Context> context_;
+  const bool ring_;
   // Ranks of each host, and where this rank is among them.
   std::vector<std::vector<int>> hosts_;
   size_t host_ = 0;

@@ -30,7 +30,8 @@ TORCH = ROOT / ".venv-torch"
 # In order of preference: the CPU build first, without the GPU libraries.
 TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 OURS = [*BITS, *RANKS]
-HOROVOD = ["idle", "local", "raw Horovod", "raw Horovod fp16", *OURS, AUTO]
+RAW = ["raw Horovod", "raw Horovod fp16"]
+HOROVOD = ["idle", "local", *OURS, AUTO]
 DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 
@@ -71,6 +72,11 @@ def measure(
         options = ["--network", model, "--exchanges", "--no-steps-too"]
         yield run_on_hosts(rank, wanted(OURS), bits, *options, job="horovod", **network)
         return
+    if names := wanted(RAW):
+        options = ["--network", model, *(["--xla"] if xla else [])]
+        # Horovod's own all-reduce, in place of that of tfdml's build.
+        variables = {"job": "horovod", "HOROVOD_GLOO_RING": "1", **network}
+        yield run_on_hosts(rank, names, bits, *options, **variables)
     if names := wanted(own):
         alone = rate != "100mbit" or ranks > 1
         options = ["--network", model] + (["--exchanges"] if alone else [])
