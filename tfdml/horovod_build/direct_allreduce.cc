@@ -62,42 +62,51 @@ void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_
 
 // What one peer sends to be added here. gloo sends a message only after the receiver has announced
 // a buffer for it. Here that happened in an earlier operation, so nothing waits for it.
+//
+// When a rank shuts down after the last operation, its connections must not hold announcements that
+// it has not read: closing would destroy what it has sent. And each message has a gloo buffer of its
+// own: if a peer closes a connection, gloo fails all buffers that still wait for it.
 class DirectAllreduce::Inbox {
 public:
   Inbox(gloo::Context& context, int rank, size_t slot_bytes)
-      : rank_(rank), slot_bytes_(slot_bytes), timeout_(context.getTimeout()),
-        memory_(new uint8_t[kSlots * slot_bytes]),
-        buffer_(context.createUnboundBuffer(memory_.get(), kSlots * slot_bytes)) {}
+      : rank_(rank), timeout_(context.getTimeout()),
+        memory_(new uint8_t[kSlots * slot_bytes]) {
+    for (size_t slot = 0; slot < kSlots; slot++) {
+      buffers_.push_back(
+          context.createUnboundBuffer(memory_.get() + slot * slot_bytes, slot_bytes));
+    }
+  }
 
   // Announces buffers for the next kSlots messages.
   void Announce() { AnnounceUpTo(taken_ + kSlots); }
 
   // Says how many messages the operation that begins now will take.
-  void Expect(size_t messages) { expected_ = taken_ + messages; }
+  void Expect(size_t messages) {
+    expected_ = taken_ + messages;
+    Release();
+  }
 
   // Returns the next message, which is valid until it is released.
   uint8_t* Take() {
-    buffer_->waitRecv(timeout_);
-    return memory_.get() + taken_++ % kSlots * slot_bytes_;
+    auto& buffer = buffers_[taken_++ % kSlots];
+    buffer->waitRecv(timeout_);
+    return static_cast<uint8_t*>(buffer->ptr);
   }
 
-  // Announces the message's memory again if this operation needs it. Announcing more than that
-  // would be wrong: a rank that shuts down after this operation would close a connection with
-  // unread data, which destroys what it has sent there.
+  // Announces the message's memory again if this operation needs it.
   void Release() { AnnounceUpTo(std::min(expected_, taken_ + kSlots)); }
 
 private:
   void AnnounceUpTo(size_t messages) {
     for (; announced_ < messages; announced_++) {
-      buffer_->recv(rank_, kValues, announced_ % kSlots * slot_bytes_, slot_bytes_);
+      buffers_[announced_ % kSlots]->recv(rank_, kValues);
     }
   }
 
   const int rank_;
-  const size_t slot_bytes_;
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<uint8_t[]> memory_;
-  std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> buffers_;
   size_t announced_ = 0;
   size_t taken_ = 0;
   size_t expected_ = 0;
@@ -117,6 +126,7 @@ public:
     const int rank = all_.context_->rank, size = all_.context_->size;
     for (int i = 1; i < size; i++) {
       const int peer = (rank + i) % size;
+      all_.inboxes_[peer]->Announce(); // Before the values, so that it is read before them.
       Send(peer, kValues, {0, count_});
     }
     std::vector<uint8_t*> values(size);
@@ -382,9 +392,9 @@ void DirectAllreduce::Run(void* elements, size_t count, size_t element_bytes,
   Operation operation(*this, elements, count, element_bytes, reduce);
   if (count * element_bytes <= small_bytes_) {
     operation.ToAll();
-  } else {
-    operation.InBlocks();
+    return;
   }
+  operation.InBlocks();
   try {
     for (auto& inbox : inboxes_) {
       if (inbox) {
