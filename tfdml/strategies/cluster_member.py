@@ -16,6 +16,7 @@ from tfdml.topology import Topology
 # answered must not fail before the guard's thread, which may be late, has ended the job.
 _HEARTBEAT_LIMITS = 4.0
 
+
 @dataclasses.dataclass(frozen=True)
 class ClusterMember:
     """This process as a member of a running cluster.
