@@ -24,19 +24,18 @@ class Begun(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.last, self.longest, self.steps = None, 0.0, 0
+        self.last, self.longest, self.steps = 0.0, 0.0, 0
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
-        if self.last is not None:
-            self.longest = max(self.longest, now - self.last)
-        self.last, self.steps = now, self.steps + 1
-        if self.steps == 5:
-            Path(directory, "begun").touch()
-            self.last = None
+        self.steps += 1
         if self.steps > 5:
-            # The steps that follow take at least 5 s, so that an outage finds training under way.
+            self.longest = max(self.longest, now - self.last)
+            # These steps take at least 5 s together, so that an outage finds training under way.
             time.sleep(0.05)
+        elif self.steps == 5:
+            Path(directory, "begun").touch()
+        self.last = now
 
 
 chosen = tfdml.HorovodStrategy if kind == "horovod" else tfdml.MultiWorkerMirroredStrategy
