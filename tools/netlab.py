@@ -21,8 +21,9 @@ rank that fails ends the others, and its exit code is the tool's.
     tools/netlab --latency 50ms --outage host1:20s:10s --outage host0:60s -- python train.py
 
 What leaves a host arrives later by the latency; a ping takes twice as long. In an outage nothing
-leaves or reaches the host: connections wait. Its times are from the start of the command. The
-kernel's netem makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
+leaves or reaches the host: connections wait. Its times are from the start of the command, or, with
+`--outages-after FILE`, from when that file exists, which the command may create. The kernel's netem
+makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
 the place of the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It
 treats what the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of
 1,500 bytes, and the same for the same packets and `--seed`. Behind `tc` alone the first 128 KB
@@ -163,13 +164,19 @@ def start(host: int, command: Sequence[str], variables: dict[str, str]) -> subpr
     )
 
 
-def wait(started: Sequence[subprocess.Popen], links: Links, outages: Sequence[Outage]) -> int:
+def wait(
+    started: Sequence[subprocess.Popen],
+    links: Links,
+    outages: Sequence[Outage],
+    outages_after: Path | None,
+) -> int:
     """Waits for all ranks, and cuts off hosts meanwhile.
 
     Args:
         started: The ranks.
         links: The network between their hosts.
         outages: Times in which hosts are cut off.
+        outages_after: File from whose creation on these times count; None for the start.
 
     Returns:
         The exit code of the first rank that failed, or 0.
@@ -177,10 +184,12 @@ def wait(started: Sequence[subprocess.Popen], links: Links, outages: Sequence[Ou
     changes = [(outage.begin, outage.host, False) for outage in outages]
     changes += [(outage.end, outage.host, True) for outage in outages if outage.end is not None]
     changes.sort()
-    begin = time.monotonic()
+    begin = time.monotonic() if outages_after is None else None
     first, deadline = 0, None
     while any(p.poll() is None for p in started):
-        while changes and time.monotonic() >= begin + changes[0][0]:
+        if begin is None and outages_after.exists():
+            begin = time.monotonic()
+        while begin is not None and changes and time.monotonic() >= begin + changes[0][0]:
             _, host, connected = changes.pop(0)
             links.connect(host, connected)
         time.sleep(0.05)
@@ -204,6 +213,9 @@ def main(
     outage: Annotated[
         list[str] | None, typer.Option(help="Host, begin, duration: host1:20s:10s; or host1:20s.")
     ] = None,
+    outages_after: Annotated[
+        Path | None, typer.Option(help="File whose creation begins the times of outages.")
+    ] = None,
     relay: Annotated[
         bool, typer.Option("--relay", help="A relay of our own even if the kernel has netem.")
     ] = False,
@@ -222,7 +234,7 @@ def main(
     links = Links(hosts, quality)
     each = environments(each_host, job)
     started = [start(int(own["NETLAB_HOST"]), command, own) for own in each]
-    code = wait(started, links, outages)
+    code = wait(started, links, outages, outages_after)
     if summary := links.summary():
         print(f"netlab: {summary}", file=sys.stderr)
     sys.stdout.flush()

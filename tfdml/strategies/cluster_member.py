@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdml.runtime.rendezvous import exit_after, wait_for_peers
+from tfdml.strategies.tensorflow_seam import heartbeat_limit
 from tfdml.topology import Topology
+
+# TensorFlow's limit of silence in the guard's. Half of it is an answer's, and a worker that is not
+# answered must not fail before the guard's thread, which may be late, has ended the job.
+_HEARTBEAT_LIMITS = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ def join(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
     options: tf.distribute.experimental.CommunicationOptions,
     start_limit: float,
+    silence_limit: float,
 ) -> ClusterMember | None:
     """Starts this process's server and waits for the other processes; only the first time.
 
@@ -44,6 +50,7 @@ def join(
         resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
         options: TensorFlow's communication options.
         start_limit: Seconds to wait for the other processes.
+        silence_limit: Seconds of silence after which the guard takes a process for lost.
 
     Returns:
         The member, or None if the cluster is this process alone.
@@ -77,7 +84,9 @@ def join(
         # collectives are not used.
         addresses = [cluster[job][index] for job, index in _order(cluster)]
         wait_for_peers(addresses, topology.rank, start_limit)
-        with exit_after(start_limit), _sigterm_left_alone():
+        # TensorFlow knows less about a lost worker than the guard, which is to end the job before.
+        patient = heartbeat_limit(_HEARTBEAT_LIMITS * silence_limit)
+        with exit_after(start_limit), _sigterm_left_alone(), patient:
             server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         _members[key] = ClusterMember(topology, server.extended.worker_devices, resolver, server)
     return _members[key]

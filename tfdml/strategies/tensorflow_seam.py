@@ -1,4 +1,4 @@
-"""Patches of TensorFlow for distributed variables outside of replicas, and for tapes.
+"""Patches of TensorFlow for distributed variables outside of replicas, tapes and heartbeats.
 
 They depend on internals of TensorFlow 2.20 and 2.21.
 
@@ -9,13 +9,15 @@ They depend on internals of TensorFlow 2.20 and 2.21.
 | a loaded SavedModel's functions | use the first replica's values if called in the scope |
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.eager.context import context
 from tensorflow.python.eager.record import could_possibly_record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import variable_scope
@@ -81,6 +83,27 @@ def is_inner(tape: tf.GradientTape) -> bool:
         return could_possibly_record()
     with tape.stop_recording():
         return could_possibly_record()
+
+
+@contextlib.contextmanager
+def heartbeat_limit(seconds: float) -> Iterator[None]:
+    """Context manager: strategies of TensorFlow that start workers allow such a silence of theirs.
+
+    By default a worker fails after 5 s without an answer of the first one, which fails after 10 s
+    without a message of a worker.
+
+    Args:
+        seconds: Seconds without a message after which a worker is taken for lost. An answer may
+            take half as long.
+    """
+    own = context()
+    own.configure_coordination_service = functools.partial(
+        own.configure_coordination_service, heartbeat_timeout_in_ms=round(1000 * seconds)
+    )
+    try:
+        yield
+    finally:
+        del own.configure_coordination_service  # The class has the original.
 
 
 REPLACED: list[tuple[Any, str]] = [

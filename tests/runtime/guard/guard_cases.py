@@ -132,6 +132,17 @@ def guard_that_fails() -> None:
         compiled(strategy).fit(x, y, batch_size=12, verbose=0)
 
 
+def rank_0_unheard() -> None:
+    """Rank 1 no longer hears rank 0, which hears it."""
+    strategy = rank_job.strategy()
+    if strategy.rank == 1:
+        strategy.extended.guard._members[0].hear = lambda *_: None
+        strategy.extended.guard._limit = 2.0
+    x, y = data(24)
+    for _ in range(1000):
+        compiled(strategy).fit(x, y, batch_size=12, verbose=0)
+
+
 @keras.saving.register_keras_serializable("tfdml-tests")
 class Slow(layers.Layer):
     """Layer that is slow to run on one rank, and slow to trace on the other."""

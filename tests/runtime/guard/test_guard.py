@@ -122,6 +122,14 @@ def test_failing_guard_is_reported(ranks):
     assert "TypeError" in str(failure.value)
 
 
+def test_a_rank_that_gives_up_on_rank_0_tells_it(ranks):
+    """It would be taken for dead otherwise, when only the network was cut."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.rank_0_unheard)
+    assert "on all 2 ranks, because rank 0 fell silent" in str(failure.value)
+    assert "on all 2 ranks, because rank 1 gave up on rank 0, which fell" in str(failure.value)
+
+
 def test_ranks_left_behind_by_an_exception_are_ended(ranks):
     """The rank's program continues, as a pool's does; the other could wait forever."""
     with pytest.raises(RankFailure) as failure:

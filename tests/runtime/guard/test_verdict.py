@@ -74,6 +74,34 @@ def test_silence_beyond_the_limit_ends_the_job():
     assert verdict(found, LIMIT + 2, LIMIT + 1) is None
 
 
+def test_rank_0_that_hears_nobody_is_cut_off():
+    found = members()
+    beat_on(found[1:2], 1.0)
+    beat_on(found[:1], LIMIT + 0.5)
+    result = verdict(found, LIMIT, LIMIT + 0.5)
+    assert result.rank == 0
+    assert result.why == "hears no other rank (for 60.5 s)"
+    assert "cut off" in result.likely
+
+
+def test_rank_0_that_hears_nobody_when_the_exchange_fails_is_cut_off():
+    found = members()
+    beat_on(found[:1], 30.0)
+    found[0].hear(failure(consequence=True, error="UnknownError: "), 30.0)
+    assert verdict(found, LIMIT, 30.5 + LEFT_GRACE).rank == 0
+    # Of two ranks, none knows on which side the fault is.
+    assert verdict(found[:2], LIMIT, 30.5 + LEFT_GRACE).rank == 1
+
+
+def test_a_rank_that_gave_up_on_rank_0_is_not_dead():
+    found = members()
+    found[1].hear({"kind": "left", "why": "fell silent (nothing heard for 61.0 s)"}, 1.0)
+    found[1].lost = True
+    result = verdict(found, LIMIT, 1.0)
+    assert (result.rank, result.why[:38]) == (1, "gave up on rank 0, which fell silent (")
+    assert "network" in result.likely
+
+
 def test_uncaught_exception_ends_the_job():
     found = members()
     found[1].hear(failure(call=None), 1.0)

@@ -289,6 +289,8 @@ class Guard:
             # Rank 0 decides everything else; only its own loss is detected here.
             found = verdict_of_rank_0(rank_0, self._members[self._rank], self._limit, now)
             if found is not None and not self._ending.is_set():
+                # If rank 0 hears this after all, it knows why the connection ends.
+                hub.send({"kind": "left", "why": found.why})
                 return self._end(self._explain(found), 0)
             if rank_0.lost:
                 time.sleep(self._beat / 2)

@@ -48,6 +48,7 @@ class RankStatus:
         moved: Time of its last progress.
         bye: Time at which its program ended; None while it runs.
         lost: Whether its connection is broken.
+        left: What happened to rank 0, so that it has ended; "" while it has not.
         failure: Last exception.
         collectives: Collectives in the last graph of each of its steps; see `Activity`.
     """
@@ -60,6 +61,7 @@ class RankStatus:
     moved: float = 0.0
     bye: float | None = None
     lost: bool = False
+    left: str = ""
     failure: Failure | None = None
     collectives: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
@@ -86,6 +88,8 @@ class RankStatus:
             self.failure = Failure(error, activity, message.get("call"), consequence, now)
         elif kind == "bye":
             self.bye = now
+        elif kind == "left":
+            self.left = str(message.get("why"))
 
     def describe(self, now: float) -> str:
         """Describes the rank: host, process, last message and activity."""
@@ -132,6 +136,8 @@ _LIKELY_DEAD = (
     "its machine crashed"
 )
 _LIKELY_SILENT = "it was stopped (SIGSTOP, a debugger), its machine froze, or the network is cut"
+_LIKELY_LEFT = "rank 0 was stopped, its machine froze, or the network was cut for a while"
+_LIKELY_CUT_OFF = "its machine is cut off from the network, or all other ranks were stopped"
 _LIKELY_MISMATCH = (
     "code that only some ranks run, such as `if rank == 0: model.evaluate(...)`, or a "
     "different number of variables or of calls"
@@ -165,15 +171,29 @@ def verdict_of_rank_0(
 
 def _find_lost(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
     for member in members:
+        if member.left:
+            why = f"gave up on rank 0, which {member.left}"
+            return Verdict(member.rank, why, "", _LIKELY_LEFT)
         if member.lost and member.bye is None:
             if member.failure and not member.failure.consequence:
                 return _raised(member)
             if member.failure is None:
                 return Verdict(member.rank, "died", "", _LIKELY_DEAD)
-    for member in members:
-        if member.runs and now - member.heard > limit:
-            return _silent(member, now)
-    return None
+    return _find_silent(members, limit, now)
+
+
+def _find_silent(members: Sequence[RankStatus], limit: float, now: float) -> Verdict | None:
+    """Returns a verdict if a rank has been silent for longer than `limit` seconds."""
+    quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
+    if quiet is None or now - quiet.heard <= limit:
+        return None
+    # Of three ranks or more, it is rather rank 0 that is cut off than all others. They were last
+    # heard at slightly different times.
+    others = [m for m in members[1:] if m.runs]
+    if len(others) > 1 and all(now - m.heard > limit / 2 for m in others):
+        why = f"hears no other rank (for {now - quiet.heard:.1f} s)"
+        return Verdict(members[0].rank, why, "", _LIKELY_CUT_OFF)
+    return _silent(quiet, now)
 
 
 def _silent(member: RankStatus, now: float) -> Verdict:
@@ -202,10 +222,8 @@ def _find_failure(members: Sequence[RankStatus], now: float) -> Verdict | None:
     # that has missed some heartbeats.
     if own:
         return _raised(min(own, key=lambda m: m.failure.time))
-    quiet = max((m for m in members if m.runs), key=lambda m: now - m.heard, default=None)
-    if quiet is not None and now - quiet.heard > LEFT_GRACE:
-        return _silent(quiet, now)
-    return _raised(min(due, key=lambda m: m.failure.time))
+    silent = _find_silent(members, LEFT_GRACE, now)
+    return silent or _raised(min(due, key=lambda m: m.failure.time))
 
 
 def _grace(failure: Failure) -> float:
