@@ -23,12 +23,12 @@ rank that fails ends the others, and its exit code is the tool's.
 What leaves a host arrives later by the latency; a ping takes twice as long. In an outage nothing
 leaves or reaches the host: connections wait. Its times are from the start of the command, or, with
 `--outages-after FILE`, from when that file exists, which the command may create. The kernel's netem
-makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes
-the place of the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It
-treats what the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of
-1,500 bytes, and the same for the same packets and `--seed`. Behind `tc` alone the first 128 KB
-after a pause pass at once; the relay gives them their time too, so `--relay` is the better network
-for small messages even without latency.
+makes latency and losses where it exists. Elsewhere, or with `--relay`, a relay takes the place of
+the bridge: a C++ program, compiled (g++) at its first use; `eth0` is a TUN device. It treats what
+the lab itself sends, at 10.77.0.254, as it does hosts. Its losses are of packets of 1,500 bytes,
+and the same for the same packets and `--seed`. Behind `tc` alone the first 128 KB after a pause
+pass at once; the relay gives them their time too, so `--relay` is the better network for small
+messages even without latency.
 
 Queues: a host's holds 50 ms of its rate, the relay's 256 MB, as much as 0.2 s of 10 Gbit/s; what
 finds them full is dropped. With a latency, TCP's buffers may grow to 64 MB and so never limit a

@@ -138,6 +138,16 @@ def test_an_outage_may_last_for_good():
     assert trips == [None]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_outages_may_wait_for_a_file(begun, tmp_path):
+    file = tmp_path / "begun"
+    if begun:
+        file.touch()
+    cut = ["--outage", "host0:0s", "--outages-after", str(file)]
+    trips, _ = seen(["--relay", *cut], "round_trips", "host0", 1)
+    assert (trips == [None]) == begun
+
+
 # -- The tool --------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,10 @@ from tfdml.runtime.rendezvous import exit_after, wait_for_peers
 from tfdml.strategies.tensorflow_seam import heartbeat_limit
 from tfdml.topology import Topology
 
-# TensorFlow's limit of silence in the guard's. Half of it is an answer's, and a worker that is not
-# answered must not fail before the guard's thread, which may be late, has ended the job.
-_HEARTBEAT_LIMITS = 4.0
+# Seconds without a message after which TensorFlow takes a worker for lost; an answer may take half
+# as long. By default they are 10: an outage of so long would end the job, and even of 5. After it,
+# TCP may need 13 s to resume. Much longer would be late if a worker dies before there is a guard.
+_HEARTBEAT_LIMIT = 40.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,6 @@ def join(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
     options: tf.distribute.experimental.CommunicationOptions,
     start_limit: float,
-    silence_limit: float,
 ) -> ClusterMember | None:
     """Starts this process's server and waits for the other processes; only the first time.
 
@@ -50,7 +50,6 @@ def join(
         resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
         options: TensorFlow's communication options.
         start_limit: Seconds to wait for the other processes.
-        silence_limit: Seconds of silence after which the guard takes a process for lost.
 
     Returns:
         The member, or None if the cluster is this process alone.
@@ -84,8 +83,7 @@ def join(
         # collectives are not used.
         addresses = [cluster[job][index] for job, index in _order(cluster)]
         wait_for_peers(addresses, topology.rank, start_limit)
-        # TensorFlow knows less about a lost worker than the guard, which is to end the job before.
-        patient = heartbeat_limit(_HEARTBEAT_LIMITS * silence_limit)
+        patient = heartbeat_limit(_HEARTBEAT_LIMIT)
         with exit_after(start_limit), _sigterm_left_alone(), patient:
             server = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         _members[key] = ClusterMember(topology, server.extended.worker_devices, resolver, server)

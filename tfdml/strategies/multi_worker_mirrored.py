@@ -94,7 +94,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         # Slurm's resolver selects this process's GPUs here, and the server then takes them.
         self._cluster_resolver.cluster_spec()
         own = own_devices(devices, topology.on_this_host())
-        member = join(cluster_resolver, communication_options, start_limit, silence_limit)
+        member = join(cluster_resolver, communication_options, start_limit)
         if member is None:
             super().__init__(LocalCollective(), own, options)
             self.extended.aggregator_choice.device_group = device_group(

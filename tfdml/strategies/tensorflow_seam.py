@@ -89,9 +89,6 @@ def is_inner(tape: tf.GradientTape) -> bool:
 def heartbeat_limit(seconds: float) -> Iterator[None]:
     """Context manager: strategies of TensorFlow that start workers allow such a silence of theirs.
 
-    By default a worker fails after 5 s without an answer of the first one, which fails after 10 s
-    without a message of a worker.
-
     Args:
         seconds: Seconds without a message after which a worker is taken for lost. An answer may
             take half as long.

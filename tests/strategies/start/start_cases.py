@@ -110,3 +110,9 @@ def noisy_data(kind: str) -> dict:
         warnings.simplefilter("always")
         history = model.fit(dataset, epochs=2, verbose=0)
     return {"loss": history.history["loss"], "warned": " ".join(str(w.message) for w in caught)}
+
+
+def heartbeat_seconds() -> float:
+    """Returns the seconds after which TensorFlow takes a silent worker for lost."""
+    rank_job.strategy()
+    return context.context().coordination_service.heartbeat_timeout_in_ms / 1000

@@ -22,3 +22,8 @@ def test_rank_0_restores_for_all(ranks, tmp_path):
     assert_same_bits(results)
     for result in results:
         assert_close(one, result, rtol=1e-5, atol=2e-6, where="")
+
+
+def test_tensorflow_outlasts_an_outage_of_10_seconds(ranks):
+    """Half of its time is an answer's; after 10 s, TCP tries again when 12.6 s have passed."""
+    assert min(ranks(2, "multi_worker").run(cases.heartbeat_seconds)) / 2 > 12.6
