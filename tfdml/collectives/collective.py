@@ -22,9 +22,11 @@ class Collective(abc.ABC):
     Attributes:
         topology: This process's rank and the size of the job.
         branches: Whether operations may be called in one branch of a graph (`tf.cond`).
+        crosses_processes: Whether the ranks are processes, not devices of one.
     """
 
     branches = True
+    crosses_processes = True
 
     def __init__(self, topology: Topology):
         self.topology = topology

@@ -90,6 +90,8 @@ class CompressedAggregator(GradientAggregator):
         self._hosts = hosts if two_levels and can_sum_by_hosts(compressor, hosts) else None
         self._choose_hosts = choose_hosts or is_faster_by_hosts
         self._prefix = prefix
+        # Whether all processes use the operations of `native_rounds`; None until agreed on.
+        self._uses_operations: bool | None = None
 
     @property
     def state(self) -> dict[str, tf.Variable]:
@@ -304,10 +306,6 @@ class CompressedAggregator(GradientAggregator):
         self._kept.value(f"{CHUNK_LAYOUT}{name}", lambda: tf.constant([length, codec.block]))
         return {"residual": self._kept.value(f"{OWNER_RESIDUAL}{name}", lambda: tf.zeros([chunk]))}
 
-    @functools.cached_property
-    def _all_have_operations(self) -> bool:
-        return all_have_operations(self._collective, self._compressor)
-
     def _in_rounds(
         self,
         collective: Collective,
@@ -318,6 +316,8 @@ class CompressedAggregator(GradientAggregator):
     ) -> tuple[list, tf.Tensor, list]:
         """Returns a bucket's sums, whether they are finite, and the state's new values."""
         del step
+        if self._uses_operations is None:
+            self._uses_operations = all_have_operations(self._collective, self._compressor)
         own, names = gradients.values, gradients.names
         memories = self._memories(gradients)
         states = [
@@ -332,7 +332,7 @@ class CompressedAggregator(GradientAggregator):
             [_values(s) for s in states],
             scales,
             name,
-            self._all_have_operations,
+            self._uses_operations,
         )
         return sums, finite, _pairs([*memories, *states], [*after, *states_after])
 

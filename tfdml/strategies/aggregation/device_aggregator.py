@@ -25,6 +25,7 @@ class DeviceCollective(Collective):
     """
 
     branches = False
+    crosses_processes = False
 
     def __init__(self, devices: Sequence[str], rank: int):
         size = len(devices)
