@@ -33,7 +33,7 @@ constexpr size_t kSmallestSlot = 256;
 // Bytes of a block at most, unless its pieces were smaller than kLeastPiece then, and of a piece.
 constexpr size_t kMostBlock = 4 * 1024 * 1024;
 constexpr size_t kLeastPiece = 64 * 1024;
-constexpr size_t kMostPiece = 512 * 1024;
+constexpr size_t kMostPiece = 1024 * 1024;
 
 template <typename T>
 void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_t count,
