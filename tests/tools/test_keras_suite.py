@@ -21,6 +21,7 @@ def suite(*arguments: str, timeout: float) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_the_selection_fails_where_the_exclusions_say():
     ended = suite(timeout=900)
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]

@@ -33,8 +33,8 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        ("mirrored", 3),
         ("horovod", 2),
+        pytest.param("mirrored", 3, marks=pytest.mark.slow),
         pytest.param("multi_worker", 2, marks=pytest.mark.slow),
         pytest.param("parameter_server", 2, marks=pytest.mark.slow),
     ],
