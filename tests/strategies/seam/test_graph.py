@@ -27,15 +27,16 @@ AUTO = {
 }
 
 
-# Counted with TensorFlow 2.21 and Keras 3.15. Raise a number only for a good reason.
+# Counted with TensorFlow 2.21 and Keras 3.15, with the branch that names ranks whose batches differ,
+# which does not run otherwise. Raise a number only for a good reason.
 @pytest.mark.parametrize(
     ("arguments", "operations", "exchanges"),
     [
-        (("QSGD", 2), 561, QSGD),
-        pytest.param(("none",), 330, PLAIN, marks=pytest.mark.slow),
-        pytest.param(("none", 2), 502, PLAIN, marks=pytest.mark.slow),
-        pytest.param(("none", None, True), 384, PLAIN, marks=pytest.mark.slow),
-        pytest.param(("QSGD",), 389, QSGD, marks=pytest.mark.slow),
+        (("QSGD", 2), 564, QSGD),
+        pytest.param(("none",), 333, PLAIN, marks=pytest.mark.slow),
+        pytest.param(("none", 2), 505, PLAIN, marks=pytest.mark.slow),
+        pytest.param(("none", None, True), 387, PLAIN, marks=pytest.mark.slow),
+        pytest.param(("QSGD",), 392, QSGD, marks=pytest.mark.slow),
         pytest.param(("PowerSGD",), 581, POWER_SGD, marks=pytest.mark.slow),
         pytest.param(("auto",), 798, AUTO, marks=pytest.mark.slow),
     ],
@@ -44,4 +45,4 @@ AUTO = {
 def test_graph_of_a_train_step(ranks, arguments, operations, exchanges):
     for found in ranks(2).run(cases.traced, *arguments):
         assert found["exchanges"] == exchanges
-        assert found["operations"] <= operations
+        assert found["operations"] <= operations, found["operations"]
