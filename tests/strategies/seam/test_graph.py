@@ -27,8 +27,8 @@ AUTO = {
 }
 
 
-# Counted with TensorFlow 2.21 and Keras 3.15, with the branch that names ranks whose batches differ,
-# which does not run otherwise. Raise a number only for a good reason.
+# Counted with TensorFlow 2.21 and Keras 3.15, and with the branch that runs only where batches
+# differ. Raise a number only for a good reason.
 @pytest.mark.parametrize(
     ("arguments", "operations", "exchanges"),
     [
