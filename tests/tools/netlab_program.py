@@ -52,11 +52,12 @@ def receive(from_: socket.socket, size: int) -> bytes:
 
 
 def show(seen) -> None:
+    """Prints a result as JSON."""
     print(json.dumps(seen), flush=True)
 
 
 def round_trips(address: str, times: int) -> None:
-    """Seconds that a closed port takes to refuse a connection: the kernels answer each other.
+    """Prints the seconds that a closed port takes to refuse a connection: kernels answer.
 
     None for no answer within a second.
     """
@@ -75,7 +76,7 @@ def round_trips(address: str, times: int) -> None:
 
 
 def message(size: int) -> None:
-    """Seconds from the start of a message to its short answer, on a link that was idle."""
+    """Prints the seconds from a message to its short answer, on a link that was idle."""
     both = connection()
     if HOST == 0:
         receive(both, size)
@@ -88,7 +89,7 @@ def message(size: int) -> None:
 
 
 def copy(times: int, size: int) -> None:
-    """Whether random bytes arrive as they are, and the sender's packets sent again in all.
+    """Sends random bytes; prints if all arrive unchanged, and the number of packets sent again.
 
     Each time has a connection, which ends with the last packet of the bytes.
     """
@@ -112,14 +113,14 @@ def copy(times: int, size: int) -> None:
 
 
 def congestion_control() -> None:
-    """TCP's congestion control of a connection."""
+    """Prints TCP's congestion control of a connection."""
     both = connection()
     if HOST == 1:
         show(both.getsockopt(socket.SOL_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode())
 
 
 def flood(count: int, size: int, ready: str) -> None:
-    """Numbers of the datagrams that arrive, in the order of their arrival.
+    """Prints the numbers of the datagrams that arrive, in the order of their arrival.
 
     They are the first packets that leave host 1: a file says that host 0 is ready.
     """
@@ -146,7 +147,7 @@ def flood(count: int, size: int, ready: str) -> None:
 
 
 def ticks() -> None:
-    """Numbers of ticks that arrive, until some are missing and further ones have come."""
+    """Prints the numbers of ticks that arrive, until some are missing and others have come."""
     loose = datagrams()
     both = connection()
     if HOST == 0:
@@ -165,7 +166,7 @@ def ticks() -> None:
 
 
 def stream(skipped: float, seconds: float) -> None:
-    """Bits per second of a TCP connection, measured some seconds after its start."""
+    """Prints the bits per second of a TCP connection, measured some seconds after its start."""
     both = connection()
     if HOST == 1:
         try:

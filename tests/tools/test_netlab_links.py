@@ -87,12 +87,12 @@ def test_so_many_packets_are_lost_and_the_others_keep_their_order(tmp_path):
         network = ["--relay", "--loss", "1%", "--seed", str(seed)]
         return seen(network, "flood", count, 100, str(tmp_path / name))
 
-    numbers, told = arrived(1, "first")
+    numbers, closing = arrived(1, "first")
     assert numbers == sorted(set(numbers))
     assert 0.008 < 1 - len(numbers) / count < 0.012
     # Those of the connection at the end are counted too.
-    assert 0 <= int(told["lost"]) - (count - len(numbers)) < 5
-    assert int(told["full"]) == 0
+    assert 0 <= int(closing["lost"]) - (count - len(numbers)) < 5
+    assert int(closing["full"]) == 0
     assert arrived(1, "again")[0] == numbers
     assert arrived(2, "other")[0] != numbers
 
@@ -105,18 +105,18 @@ def test_netem_loses_packets(tmp_path):
 
 def test_bytes_of_a_lossy_connection_arrive_as_they_are():
     """Super-packets are taken apart around what is lost, and what is left of them is valid."""
-    again, told = seen(["--relay", "--loss", "1%"], "copy", 40, 300_000)
-    assert int(told["lost"]) > 40
+    again, closing = seen(["--relay", "--loss", "1%"], "copy", 40, 300_000)
+    assert int(closing["lost"]) > 40
     # Answers are among the lost, and a few are sent twice; parts that are not valid, more often.
-    assert 0.5 < again / int(told["lost"]) < 2
+    assert 0.5 < again / int(closing["lost"]) < 2
 
 
 def test_full_queues_drop_packets(tmp_path):
     """128 KB pass at once, and 50 ms of the rate find room."""
     ready = str(tmp_path / "ready")
-    numbers, told = seen(["--relay", "--rate", "20mbit"], "flood", 1000, 1400, ready)
+    numbers, closing = seen(["--relay", "--rate", "20mbit"], "flood", 1000, 1400, ready)
     assert 180 < len(numbers) < 900
-    assert int(told["full"]) == 1000 - len(numbers)
+    assert int(closing["full"]) == 1000 - len(numbers)
 
 
 # -- Outages ---------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_full_queues_drop_packets(tmp_path):
     ("way", "host"), [([], "host0"), (["--relay"], "host0"), (["--relay"], "host1")]
 )
 def test_nothing_passes_in_an_outage_and_all_afterwards(way, host):
-    numbers, told = seen([*way, "--outage", f"{host}:1s:500ms"], "ticks")
+    numbers, closing = seen([*way, "--outage", f"{host}:1s:500ms"], "ticks")
     assert numbers == sorted(set(numbers))
     missing = [later - number - 1 for number, later in zip(numbers, numbers[1:], strict=False)]
     assert len([count for count in missing if count]) == 1
-    assert not way or int(told["cut"]) >= max(missing)
+    assert not way or int(closing["cut"]) >= max(missing)
 
 
 def test_an_outage_may_last_for_good():
@@ -152,8 +152,8 @@ def test_outages_may_wait_for_a_file(begun, tmp_path):
 
 
 def test_connections_have_the_congestion_control():
-    name, told = seen(["--relay", "--congestion", "reno"], "congestion_control")
-    assert name == told["control"] == "reno"
+    name, closing = seen(["--relay", "--congestion", "reno"], "congestion_control")
+    assert name == closing["control"] == "reno"
 
 
 def test_the_end_of_the_relay_ends_the_job(tmp_path):
@@ -195,8 +195,8 @@ def test_wrong_values_are_refused(options, message):
 def test_help_says_how_the_network_is_made():
     page = " ".join(lab("--help").stdout.split())
     assert "tools/netlab --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic" in page
-    for told in ("Queues:", "the relay's 256 MB", "netem", "connections wait", "--outage"):
-        assert told in page
+    for part in ("Queues:", "the relay's 256 MB", "netem", "connections wait", "--outage"):
+        assert part in page
 
 
 def test_a_compiler_is_needed_at_first(tmp_path):

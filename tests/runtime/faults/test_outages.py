@@ -30,7 +30,7 @@ class Ended:
     Attributes:
         code: Its exit code; None if the lab had to kill it.
         seconds: Seconds from the outage to its end.
-        output: What it has printed.
+        output: Its standard output and error.
         errors: Its standard error.
     """
 
