@@ -39,7 +39,7 @@ FILES = {
 def test_patched_parts_of_the_source(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "xla_mpi_ops" not in (root / LISTING).read_text()
-    finalize = "void GlooContext::Finalize() {\n  direct_allreduce.reset();\n"
+    finalize = "void GlooContext::Finalize() {\n  direct_exchange.reset();\n"
     assert (root / CONTEXTS).read_text().startswith(f"before\n{finalize}#include")
 
 
@@ -47,7 +47,7 @@ def test_nothing_calls_the_all_reduce_of_gloo(tmp_path):
     root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     callers = {name: (root / name).read_text() for name in CHANGES if name.startswith("horovod/")}
     assert not [name for name, text in callers.items() if "gloo::allreduce" in text]
-    runs = {name: text.count("direct_allreduce->Run(") for name, text in callers.items()}
+    runs = {name: text.count("AllReduce(b") for name, text in callers.items()}
     assert sorted(runs.values())[-2:] == [1, 2]
     for path, name in ADDED.items():
         assert (root / path).read_text() == added_file(name).read_text()

@@ -62,6 +62,8 @@ _ALL_QUEUED = "    message_queue_.push(std::move(messages[i]));\n  }\n"
 _ANNOUNCE = "  arrived_.notify_one();\n"
 _LAST_METHOD = "  void RemoveJoinTensor();\n"
 _CYCLE = "  state.last_cycle_start = std::chrono::steady_clock::now();\n\n"
+_PAUSE = "  if (sleep_duration > std::chrono::steady_clock::duration::zero()) {\n"
+_RESPONSES = "            : ResponseList();\n\n    if (process_set_id == 0) {\n"
 # Lines of gloo's handler of events.
 _TRY_LOCK = "  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);\n  if (!lock) {\n"
 # Bodies of functions that call gloo's all-reduce, and what they call instead.
@@ -92,7 +94,7 @@ _DIRECT_ALLREDUCE = """  void (*func)(void*, const void*, const void*, size_t) =
   } else if (reduce_op == ReduceOp::PRODUCT) {
     func = &::gloo::product<T>;
   }
-  gloo_context_->direct_allreduce->Run(buffer_data, num_elements, sizeof(T), func);
+  gloo_context_->direct_exchange->AllReduce(buffer_data, num_elements, sizeof(T), func);
 """
 _BITS = """                                        int count) {{
   gloo::AllreduceOptions opts(gloo_context_.ctx);
@@ -102,15 +104,47 @@ _BITS = """                                        int count) {{
   gloo::allreduce(opts);
 """
 _DIRECT_BITS = """                                        int count) {{
-  gloo_context_.direct_allreduce->Run(bitvector.data(), count, sizeof(long long),
-                                      &Bit{}<long long>);
+  gloo_context_.direct_exchange->AllReduce(bitvector.data(), count, sizeof(long long),
+                                           &Bit{}<long long>);
 """
-# Lines next to which it is listed, made and released.
+# Beginnings of functions that call gloo's all-gather and all-to-all, or prepare the latter.
+_COUNTS = "  std::vector<size_t> counts(recvcounts, recvcounts + gloo_context_->ctx->size);\n\n"
+_ALLGATHER = f"{_COUNTS}  gloo::AllgathervOptions opts(gloo_context_->ctx);\n"
+_DIRECT_ALLGATHER = """  std::vector<size_t> bytes;
+  for (size_t count : counts) {
+    bytes.push_back(count * sizeof(T));
+  }
+  if (buffer_data == buffer_out && gloo_context_->direct_exchange->AllGather(buffer_out, bytes)) {
+    return;
+  }
+
+"""
+_ALLTOALL = "  gloo::AlltoallvOptions opts(gloo_context_->ctx);\n"
+_DIRECT_ALLTOALL = """  if (gloo_context_->direct_exchange->ReceiveRows(buffer_out)) {
+    return;
+  }
+"""
+_PREPARE = (
+    "  Status status = PrepareOutputAndParams(e, sdispls, rdispls, sendcounts, recvcounts);\n"
+)
+_OFFER = """  size_t row_bytes = DataType_Size(e.tensor->dtype());
+  for (int i = 1; i < e.tensor->shape().dims(); ++i) {
+    row_bytes *= e.tensor->shape().dim_size(i);
+  }
+  gloo_context.direct_exchange->OfferRows(e.tensor->data(), row_bytes);
+"""
+_SPLITS = "                                           std::vector<int32_t>& recvsplits) {\n"
+_DIRECT_SPLITS = """  if (gloo_context_.direct_exchange->SendRows(splits, recvsplits)) {
+    return;
+  }
+"""
+# Lines next to which they are listed, made and released.
 _GLOO_SOURCES = (
     '    list(APPEND SOURCES "${PROJECT_SOURCE_DIR}/horovod/common/gloo/gloo_context.cc"\n'
 )
-_DIRECT_SOURCE = (
-    '                        "${PROJECT_SOURCE_DIR}/horovod/common/gloo/direct_allreduce.cc"\n'
+_DIRECT_SOURCES = "".join(
+    f'                        "${{PROJECT_SOURCE_DIR}}/horovod/common/gloo/direct_{name}.cc"\n'
+    for name in ("allreduce", "exchange")
 )
 _CONTEXTS = "  std::shared_ptr<gloo::Context> local_ctx = nullptr;\n"
 _CROSS_CONTEXT = "  // 3) process-set-limited cross context\n"
@@ -118,7 +152,8 @@ _FINALIZE = "void GlooContext::Finalize() {\n"
 
 # Files of this directory that are added to Horovod's source, by their path there.
 ADDED = {
-    f"horovod/common/gloo/{name}": name for name in ("direct_allreduce.cc", "direct_allreduce.h")
+    f"horovod/common/gloo/{name}": name
+    for name in ("direct_allreduce.cc", "direct_exchange.cc", "direct_exchange.h", "direct_inbox.h")
 }
 
 # By file: pairs of a text that occurs exactly once in it, and its replacement.
@@ -174,36 +209,40 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         (
             f"{_FINALIZE}  if (!enabled_) {{\n    return;\n  }}\n",
             # Its buffers would keep the connections open.
-            f"{_FINALIZE}  direct_allreduce.reset();\n",
+            f"{_FINALIZE}  direct_exchange.reset();\n",
         ),
-        ('#include "http_store.h"\n', '#include "direct_allreduce.h"\n#include "http_store.h"\n'),
+        ('#include "http_store.h"\n', '#include "direct_exchange.h"\n#include "http_store.h"\n'),
         (
             _CROSS_CONTEXT,
-            "  direct_allreduce = std::make_shared<DirectAllreduce>(ctx, local_ctx);\n\n"
+            "  direct_exchange = std::make_shared<DirectExchange>(ctx, local_ctx);\n\n"
             f"{_CROSS_CONTEXT}",
         ),
     ),
-    # An all-reduce of tfdml's, see direct_allreduce.h. It also carries the bits by which ranks
-    # negotiate before each exchange.
-    "CMakeLists.txt": ((_GLOO_SOURCES, _GLOO_SOURCES + _DIRECT_SOURCE),),
+    # Exchanges of tfdml's, see direct_exchange.h. The all-reduce also carries the bits by which
+    # ranks negotiate before each exchange.
+    "CMakeLists.txt": ((_GLOO_SOURCES, _GLOO_SOURCES + _DIRECT_SOURCES),),
     "horovod/common/gloo/gloo_context.h": (
-        ("struct GlooContext {\n", "class DirectAllreduce;\n\nstruct GlooContext {\n"),
-        (_CONTEXTS, f"{_CONTEXTS}  std::shared_ptr<DirectAllreduce> direct_allreduce = nullptr;\n"),
+        ("struct GlooContext {\n", "class DirectExchange;\n\nstruct GlooContext {\n"),
+        (_CONTEXTS, f"{_CONTEXTS}  std::shared_ptr<DirectExchange> direct_exchange = nullptr;\n"),
     ),
     "horovod/common/gloo/gloo_controller.cc": (
         (
             '#include "gloo_context.h"\n',
-            '#include "direct_allreduce.h"\n#include "gloo_context.h"\n',
+            '#include "direct_exchange.h"\n#include "gloo_context.h"\n',
         ),
         (_BITS.format("And"), _DIRECT_BITS.format("And")),
         (_BITS.format("Or"), _DIRECT_BITS.format("Or")),
+        (_SPLITS, _SPLITS + _DIRECT_SPLITS),
     ),
     "horovod/common/ops/gloo_operations.cc": (
         (
             '#include "../common.h"\n',
-            '#include "../common.h"\n#include "../gloo/direct_allreduce.h"\n',
+            '#include "../common.h"\n#include "../gloo/direct_exchange.h"\n',
         ),
         (_ALLREDUCE, _DIRECT_ALLREDUCE),
+        (_ALLGATHER, _ALLGATHER.replace("\n\n", f"\n{_DIRECT_ALLGATHER}")),
+        (_ALLTOALL, _DIRECT_ALLTOALL + _ALLTOALL),
+        (_PREPARE, _OFFER + _PREPARE),
     ),
     # gloo sends data only after the receiver has announced its buffer, on the same connection as
     # the data. If `send` is posted first, the announcement queues behind the rank's own data and
@@ -235,7 +274,24 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     # this patch an idle rank waits until it has a tensor, 20 ms at most: no exchange can begin
     # before that, and other ranks in a negotiation wait for this rank anyway. Not with process
     # sets, which negotiate one after the other.
+    #
+    # Horovod also begins no negotiation within a millisecond of the one before. With this patch
+    # only after one that found nothing to exchange, so that an exchange that follows another, as
+    # buckets and phases do, does not wait.
     "horovod/common/operations.cc": (
+        (
+            _PAUSE,
+            "  static bool exchanged = false;\n"
+            "  const bool pauses = !exchanged || state.process_set_table.Ids().size() != 1;\n"
+            "  exchanged = false;\n"
+            f"{_PAUSE.replace('if (', 'if (pauses && ')}",
+        ),
+        (
+            _RESPONSES,
+            _RESPONSES.replace(
+                "\n\n", "\n    exchanged = exchanged || !response_list.responses().empty();\n\n"
+            ),
+        ),
         (
             _CYCLE,
             "  if (state.process_set_table.Ids().size() == 1) {\n"

@@ -1,43 +1,24 @@
-#include "direct_allreduce.h"
+#include "direct_exchange.h"
+#include "direct_inbox.h"
 
-#include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <map>
 #include <utility>
 
-#include "gloo/allgather.h"
 #include "gloo/common/error.h"
-#include "gloo/types.h"
 
 namespace horovod {
 namespace common {
 
 namespace {
 
-// gloo keeps the order of messages between two ranks with one of these numbers. Its own all-reduce
-// has number 0.
-const uint64_t kValues = gloo::Slot::build(gloo::kAllreduceSlotPrefix, 1);
-const uint64_t kResults = gloo::Slot::build(gloo::kAllreduceSlotPrefix, 2);
-
-// Messages that a rank may send before the receiver has added the first one.
-constexpr size_t kSlots = 4;
 // Blocks that a rank sends before it waits for the first one from others, so that a block is on the
 // way while another one is added.
 constexpr size_t kAhead = 2;
 
-// A buffer is small if a host sends no more bytes than these, all its messages together.
-constexpr size_t kSmallTraffic = 32 * 1024;
-constexpr size_t kSmallestSlot = 256;
-// Bytes of a block at most, unless its pieces were smaller than kLeastPiece then, and of a piece.
-constexpr size_t kMostBlock = 4 * 1024 * 1024;
-constexpr size_t kLeastPiece = 64 * 1024;
-constexpr size_t kMostPiece = 1024 * 1024;
-
 template <typename T>
 void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_t count,
-            const DirectAllreduce::Reduce& reduce) {
+            const DirectExchange::Reduce& reduce) {
   gloo::AllreduceOptions options(context);
   options.setOutput(static_cast<T*>(elements), count);
   options.setReduceFunction(reduce);
@@ -46,7 +27,7 @@ void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_
 
 // gloo needs to know only how large an element is.
 void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_t count,
-            size_t element_bytes, const DirectAllreduce::Reduce& reduce) {
+            size_t element_bytes, const DirectExchange::Reduce& reduce) {
   if (element_bytes == 1) {
     InRing<uint8_t>(context, elements, count, reduce);
   } else if (element_bytes == 2) {
@@ -60,62 +41,10 @@ void InRing(const std::shared_ptr<gloo::Context>& context, void* elements, size_
 
 } // namespace
 
-// What one peer sends to be added here. gloo sends a message only after the receiver has announced
-// a buffer for it. Here that happened in an earlier operation, so nothing waits for it.
-//
-// When a rank shuts down after the last operation, its connections must not hold announcements that
-// it has not read: closing would destroy what it has sent. And each message has a gloo buffer of its
-// own: if a peer closes a connection, gloo fails all buffers that still wait for it.
-class DirectAllreduce::Inbox {
+// One call of AllReduce.
+class DirectExchange::Operation {
 public:
-  Inbox(gloo::Context& context, int rank, size_t slot_bytes)
-      : rank_(rank), timeout_(context.getTimeout()),
-        memory_(new uint8_t[kSlots * slot_bytes]) {
-    for (size_t slot = 0; slot < kSlots; slot++) {
-      buffers_.push_back(
-          context.createUnboundBuffer(memory_.get() + slot * slot_bytes, slot_bytes));
-    }
-  }
-
-  // Announces buffers for the next kSlots messages.
-  void Announce() { AnnounceUpTo(taken_ + kSlots); }
-
-  // Says how many messages the operation that begins now will take.
-  void Expect(size_t messages) {
-    expected_ = taken_ + messages;
-    Release();
-  }
-
-  // Returns the next message, which is valid until it is released.
-  uint8_t* Take() {
-    auto& buffer = buffers_[taken_++ % kSlots];
-    buffer->waitRecv(timeout_);
-    return static_cast<uint8_t*>(buffer->ptr);
-  }
-
-  // Announces the message's memory again if this operation needs it.
-  void Release() { AnnounceUpTo(std::min(expected_, taken_ + kSlots)); }
-
-private:
-  void AnnounceUpTo(size_t messages) {
-    for (; announced_ < messages; announced_++) {
-      buffers_[announced_ % kSlots]->recv(rank_, kValues);
-    }
-  }
-
-  const int rank_;
-  const std::chrono::milliseconds timeout_;
-  std::unique_ptr<uint8_t[]> memory_;
-  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> buffers_;
-  size_t announced_ = 0;
-  size_t taken_ = 0;
-  size_t expected_ = 0;
-};
-
-// One call of Run.
-class DirectAllreduce::Operation {
-public:
-  Operation(DirectAllreduce& all, void* elements, size_t count, size_t element_bytes,
+  Operation(DirectExchange& all, void* elements, size_t count, size_t element_bytes,
             const Reduce& reduce)
       : all_(all), bytes_(static_cast<uint8_t*>(elements)), count_(count),
         element_bytes_(element_bytes), reduce_(reduce), timeout_(all.context_->getTimeout()),
@@ -309,7 +238,7 @@ private:
     }
   }
 
-  DirectAllreduce& all_;
+  DirectExchange& all_;
   uint8_t* const bytes_;
   const size_t count_;
   const size_t element_bytes_;
@@ -322,65 +251,7 @@ private:
   size_t sends_ = 0;
 };
 
-DirectAllreduce::DirectAllreduce(std::shared_ptr<gloo::Context> context,
-                                 const std::shared_ptr<gloo::Context>& local)
-    : context_(std::move(context)), ring_(std::getenv("HOROVOD_GLOO_RING") != nullptr),
-      inboxes_(context_->size) {
-  int rank = context_->rank;
-  const int size = context_->size;
-  // A host's name is its first rank.
-  std::vector<int> ranks(local->size), first(size);
-  gloo::AllgatherOptions of_host(local);
-  of_host.setInput(&rank, 1);
-  of_host.setOutput(ranks.data(), ranks.size());
-  gloo::allgather(of_host);
-  int own_first = *std::min_element(ranks.begin(), ranks.end());
-  gloo::AllgatherOptions of_all(context_);
-  of_all.setInput(&own_first, 1);
-  of_all.setOutput(first.data(), first.size());
-  gloo::allgather(of_all);
-
-  std::map<int, std::vector<int>> by_first;
-  for (int peer = 0; peer < size; peer++) {
-    by_first[first[peer]].push_back(peer);
-  }
-  size_t most = 0;
-  adders_ = size;
-  for (const auto& named : by_first) {
-    const std::vector<int>& host = named.second;
-    if (named.first == own_first) {
-      host_ = hosts_.size();
-      place_ = std::find(host.begin(), host.end(), rank) - host.begin();
-    }
-    hosts_.push_back(host);
-    adders_ = std::min(adders_, host.size());
-    most = std::max(most, host.size());
-  }
-
-  const size_t pieces = adders_ * hosts_.size();
-  piece_bytes_ = std::min(std::max(kMostBlock / pieces / 64 * 64, kLeastPiece), kMostPiece);
-  small_bytes_ = std::max(kSmallTraffic / (size * most) / 64 * 64, kSmallestSlot);
-  const bool adds = place_ < adders_;
-  for (int peer = 0; peer < size; peer++) {
-    if (peer == rank) {
-      continue;
-    }
-    const std::vector<int>& host = hosts_[std::distance(
-        by_first.begin(), by_first.find(first[peer]))];
-    size_t bytes = 0;
-    if (adds && first[peer] == own_first) {
-      bytes = hosts_.size() * piece_bytes_;
-    } else if (adds && host[place_] == peer) {
-      bytes = piece_bytes_;
-    }
-    inboxes_[peer].reset(new Inbox(*context_, peer, std::max(bytes, small_bytes_)));
-    inboxes_[peer]->Announce();
-  }
-}
-
-DirectAllreduce::~DirectAllreduce() = default;
-
-void DirectAllreduce::Run(void* elements, size_t count, size_t element_bytes,
+void DirectExchange::AllReduce(void* elements, size_t count, size_t element_bytes,
                           const Reduce& reduce) {
   if (context_->size == 1 || count == 0) {
     return;

@@ -1,11 +1,13 @@
-"""Times Horovod's all-reduce as tfdml builds it against gloo's ring, by size and network.
+"""Times Horovod's exchanges as tfdml builds them against gloo's, by size and network.
 
-    python -m tools.bench.all_reduce --hosts 4 --rate 1gbit --latency 5ms
+    python -m tools.bench.exchanges --hosts 4 --rate 1gbit --latency 5ms
+    python -m tools.bench.exchanges --operation all-to-all --latency 5ms
 
-Jobs of both alternate; each reports the median of an all-reduce after a small one, by which the
-ranks begin together. Needs root, for the network lab.
+Jobs of both alternate; each reports the median of an exchange after a small all-reduce, by which
+the ranks begin together. Needs root, for the network lab.
 """
 
+import enum
 import statistics
 import time
 from typing import Annotated
@@ -14,19 +16,36 @@ import typer
 
 from tools.bench.harness import conditions, report, run_on_hosts, start
 
-# Numbers of float32, and how often each is summed.
-SIZES = {1: 60, 1 << 14: 60, 1 << 18: 60, 2_500_000: 8, 6_250_000: 8}
+# Numbers of float32 that a rank has, and how often they are exchanged.
+SIZES = {1: 30, 1 << 14: 30, 1 << 18: 30, 2_500_000: 8, 6_250_000: 8}
 
 
-def run() -> None:
+class Operation(enum.StrEnum):
+    """An exchange of Horovod's."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    ALL_TO_ALL = "all-to-all"
+
+
+def run(operation: Operation) -> None:
     """Times each size on this process's job; rank 0 reports milliseconds."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
+    exchanges = {
+        Operation.ALL_REDUCE: lambda values, name: hvd.allreduce(values, op=hvd.Sum, name=name),
+        Operation.ALL_GATHER: lambda values, name: hvd.allgather(values, name=name),
+        Operation.ALL_TO_ALL: lambda values, name: hvd.alltoall(
+            tf.reshape(values, [hvd.size(), -1]), [1] * hvd.size(), name=name
+        ),
+    }
     medians = []
-    for count, repeats in SIZES.items():
-        total = tf.function(lambda v, n=f"sum.{count}": hvd.allreduce(v, op=hvd.Sum, name=n))
+    for size, repeats in SIZES.items():
+        count = -(-size // hvd.size()) * hvd.size()
+        exchange = exchanges[operation]
+        total = tf.function(lambda v, n=f"timed.{count}", e=exchange: e(v, n))
         seconds = []
         for _ in range(repeats + 3):
             hvd.allreduce(tf.zeros([1]), name="begin")
@@ -44,19 +63,21 @@ def main(
     rate: Annotated[str, typer.Option(help="Of what leaves a host: 1gbit.")] = "1gbit",
     latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Jobs of each kind.")] = 2,
+    operation: Annotated[Operation, typer.Option(help="Exchange.")] = Operation.ALL_REDUCE,
     run_rank: Annotated[bool, typer.Option("--run", hidden=True)] = False,
 ) -> None:
     """Prints a table of milliseconds."""
     if run_rank:
-        return run()
+        return run(operation)
     network = ["--latency", latency] if latency else []
-    kinds = {"gloo's ring": {"HOROVOD_GLOO_RING": "1"}, "direct": {}}
+    kinds = {"gloo's": {"HOROVOD_GLOO_RING": "1"}, "direct": {}}
     found: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, variables in kinds.items():
             job = {"hosts": hosts, "ranks": ranks, "rate": rate, "job": "horovod", **variables}
-            found[kind].append(run_on_hosts(__spec__.name, "--run", network=network, **job))
-    print(f"{hosts} hosts of {ranks}, {rate}, {latency or '0 ms'}; {conditions()}.\n")
+            options = ["--run", "--operation", operation.value]
+            found[kind].append(run_on_hosts(__spec__.name, *options, network=network, **job))
+    print(f"{operation}, {hosts} hosts of {ranks}, {rate}, {latency or '0 ms'}; {conditions()}.\n")
     print(f"| | {' | '.join(f'{4 * count:,} B' for count in SIZES)} |")
     print("|---" * (len(SIZES) + 1) + "|")
     for kind, jobs in found.items():
