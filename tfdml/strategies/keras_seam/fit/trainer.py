@@ -128,7 +128,7 @@ def _get_tf_dataset(original: Callable) -> Callable:
 
 def _enumerate_iterator(original: Callable) -> Callable:
     def enumerate_iterator(self):
-        found = getattr(self, "_tfdml_position", None)
+        found = resuming.position_of(self)
         return original(self) if found is None else found.steps()
 
     return enumerate_iterator
