@@ -12,7 +12,7 @@ TOOLS = sorted((PACKAGE.parent / "tools").rglob("*.py"))
 SOURCES = [*FILES, *TOOLS]
 
 # Packages that a package may import from, apart from itself. Modules at the top of a package, such
-# as `strategies/session.py`, may use all of the package; its subpackages may use those modules.
+# as `strategies/fit_session.py`, may use all of the package; its subpackages may use those modules.
 MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},

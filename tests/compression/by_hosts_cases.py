@@ -14,14 +14,14 @@ from tests.harness import rank_job
 from tests.strategies.cases import data, outcome, seed_ranks_apart
 from tfdml import compression
 from tfdml.callbacks import FaultTolerantCheckpoint
-from tfdml.compression.exchange import aggregator
+from tfdml.compression.exchange import compressed_aggregator
 from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
 
 @contextlib.contextmanager
 def way(by_hosts: bool) -> Iterator[None]:
     """Context manager: strategies sum in this way, whichever is faster on this machine."""
-    with mock.patch.object(aggregator, "is_faster_by_hosts", return_value=by_hosts):
+    with mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=by_hosts):
         yield
 
 

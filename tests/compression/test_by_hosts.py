@@ -21,8 +21,8 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.exchange.aggregator import CompressedAggregator
 from tfdml.compression.exchange.by_hosts import can_sum_by_hosts
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.redistribution import without_hosts
 
 TWO_BY_TWO = Hosts(((0, 1), (2, 3)))

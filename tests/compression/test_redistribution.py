@@ -8,7 +8,7 @@ from tests.compression.aggregate import aggregate
 from tests.compression.test_aggregator import NAMES, SHAPES, gradients
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression, OneBit, PowerSGD, TopK, redistributed
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 
 STEPS = 12
 

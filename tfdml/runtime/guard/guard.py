@@ -163,30 +163,30 @@ class Guard:
         listener = None
         if self._rank == 0:
             listener = channel.listen("127.0.0.1" if alone else "")
-            meeting = {
+            contact = {
                 "hosts": ["127.0.0.1"] if alone else _addresses(),
                 "port": listener.getsockname()[1],
                 "secret": secrets.token_hex(32),
                 "who": self._identity,
             }
-            payload = json.dumps(meeting).encode().ljust(_PAYLOAD_BYTES)
+            payload = json.dumps(contact).encode().ljust(_PAYLOAD_BYTES)
         words = tf.constant(list(payload), tf.uint8)
-        meeting = json.loads(bytes(collective.broadcast(words, "guard/meeting").numpy().tolist()))
-        secret = bytes.fromhex(meeting["secret"])
+        contact = json.loads(bytes(collective.broadcast(words, "guard/contact").numpy().tolist()))
+        secret = bytes.fromhex(contact["secret"])
         if listener is not None:
             with listener:
                 self._accept_all(listener, secret)
             return
-        self._members[0] = self._member(meeting["who"])
-        for host in meeting["hosts"]:
-            connected = channel.connect(host, meeting["port"], secret, _CONNECT_SECONDS / 6)
+        self._members[0] = self._member(contact["who"])
+        for host in contact["hosts"]:
+            connected = channel.connect(host, contact["port"], secret, _CONNECT_SECONDS / 6)
             if connected is not None:
                 connected.send({"kind": "hello", **self._identity})
                 self._channels[0] = connected
                 return
         raise RuntimeError(
             f"Rank 0 must be reachable from every rank. Received on rank {self._rank}: no answer "
-            f"at {', '.join(meeting['hosts'])}, port {meeting['port']}. Check firewalls, and run "
+            f"at {', '.join(contact['hosts'])}, port {contact['port']}. Check firewalls, and run "
             f"`tfdml doctor` on both machines."
         )
 

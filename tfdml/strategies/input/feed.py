@@ -129,7 +129,7 @@ class Feed(abc.ABC):
                 break
             agreed.append(rows)
         own += [None] * (len(agreed) - len(own))
-        return self._portions(own[: len(agreed)], agreed, name), error
+        return self._local_batches(own[: len(agreed)], agreed, name), error
 
     def _announce(self, values: Sequence[int], name: str) -> list[list[int]]:
         """Gathers numbers from all processes; returns, for each number, its values by rank."""
@@ -166,7 +166,7 @@ class Feed(abc.ABC):
         """Returns the number of local batches from the processes' numbers (-1: unknown)."""
 
     @abc.abstractmethod
-    def _portions(
+    def _local_batches(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
     ) -> list[LocalBatch]:
         """Returns this process's local batches from its own batches and all processes' row counts.

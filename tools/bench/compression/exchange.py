@@ -11,7 +11,7 @@ from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import encoder
 from tools.bench.compression.model import WARM_UP, timed
 from tools.bench.compression.networks import NETWORKS

@@ -8,9 +8,9 @@ import keras
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.random import seed_generator
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
-from tfdml.strategies.session import get_session
 
 
 class ResumingCallback(keras.callbacks.Callback):

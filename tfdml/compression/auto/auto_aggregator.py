@@ -23,7 +23,7 @@ from tfdml.compression.auto.candidate_choice import CandidateChoice
 from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.auto.measure import Clock, measure_codec, measure_link
 from tfdml.compression.compressor import Compressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 
 # Steps per measurement; their median is used, because some may be outliers.
 WINDOW = 5
