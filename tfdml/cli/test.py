@@ -53,10 +53,10 @@ def self_test(
 
     from tfdml.cli.selftest import jobs, report
     from tfdml.cli.selftest.run_all import run_all
-    from tfdml.runtime.launch import launcher
+    from tfdml.runtime.launch.job_hosts import parse_hosts
 
     try:
-        parsed_hosts = launcher.parse_hosts(hosts) if hosts else []
+        parsed_hosts = parse_hosts(hosts) if hosts else []
         if json is not None and not json.parent.is_dir():
             raise ValueError(f"`json` must be in a directory that exists. Received: {json}.")
     except ValueError as error:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.runtime.faults.jobs import left_of
-from tfdml.runtime.launch.launcher import Host, parse_hosts
+from tfdml.runtime.launch.job_hosts import Host, parse_hosts
 
 TFDML = [sys.executable, "-m", "tfdml.cli.main"]
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from tfdml.cli.selftest.events import Event, Reader, without_events
-from tfdml.runtime.launch.launcher import Host
+from tfdml.runtime.launch.job_hosts import Host
 from tfdml.runtime.launch.supervisor import TERM_SECONDS
 from tfdml.topology import child_environment
 

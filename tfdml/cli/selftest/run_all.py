@@ -2,7 +2,7 @@
 
 from tfdml.cli.selftest import jobs, report
 from tfdml.cli.selftest.comparison import Outcome, RunResult, judge
-from tfdml.runtime.launch import launcher
+from tfdml.runtime.launch.job_hosts import Host
 
 
 def run_all(
@@ -10,7 +10,7 @@ def run_all(
     commands: dict[str, list[str]],
     workers: int,
     hosts: str,
-    parsed_hosts: list[launcher.Host],
+    parsed_hosts: list[Host],
     shown: report.RunDisplay,
 ) -> None:
     """Runs the jobs one after the other, and shows each run's result.
