@@ -52,7 +52,7 @@ def measured_hosts() -> tuple:
 
 
 def resumed(directory: str, epochs: int) -> dict:
-    """Trains with checkpoints; a second call goes on where the first one ended."""
+    """Trains with checkpoints; a second call continues where the first one ended."""
     x, y = data(33)
     # TensorFlow's own generator belongs to the strategy of the case that used it first.
     tf.random.set_global_generator(tf.random.Generator.from_seed(1))

@@ -198,7 +198,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("compressor", [QSGD(2), OneBit()], ids=repr)
 @pytest.mark.parametrize(("old", "new"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_nothing_waiting_is_lost_on_other_hosts(compressor, old, new):
-    """What two steps have not sent arrives when ranks on other hosts go on without gradients."""
+    """Residuals of two steps arrive when ranks on other hosts continue without gradients."""
     before = run(compressor, old, 2)
     size = sum(map(len, old.ranks))
     after = run(compressor, new, 12, _nothing, [state for _, state in before])

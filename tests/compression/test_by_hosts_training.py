@@ -67,7 +67,7 @@ def test_a_resumed_job_has_the_same_bits(ranks, kind, tmp_path):
     pool.run(cases.resumed, str(tmp_path / "parts"), 1)
     parts = pool.run(cases.resumed, str(tmp_path / "parts"), 3)[0]
     assert_close(whole["weights"], parts["weights"], rtol=0, atol=0, where="")
-    # On other hosts it goes on, too.
+    # On other hosts it continues, too.
     shutil.copytree(
         tmp_path / "parts", tmp_path / "elsewhere", ignore=shutil.ignore_patterns("lock")
     )

@@ -11,7 +11,7 @@ class CheckpointOptions:
     """Options of a `FaultTolerantCheckpoint`; see its arguments.
 
     Attributes:
-        save_freq: When to save: `"epoch"`, a number of steps, or a time.
+        save_freq: Interval of checkpoints: `"epoch"`, a number of steps, or a time.
         max_to_keep: Number of checkpoints to keep.
         asynchronous: Whether training continues while a checkpoint is written.
         raises: Whether a failed write ends training.

@@ -25,7 +25,7 @@ class Saver:
         ranks: This rank's state, and the number of ranks.
         fit: Index of the call of `fit` in the program.
         job: Identifier that tells this job's files from those of dead jobs.
-        options: How many checkpoints to keep, and how to write them.
+        options: Options, of which it uses how many to keep and how to write them.
         has_earlier: Whether this `fit` has a checkpoint already.
     """
 

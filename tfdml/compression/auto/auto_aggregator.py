@@ -43,7 +43,7 @@ class AutoAggregator(GradientAggregator):
         auto: Compressor that holds the candidates.
         clock: Function that returns the time; it times steps, links and codecs.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        hosts: Which ranks share a host; None if that does not matter.
+        hosts: Hosts and their ranks; None if that does not matter.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def make_aggregator(
         collective: Collective that moves tensors between processes.
         compressor: Compressor of the gradients; None for no compression.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        hosts: Which ranks share a host; None if that does not matter.
+        hosts: Hosts and their ranks; None if that does not matter.
     """
     if compressor is None:
         return PlainAggregator(collective, bucket_bytes)

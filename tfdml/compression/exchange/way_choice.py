@@ -28,7 +28,7 @@ def is_faster_by_hosts(
 
     Args:
         collective: Collective between all processes.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
         compressor: The encoding.
         shapes: Shapes of the gradients that will be summed. Buckets of the largest one are timed,
             or of a part of it.

@@ -26,7 +26,7 @@ class AggregatorChoice:
         device_group: Group of all devices, if it sums faster than `spread` does.
         compresses_between_devices: Whether gradients are compressed between the devices of a
             single process.
-        hosts: Which ranks share a host, None for a single process.
+        hosts: Hosts and their ranks; None for a single process.
 
     Args:
         devices: This process's devices.

@@ -71,8 +71,8 @@ def has_accelerators(devices: Iterable[str]) -> bool:
 def _copied(part: Any, device: str) -> Any:
     """Returns a replica's rows on its device.
 
-    Not copied are strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU
-    for every device.
+    Strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU for every
+    device, are not copied.
     """
 
     def copied(value: Any) -> Any:

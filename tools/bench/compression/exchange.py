@@ -51,7 +51,7 @@ def exchange(
         network: Name of the network whose gradients are exchanged.
         compressor: Their compressor; None for no compression.
         steps: Number of timed steps.
-        hosts: Which ranks share a host; None to sum over all ranks at once.
+        hosts: Hosts and their ranks; None to sum over all ranks at once.
 
     Returns:
         Median seconds: "together" for all; "encode" for the work before the first exchange, if it
