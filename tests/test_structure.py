@@ -1,6 +1,7 @@
 """Checks the structure: imports point one way, and only one module reads the environment."""
 
 import ast
+import collections
 import re
 from pathlib import Path
 
@@ -213,6 +214,17 @@ def test_private_names_are_read_in_their_own_file(file):
     of_frameworks = set(" ".join(FRAMEWORK_ATTRIBUTES.values()).split())
     foreign = _private_reads(tree) - _own_names(tree) - of_frameworks
     assert not foreign - {"_replace", "_asdict", "_fields", "_make", "_exit"}
+
+
+def test_two_classes_never_share_a_name():
+    classes = collections.Counter(
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    # `tensorflow_names` has a name of TensorFlow's for each of its strategies.
+    assert {name for name, count in classes.items() if count > 1} <= {"MultiWorkerMirroredStrategy"}
 
 
 def test_recipes_use_public_names_only():

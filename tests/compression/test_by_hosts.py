@@ -205,8 +205,8 @@ def test_nothing_waiting_is_lost_on_other_hosts(compressor, old, new):
     for i in (0, 2, 4):
         true = sum(gradients(r, s)[i].numpy() for r in range(size) for s in range(2))
         missing = true - sum(sums[i] for sums in before[0][0])
-        arrived = sum(sums[i] for sums in after[0][0])
-        assert np.linalg.norm(missing - arrived) < 0.05 * np.linalg.norm(missing)
+        received = sum(sums[i] for sums in after[0][0])
+        assert np.linalg.norm(missing - received) < 0.05 * np.linalg.norm(missing)
 
 
 def test_momentum_that_has_not_been_sent_is_kept_on_other_hosts():

@@ -323,7 +323,7 @@ def elastic_on_servers(synchronous: bool) -> str:
     return "nothing was raised"
 
 
-def said(features: tuple[str, ...], records: str | None = None) -> str:
+def error_of(features: tuple[str, ...], records: str | None = None) -> str:
     """Returns the error message for features that are refused."""
     try:
         trained(features, records)

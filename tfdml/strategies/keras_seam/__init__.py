@@ -1,8 +1,8 @@
 """The seam between Keras and the strategies: all that replaces or imports parts of Keras's insides.
 
 `seam` lists the functions that are replaced, `entry` and `hooks` decide what runs instead. The
-subpackages follow Keras: `data` (what `fit` reads), `fit` (its loops and callbacks), `step` (losses,
-gradients, optimizers), `parameter_servers` (what differs there).
+subpackages follow Keras: `data` (what `fit` reads), `fit` (its loops and callbacks), `step`
+(losses, gradients, optimizers), `parameter_servers` (what differs there).
 """
 
 from tfdml.strategies.keras_seam.fit.trainer import ReplicaHooks
