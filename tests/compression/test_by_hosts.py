@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.aggregate import aggregate
-from tests.compression.test_aggregator import BUCKET, NAMES, SHAPES, gradients
+from tests.compression.test_compressed_aggregator import BUCKET, NAMES, SHAPES, gradients
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.simulated import SimulatedCollective, run_ranks

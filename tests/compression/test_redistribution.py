@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.aggregate import aggregate
-from tests.compression.test_aggregator import NAMES, SHAPES, gradients
+from tests.compression.test_compressed_aggregator import NAMES, SHAPES, gradients
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression, OneBit, PowerSGD, TopK, redistributed
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.compression import training_cases as cases
-from tests.compression.test_aggregator import COMPRESSORS
+from tests.compression.test_compressed_aggregator import COMPRESSORS
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml import compression
 

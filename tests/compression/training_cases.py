@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.compression.test_aggregator import Identity
+from tests.compression.test_compressed_aggregator import Identity
 from tests.harness import rank_job
 from tests.strategies.cases import data, outcome, seed_ranks_apart
 from tfdml import compression
