@@ -117,7 +117,7 @@ class Saver:
         )
         if rank == 0:
             best = manifest.state["best"]
-            kept = [best[1]] if best else []
-            use.directory.keep(self._options.max_to_keep, self._fit, kept)
+            best_names = [best[1]] if best else []
+            use.directory.keep(self._options.max_to_keep, self._fit, best_names)
         self.write_seconds = time.perf_counter() - began
         self._has_earlier = True

@@ -90,8 +90,8 @@ class AutoAggregator(GradientAggregator):
             with tf.init_scope():
                 self._begin(gradients)
         # Called once, outside the branches, because each of them is a graph of its own.
-        rates = gradients.rates()
-        given = dataclasses.replace(gradients, rates=lambda: rates)
+        factors = gradients.factors()
+        given = dataclasses.replace(gradients, factors=lambda: factors)
         branches = [functools.partial(part.aggregate, given) for part in self._parts]
         chosen = self._chosen[label]
         sums = tf.switch_case(chosen.read_value(), branches)

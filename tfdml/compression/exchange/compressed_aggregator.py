@@ -137,7 +137,7 @@ class CompressedAggregator(GradientAggregator):
 
     def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
         """Returns the step's factors, and records its learning rate for the next step."""
-        loss_scale, learning_rate = gradients.rates()
+        loss_scale, learning_rate = gradients.factors()
         loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
         if learning_rate is None or not self._compressor.biased:
             return Scales(loss, tf.constant(1.0))
