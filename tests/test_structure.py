@@ -1,15 +1,19 @@
 """Checks the structure: imports point one way, and only one module reads the environment."""
 
 import ast
+import collections
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "tfdml"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TOOLS = sorted((PACKAGE.parent / "tools").rglob("*.py"))
+SOURCES = [*FILES, *TOOLS]
 
 # Packages that a package may import from, apart from itself. Modules at the top of a package, such
-# as `strategies/session.py`, may use all of the package; its subpackages may use those modules.
+# as `strategies/fit_session.py`, may use all of the package; its subpackages may use those modules.
 MAY_IMPORT = {
     "topology": set(),
     "collectives": {"topology"},
@@ -146,6 +150,81 @@ def test_framework_internals_are_used_in_one_module(file):
     }.items():
         found = {n for n in _imports(file) if n.startswith(private)}
         assert not found or where.startswith(room), f"{found}: only {room} may know {private}"
+
+
+# Attributes of Keras's and TensorFlow's objects that have no public name.
+FRAMEWORK_ATTRIBUTES = {
+    "optimizers": "_accumulated_gradients _distribution_strategy"
+    " _get_variable_index _iterations _learning_rate _trainable_variables"
+    " _update_model_variables_moving_average _var_key",
+    "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
+    " _initial_epoch _inputs _metrics _non_trainable_variables _save_model _symbolic_build"
+    " _variables",
+    "variables": "_direct_assign _initialize _primary _shape _unique_id _value",
+    "data of `fit`": "_batch_size _current_iterator _distributed_dataset _epoch_iterator"
+    " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",
+    "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"
+    " _variant_tensor",
+    "`tf.distribute`": "_cancellation_mgr _cluster _local_replica_id _num_replicas_in_sync"
+    " _strategy _variable_partitioner _WrapperFunction",
+    "graphs and tapes": "_collections _id _recording _thread_local _VARSCOPESTORE_KEY"
+    " _VARSTORE_KEY",
+    "`fsspec`": "_strip_protocol",
+    "Python": "_getframe",
+}
+
+
+def _own_names(tree: ast.AST) -> set[str]:
+    """Returns the names that a file defines, and the attributes that it sets."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+            # A note on an object of Keras's or TensorFlow's.
+            case ast.Attribute(attr=name, ctx=ast.Store()) if name.startswith("_tfdml_"):
+                names.add(name)
+    return names
+
+
+def _private_reads(tree: ast.AST) -> set[str]:
+    """Returns the private names that a file reads of other objects than `self` and `cls`."""
+    reads = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name):
+                reads.add(name)
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=name), *_]):
+                reads.add(name)
+            case ast.ImportFrom(names=names):
+                reads |= {alias.name for alias in names}
+    return {n for n in reads if isinstance(n, str) and re.match(r"_[^_]", n)}
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(PACKAGE.parent)))
+def test_private_names_are_read_in_their_own_file(file):
+    """Named tuples' methods aside; a subclass may use what its base class keeps in `self`."""
+    tree = ast.parse(file.read_text())
+    of_frameworks = set(" ".join(FRAMEWORK_ATTRIBUTES.values()).split())
+    foreign = _private_reads(tree) - _own_names(tree) - of_frameworks
+    assert not foreign - {"_replace", "_asdict", "_fields", "_make", "_exit"}
+
+
+def test_two_classes_never_share_a_name():
+    classes = collections.Counter(
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    # `tensorflow_names` has a name of TensorFlow's for each of its strategies.
+    assert {name for name, count in classes.items() if count > 1} <= {"MultiWorkerMirroredStrategy"}
 
 
 def test_recipes_use_public_names_only():

@@ -5,7 +5,7 @@ python tools/convert_tfrecord.py photos/ --output data/photos
 
 import typer
 
-from tfdml.cli.records import convert
+from tfdml.cli.records_convert import convert
 
 if __name__ == "__main__":
     typer.run(convert)

@@ -223,7 +223,7 @@ def main(
     congestion: Annotated[
         str, typer.Option(help="TCP's congestion control: cubic, bbr. By default the machine's.")
     ] = "",
-    job: Annotated[Job, typer.Option(help="What the ranks of a job are told.")] = Job.NONE,
+    job: Annotated[Job, typer.Option(help="Kind of job: variables that its ranks get.")] = Job.NONE,
     ranks: Annotated[str, typer.Option(help="Ranks on each host: 2, or 2,1.")] = "1",
 ) -> None:
     """Runs a command on hosts with a slow network between them; leaves nothing behind."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdml
 from tests.checkpointing import stores  # noqa: F401 (registers the stores)
 from tests.harness import rank_job
-from tfdml.callbacks.checkpoint.session import end_session, open_session
+from tfdml.callbacks.checkpoint.directory_use import leave_directory, use_directory
 from tfdml.checkpointing import Files, open_files
 
 SAMPLES, BATCH = 40, 8
@@ -77,7 +77,7 @@ def made(optimizer: str) -> keras.Optimizer:
         "scaled": lambda: tfdml.mixed_precision.LossScaleOptimizer(
             keras.optimizers.SGD(0.01, momentum=0.9), initial_scale=8, dynamic_growth_steps=3
         ),
-        "gathering": lambda: keras.optimizers.SGD(
+        "accumulating": lambda: keras.optimizers.SGD(
             0.01, momentum=0.9, gradient_accumulation_steps=3
         ),
         "schedule": lambda: keras.optimizers.SGD(
@@ -162,7 +162,7 @@ def train(
         built = model(optimizer, width)
         given = data(kind, ledger)
     if operation is not None:
-        open_session(directory).files = Signalling(operation, number)
+        use_directory(directory).files = Signalling(operation, number)
     code, histories = 0, []
     draws = Draws(at, number, rank)
     try:
@@ -185,7 +185,7 @@ def train(
     except SystemExit as ended:
         code = ended.code
     finally:
-        end_session(directory)
+        leave_directory(directory)
     return {
         "code": code,
         "weights": [np.asarray(w).tobytes() for w in built.get_weights()],

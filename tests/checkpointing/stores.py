@@ -95,8 +95,8 @@ class FailingStore(StoreFiles):
     """
 
     def __init__(self, url: str, error: Exception, times: int, patience: float):
-        self.said: list[str] = []
-        super().__init__(url, self.said.append, patience)
+        self.messages: list[str] = []
+        super().__init__(url, self.messages.append, patience)
         self.tried, self._error, self._left = 0, error, times
         put = self._store.put_file
         self._put = put

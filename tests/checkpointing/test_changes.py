@@ -107,7 +107,7 @@ def train(
         if str(error) != "ended":
             raise
         seen = None
-    tfdml.callbacks.checkpoint.session.end_session(directory)
+    tfdml.callbacks.checkpoint.directory_use.leave_directory(directory)
     return {
         "epochs": seen,
         "steps": steps,
@@ -213,7 +213,7 @@ def train_beside_another_job(directory: str) -> dict:
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(0))
     callbacks = [count, checkpoint]
     model.fit(x, x[:, :3], batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
-    tfdml.callbacks.checkpoint.session.end_session(directory)
+    tfdml.callbacks.checkpoint.directory_use.leave_directory(directory)
     return {"trained": int(model.optimizer.iterations.numpy()), "steps": len(steps)}
 
 
@@ -225,7 +225,7 @@ def test_a_fit_that_was_refused_counts_as_none(ranks, tmp_path):
 
 
 def train_on_a_full_disk(directory: str, arguments: dict) -> dict:
-    tfdml.callbacks.checkpoint.session.open_session(directory).files = Full()
+    tfdml.callbacks.checkpoint.directory_use.use_directory(directory).files = Full()
     return train(directory, **arguments)
 
 

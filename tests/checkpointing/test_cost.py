@@ -58,7 +58,7 @@ def test_callback_logs_the_advice(ranks, tmp_path):
 
 
 def messages_of_training(directory: str) -> list[str]:
-    from tfdml.callbacks.checkpoint import run as module
+    from tfdml.callbacks.checkpoint import checkpoint_run as module
 
     messages: list[str] = []
     module.say, say = messages.append, module.say

@@ -12,7 +12,7 @@ from tfdml.data.read.ledger import Account
 
 # Written on two ranks after step 6 with OneBit, momentum and gradient accumulation, from records.
 OLD = Path(__file__).with_name("written_by_0_1_0")
-OPTIONS = {"strategy": True, "compression": "onebit", "optimizer": "gathering", "width": 200}
+OPTIONS = {"strategy": True, "compression": "onebit", "optimizer": "accumulating", "width": 200}
 
 
 def test_an_old_checkpoint_resumes_with_all_its_state(ranks, tmp_path):

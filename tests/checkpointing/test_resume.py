@@ -73,9 +73,9 @@ def train_without(part: str, directory: str) -> dict:
     [
         ("arrays", "adam", (1, 5, 8, 13)),
         ("dataset", "scaled", (4, 11)),
-        ("repeated", "gathering", (6, 11)),
+        ("repeated", "accumulating", (6, 11)),
         ("generator", "schedule", (5, 9)),
-        ("arrays", "gathering", (7, 14)),
+        ("arrays", "accumulating", (7, 14)),
     ],
 )
 def test_killed_at_steps(ranks, tmp_path, kind, optimizer, kills):
@@ -120,7 +120,7 @@ def test_records_resume_at_their_position(ranks, tmp_path, records_of):
     ("kind", "compression", "optimizer"),
     [
         pytest.param("horovod", "onebit", "adam", marks=pytest.mark.slow),
-        pytest.param("horovod", "powersgd", "gathering", marks=pytest.mark.slow),
+        pytest.param("horovod", "powersgd", "accumulating", marks=pytest.mark.slow),
         pytest.param("horovod", None, "scaled", marks=pytest.mark.slow),
         pytest.param("multi_worker", "powersgd", "adam", marks=pytest.mark.slow),
         pytest.param("mirrored", None, "adam", marks=pytest.mark.slow),
@@ -253,7 +253,7 @@ def test_a_full_disk(ranks, tmp_path, asynchronous):
 def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str) -> dict:
     import errno
 
-    from tfdml.callbacks.checkpoint.session import open_session
+    from tfdml.callbacks.checkpoint.directory_use import use_directory
     from tfdml.checkpointing import Files
 
     class Full(Files):
@@ -264,7 +264,7 @@ def train_on_a_full_disk(directory: str, asynchronous: bool, on_write_error: str
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().create(path)
 
-    open_session(directory).files = Full()
+    use_directory(directory).files = Full()
     return cases.train(directory, asynchronous=asynchronous, on_write_error=on_write_error)
 
 

@@ -45,9 +45,9 @@ def states(optimizer: str, jit: bool, compression: str | None) -> dict[str, list
     [
         (1, "adam", True, None),
         (1, "adam", False, None),
-        pytest.param(1, "gathering", False, None, marks=pytest.mark.slow),
+        pytest.param(1, "accumulating", False, None, marks=pytest.mark.slow),
         pytest.param(1, "scaled", True, None, marks=pytest.mark.slow),
-        pytest.param(2, "gathering", False, "powersgd", marks=pytest.mark.slow),
+        pytest.param(2, "accumulating", False, "powersgd", marks=pytest.mark.slow),
     ],
 )
 def test_snapshot_is_not_changed_by_later_steps(ranks, size, optimizer, jit, compression):

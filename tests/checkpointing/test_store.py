@@ -130,8 +130,8 @@ def test_transient_errors_are_retried(url, error):
     files = FailingStore(url, error, times=3, patience=5.0)
     save(files, url, 1)
     assert check(url, (1,)) == 1
-    assert len(files.said) == 3
-    assert "will be retried" in files.said[0]
+    assert len(files.messages) == 3
+    assert "will be retried" in files.messages[0]
 
 
 @pytest.mark.parametrize(

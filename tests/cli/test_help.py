@@ -244,4 +244,4 @@ def test_an_example_runs_as_printed(filled, example, content):
     directory = filled(content)
     before = set(directory.rglob("*"))
     printed = run(example, directory)
-    assert printed.strip() or set(directory.rglob("*")) > before, "Nothing was said or written."
+    assert printed.strip() or set(directory.rglob("*")) > before, "Nothing was printed or written."

@@ -86,13 +86,13 @@ OPENING = """
 import json, sys
 from tfdml.data.optional import MissingPackageError
 from tfdml.data.sources.opening import open_source
-said = []
+errors = []
 for path, options in json.loads(sys.argv[1]):
     try:
         open_source([path], **options)
     except MissingPackageError as error:
-        said.append(str(error))
-print(json.dumps(said))
+        errors.append(str(error))
+print(json.dumps(errors))
 """
 NEEDS = [
     ("a.parquet", {}, "Reading Parquet", "pyarrow", "records"),

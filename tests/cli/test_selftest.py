@@ -15,11 +15,11 @@ from rich.console import Console
 from tests.harness.command import ROOT
 from tests.harness.ssh_lab import run_on_hosts
 from tfdml.cli.selftest import jobs
+from tfdml.cli.selftest.comparison import Outcome, RunResult, error_lines, judge
 from tfdml.cli.selftest.events import Event, Reader
-from tfdml.cli.selftest.jobs import Ended
+from tfdml.cli.selftest.jobs import JobResult
 from tfdml.cli.selftest.report import table
-from tfdml.cli.selftest.verdict import Result, Status, error_lines, judge
-from tfdml.runtime.launch.processes import alive, tree_of
+from tfdml.runtime.launch.processes import alive, process_tree
 from tfdml.topology import child_environment
 
 TEST = [sys.executable, "-m", "tfdml.cli.main", "test"]
@@ -66,8 +66,8 @@ def event(run: str, rank: int = 0, losses=(2.0, 1.0), weights=(1.0, 2.0), digest
     return Event(run, rank, list(losses), 100.0, [digest], encoded if rank == 0 else "")
 
 
-def judged(name: str, *events: Event, ranks: int = 2, errors: str = "", code: int = 0) -> Result:
-    ended = Ended(code, list(events), errors, False)
+def judged(name: str, *events: Event, ranks: int = 2, errors: str = "", code: int = 0) -> RunResult:
+    ended = JobResult(code, list(events), errors, False)
     return judge(RUNS[name], ended, ranks, ranks, event("one_process"))
 
 
@@ -88,7 +88,7 @@ def test_events_survive_a_launchers_output(capsys):
 def test_equal_results_pass():
     name = "multi_worker_mirrored"
     result = judged(name, event(name, weights=(1.0, 2.00001)), event(name, 1))
-    assert result.status is Status.RIGHT
+    assert result.status is Outcome.RIGHT
     assert 0 < result.off_by < 2e-5
 
 
@@ -103,14 +103,14 @@ def test_equal_results_pass():
 )
 def test_different_results_fail(events, reason):
     result = judged("horovod", *events)
-    assert result.status is Status.WRONG
+    assert result.status is Outcome.WRONG
     assert reason in result.reason
 
 
 def test_approximate_runs_only_have_to_train():
-    assert judged("asynchronous", event("asynchronous"), ranks=1).status is Status.TRAINED
+    assert judged("asynchronous", event("asynchronous"), ranks=1).status is Outcome.TRAINED
     grows = event("asynchronous", losses=(1.0, 2.0))
-    assert judged("asynchronous", grows, ranks=1).status is Status.WRONG
+    assert judged("asynchronous", grows, ranks=1).status is Outcome.WRONG
 
 
 def test_a_rank_that_does_not_report_has_failed():
@@ -121,7 +121,7 @@ def test_a_rank_that_does_not_report_has_failed():
         "tfdml launch: rank 1 failed: exit code 1. Its last lines:\n"
     )
     result = judged("horovod", event("horovod"), errors=errors, code=1)
-    assert result.status is Status.FAILED
+    assert result.status is Outcome.FAILED
     assert "exit code 1" in result.reason
     assert result.error[0] == "ConnectionError: no route to node2"
 
@@ -137,7 +137,7 @@ def test_the_first_lines_of_an_error(prefix):
 
 def test_the_table_fits_80_columns():
     numbers = {"replicas": 128, "off_by": 1.2e-07, "samples_per_second": 1234567.0}
-    results = [Result(run, Status.NOT_INSTALLED, **numbers) for run in RUNS.values()]
+    results = [RunResult(run, Outcome.NOT_INSTALLED, **numbers) for run in RUNS.values()]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table(results))
     lines = console.export_text().splitlines()
@@ -262,7 +262,7 @@ def test_no_process_is_left_after_termination(number):
         [*TEST, "--only", "mirrored"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
-    while len(family := tree_of(running.pid)) < 3:
+    while len(family := process_tree(running.pid)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.send_signal(number)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepFactors, StepGradients
 
 
 def aggregate(
@@ -16,5 +16,5 @@ def aggregate(
     learning_rate: tf.Tensor | None = None,
 ) -> list[Gradient]:
     """Returns the sums of one step's gradients."""
-    rates = Rates(loss_scale, learning_rate)
-    return aggregator.aggregate(StepGradients(gradients, names, label, lambda: rates))
+    factors = StepFactors(loss_scale, learning_rate)
+    return aggregator.aggregate(StepGradients(gradients, names, label, lambda: factors))

@@ -14,14 +14,14 @@ from tests.harness import rank_job
 from tests.strategies.cases import data, outcome, seed_ranks_apart
 from tfdml import compression
 from tfdml.callbacks import FaultTolerantCheckpoint
-from tfdml.compression.exchange import aggregator
+from tfdml.compression.exchange import compressed_aggregator
 from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
 
 @contextlib.contextmanager
 def way(by_hosts: bool) -> Iterator[None]:
     """Context manager: strategies sum in this way, whichever is faster on this machine."""
-    with mock.patch.object(aggregator, "is_faster_by_hosts", return_value=by_hosts):
+    with mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=by_hosts):
         yield
 
 
@@ -52,7 +52,7 @@ def measured_hosts() -> tuple:
 
 
 def resumed(directory: str, epochs: int) -> dict:
-    """Trains with checkpoints; a second call goes on where the first one ended."""
+    """Trains with checkpoints; a second call continues where the first one ended."""
     x, y = data(33)
     # TensorFlow's own generator belongs to the strategy of the case that used it first.
     tf.random.set_global_generator(tf.random.Generator.from_seed(1))

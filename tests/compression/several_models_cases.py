@@ -9,10 +9,10 @@ from tests.strategies.cases import data
 from tests.strategies.contract.custom_cases import Adversaries
 from tfdml.callbacks import GradientNoiseScale, StepMonitor
 from tfdml.compression import OneBit, PowerSGD
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.rank_state import RankState
-from tfdml.strategies.session import get_session
 
 CODECS = {"OneBit": OneBit(), "PowerSGD": PowerSGD(2)}
 

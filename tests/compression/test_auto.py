@@ -16,7 +16,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
-from tfdml.compression.auto.aggregator import WINDOW, AutoAggregator
+from tfdml.compression.auto.auto_aggregator import WINDOW, AutoAggregator
 from tfdml.compression.auto.candidate_choice import CandidateChoice
 from tfdml.compression.auto.cost_model import Link, Traffic, exchange_seconds, traffic
 

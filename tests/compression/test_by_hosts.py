@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.aggregate import aggregate
-from tests.compression.test_aggregator import BUCKET, NAMES, SHAPES, gradients
+from tests.compression.test_compressed_aggregator import BUCKET, NAMES, SHAPES, gradients
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.simulated import SimulatedCollective, run_ranks
@@ -21,8 +21,8 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.exchange.aggregator import CompressedAggregator
 from tfdml.compression.exchange.by_hosts import can_sum_by_hosts
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.redistribution import without_hosts
 
 TWO_BY_TWO = Hosts(((0, 1), (2, 3)))
@@ -198,15 +198,15 @@ ELSEWHERE = {
 @pytest.mark.parametrize("compressor", [QSGD(2), OneBit()], ids=repr)
 @pytest.mark.parametrize(("old", "new"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_nothing_waiting_is_lost_on_other_hosts(compressor, old, new):
-    """What two steps have not sent arrives when ranks on other hosts go on without gradients."""
+    """Residuals of two steps arrive when ranks on other hosts continue without gradients."""
     before = run(compressor, old, 2)
     size = sum(map(len, old.ranks))
     after = run(compressor, new, 12, _nothing, [state for _, state in before])
     for i in (0, 2, 4):
         true = sum(gradients(r, s)[i].numpy() for r in range(size) for s in range(2))
         missing = true - sum(sums[i] for sums in before[0][0])
-        arrived = sum(sums[i] for sums in after[0][0])
-        assert np.linalg.norm(missing - arrived) < 0.05 * np.linalg.norm(missing)
+        received = sum(sums[i] for sums in after[0][0])
+        assert np.linalg.norm(missing - received) < 0.05 * np.linalg.norm(missing)
 
 
 def test_momentum_that_has_not_been_sent_is_kept_on_other_hosts():

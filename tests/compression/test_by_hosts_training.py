@@ -55,8 +55,8 @@ def test_with_devices_accumulation_and_half_precision(ranks, kind):
 def test_all_ranks_skip_a_step_that_overflows_on_the_last(ranks, kind):
     options = {"policy": "mixed_float16", "overflow_at": 2}
     for result in ranks(3, kind, hosts=2).run(cases.train_with, "int8", options):
-        assert result["kept"]
-        assert all(result["kept"])
+        assert result["unchanged"]
+        assert all(result["unchanged"])
         assert all(result["weights_kept"])
 
 
@@ -67,7 +67,7 @@ def test_a_resumed_job_has_the_same_bits(ranks, kind, tmp_path):
     pool.run(cases.resumed, str(tmp_path / "parts"), 1)
     parts = pool.run(cases.resumed, str(tmp_path / "parts"), 3)[0]
     assert_close(whole["weights"], parts["weights"], rtol=0, atol=0, where="")
-    # On other hosts it goes on, too.
+    # On other hosts it continues, too.
     shutil.copytree(
         tmp_path / "parts", tmp_path / "elsewhere", ignore=shutil.ignore_patterns("lock")
     )

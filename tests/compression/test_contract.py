@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.compression.test_aggregator import Identity
+from tests.compression.test_compressed_aggregator import Identity
 from tests.harness import rank_job
 from tests.harness.pool import RankPools
 from tests.strategies.contract.test_replica_invariance import *  # noqa: F403

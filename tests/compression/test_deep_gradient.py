@@ -11,7 +11,7 @@ from tests.compression.aggregate import aggregate
 from tests.strategies.compare import assert_close, assert_same_bits
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPE, RATIO, STEPS = (50, 80), 0.05, 4

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.aggregate import aggregate
-from tests.compression.test_aggregator import NAMES, SHAPES, gradients
+from tests.compression.test_compressed_aggregator import NAMES, SHAPES, gradients
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import DeepGradientCompression, OneBit, PowerSGD, TopK, redistributed
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 
 STEPS = 12
 
@@ -44,8 +44,8 @@ def test_pending_values_are_sent_by_other_ranks(compressor, size):
         return  # One process sends nothing.
     after = run_ranks(size, lambda c: steps(c, compressor, 60, new_states, zero=True))
     true = sum(gradients(r, s)[0].numpy() for r in range(3) for s in range(2))
-    arrived = before[0][0][0] + after[0][0][0]
-    missing = np.linalg.norm(true - arrived), np.linalg.norm(true - before[0][0][0])
+    received = before[0][0][0] + after[0][0][0]
+    missing = np.linalg.norm(true - received), np.linalg.norm(true - before[0][0][0])
     assert missing[0] < 0.3 * missing[1]
 
 

@@ -8,7 +8,7 @@ from tests.compression.aggregate import aggregate
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 
 ROWS, WIDTH = 40, 32
 

@@ -14,7 +14,7 @@ from tests.harness import rank_job
 
 
 class Page(NamedTuple):
-    """How a page's blocks run: in turn, in one namespace, on every rank of a rank_job.
+    """Manner in which a page's blocks run: in turn, in one namespace, on every rank of a job.
 
     Attributes:
         kind: The job: "horovod", "multi_worker", or "parameter_server".

@@ -65,7 +65,7 @@ def test_pages_contain_commands():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["launch", "--workers", "2", "train.py", "--anything"], None),
         (["launch", "--workerz", "2", "train.py"], "no option --workerz"),
@@ -74,8 +74,8 @@ def test_pages_contain_commands():
         (["records", "repair", "out"], "no command repair"),
     ],
 )
-def test_wrong_commands_are_detected(words, said):
-    assert mistake(words) == said
+def test_wrong_commands_are_detected(words, message):
+    assert mistake(words) == message
 
 
 def mistake(words: Sequence[str]) -> str | None:

@@ -73,7 +73,7 @@ def test_shell_commands_are_known(page):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("horovodrun -np 2 --hostz a:1 python train.py", "horovodrun"),
         ("python recipes/nothing.py", "no such file"),
@@ -82,8 +82,8 @@ def test_shell_commands_are_known(page):
         ("tools/nothing", "no such file"),
     ],
 )
-def test_a_wrong_command_is_seen(line, said):
-    assert said in wrong(line)
+def test_a_wrong_command_is_seen(line, message):
+    assert message in wrong(line)
 
 
 def wrong(line: str) -> str | None:

@@ -53,13 +53,13 @@ ENVIRONMENT = {
 }
 
 
-def start(tmp_path: Path, first: list[str], *plans: str, options: tuple = ()) -> child.Ended:
+def start(tmp_path: Path, first: list[str], *plans: str, options: tuple = ()) -> child.ChildResult:
     """Runs the program on hosts; with an empty list as one process."""
     command = horovodrun(tmp_path, first, plans, options) if first else alone(tmp_path, plans)
     return child.run(command, environment=child_environment(**ENVIRONMENT), timeout=150)
 
 
-def results_of(tmp_path: Path, ended: child.Ended) -> list[dict]:
+def results_of(tmp_path: Path, ended: child.ChildResult) -> list[dict]:
     """Returns the records of a job's ranks."""
     assert ended.ok, ended.output[-6000:]
     return [json.loads(p.read_text()) for p in sorted(tmp_path.glob("result*.json"))]

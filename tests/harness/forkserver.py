@@ -1,6 +1,6 @@
 """Forks ranks from a process that has only imported TensorFlow, so that they start quickly.
 
-TensorFlow's import takes most of a rank's start. A nursery imports it once and waits; it never
+TensorFlow's import takes most of a rank's start. A fork server imports it once and waits; it never
 uses it, because a TensorFlow that has started its threads does not survive a fork. Each rank is
 nevertheless a separate process, with the environment that its launcher would give it.
 """
@@ -18,14 +18,14 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# A rank inherits its nursery's hash seed: with two, ranks iterate over sets in different orders.
-NURSERIES = 2
+# A rank inherits its fork server's hash seed: with two, ranks iterate over sets in two orders.
+FORK_SERVERS = 2
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Nursery:
-    """This process's end of a nursery, which lives as long as this process."""
+class ForkServer:
+    """This process's end of a fork server, which lives as long as this process."""
 
     def __init__(self) -> None:
         self._orders, other = Pipe()
@@ -50,16 +50,16 @@ class Nursery:
             Its process id.
 
         Raises:
-            EOFError: If the nursery has died.
+            EOFError: If the fork server has died.
         """
         self._orders.send((address, environment, str(log)))
         return self._orders.recv()
 
 
 @functools.cache
-def nursery(number: int) -> Nursery:
-    """Returns one of this process's nurseries, which is started on first use."""
-    return Nursery()
+def fork_server(number: int) -> ForkServer:
+    """Returns one of this process's fork servers, which is started on first use."""
+    return ForkServer()
 
 
 def serve(orders: Connection) -> None:
@@ -104,7 +104,7 @@ def _run(main, address: str) -> None:
     try:
         main(address)
         code = 0
-    except BaseException:  # noqa: BLE001 (the fork must not continue as a nursery)
+    except BaseException:  # noqa: BLE001 (the fork must not continue as a fork server)
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tests.harness.forkserver import NURSERIES, nursery
-from tfdml.runtime.launch.processes import alive, end_processes, tree_of
+from tests.harness.forkserver import FORK_SERVERS, fork_server
+from tfdml.runtime.launch.processes import alive, end_processes, process_tree
 from tfdml.runtime.launch.supervisor import free_ports
 
 START_SECONDS = 180.0  # TensorFlow's import, on a loaded machine.
@@ -103,7 +103,7 @@ class RankPool:
         """Ends all processes of the pool: SIGTERM, then SIGKILL."""
         # A failed case in another thread closes the pool too.
         with self._closing:
-            end_processes([pid for own in self.pids for pid in tree_of(own)], TERM_SECONDS)
+            end_processes([pid for own in self.pids for pid in process_tree(own)], TERM_SECONDS)
             for connection in self._connections.values():
                 connection.close()
             if self._rendezvous is not None:
@@ -118,7 +118,7 @@ class RankPool:
         common = {**os.environ, **self._environment, "TFDML_TEST_KEY": key.hex()}
         with Listener(address, "AF_UNIX", authkey=key) as listener:
             for rank, own in enumerate(self._environments()):
-                server = nursery(rank % NURSERIES)
+                server = fork_server(rank % FORK_SERVERS)
                 self.pids.append(server.fork(address, {**common, **own}, self._log))
             # `accept` must not wait for a rank that never connects.
             listener._listener._socket.settimeout(1.0)

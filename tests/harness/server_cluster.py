@@ -11,7 +11,7 @@ from tests.harness.pool import RankFailure, RankPool
 from tfdml.runtime.launch.supervisor import free_ports
 
 SERVE_SECONDS = 7200.0
-# A nursery forks one process at a time.
+# A fork server forks one process at a time.
 _STARTING = threading.Lock()
 
 

@@ -19,7 +19,7 @@ def run_on_hosts(
     command: Sequence[str],
     environment: Mapping[str, str],
     timeout: float = 240.0,
-) -> child.Ended:
+) -> child.ChildResult:
     """Runs a command on the first of several hosts, `host0`, `host1`, ...; the lab ends with it.
 
     Args:

@@ -35,7 +35,7 @@ def _die_on_rank_0() -> None:
 
 
 def _raise() -> None:
-    raise ValueError("said by every rank")
+    raise ValueError("raised by every rank")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_every_rank_runs_the_case(pool):
 def test_ranks_are_reused_if_all_raise(pool):
     pool.run(_rank_and_size)
     pids = list(pool.pids)
-    with pytest.raises(RankFailure, match="said by every rank") as failure:
+    with pytest.raises(RankFailure, match="raised by every rank") as failure:
         pool.run(_raise)
     assert sorted(failure.value.errors) == [0, 1]
     assert pool.pids == pids

@@ -18,7 +18,7 @@ def running(marker: str) -> list[int]:
     ]
 
 
-def python(code: str, **options) -> child.Ended:
+def python(code: str, **options) -> child.ChildResult:
     return child.run(
         [sys.executable, "-c", code, options.pop("marker", "")],
         environment=dict(os.environ),

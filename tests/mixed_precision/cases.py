@@ -60,7 +60,7 @@ def overflowing(
     else:
         model.train_on_batch(x, y, good)
     return {
-        "kept": [a == b for a, b in zip(before, after, strict=True)],
+        "unchanged": [a == b for a, b in zip(before, after, strict=True)],
         "scale": scale,
         "last_scale": float(scaled.dynamic_scale.numpy()),
         "iterations": int(inner.iterations.numpy()),

@@ -8,7 +8,7 @@ from tests.mixed_precision import cases
 
 def _check(results: list[dict]) -> None:
     for result in results:
-        assert all(result["kept"])
+        assert all(result["unchanged"])
         assert result["scale"] == 2.0**9
         assert result["iterations"] == 3
         assert result["wrapped_once"]

@@ -15,7 +15,7 @@ from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import QSGD, PowerSGD
 from tfdml.compression.codecs.power_sgd import orthogonal
 from tfdml.compression.error_feedback import Scales
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.native_rounds import NativeRounds, operations
 from tfdml.compression.exchange.rounds import compiled_stages, sum_in_rounds
 

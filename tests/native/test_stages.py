@@ -69,12 +69,12 @@ def test_all_stages_are_bit_identical(codec, size):
                 assert_same(one[key], other[key])
         chunk = chunk_length(sum(map(math.prod, SHAPES)), size, codec.block)
         server = {"residual": numbers(rng, chunk)} if codec.biased else {}
-        arrived = payload
-        encoded, kept_back = add(arrived, server, memory_scale, chunk, SEED)
-        encoded_too, kept_back_too = compiled.add(arrived, server, memory_scale, chunk, SEED)
+        received = payload
+        encoded, remainder = add(received, server, memory_scale, chunk, SEED)
+        encoded_too, remainder_too = compiled.add(received, server, memory_scale, chunk, SEED)
         assert_same(encoded, encoded_too)
         for key in server:
-            assert_same(kept_back[key], kept_back_too[key])
+            assert_same(remainder[key], remainder_too[key])
         gathered = tf.tile(encoded, [size, 1])
         dtypes = (tf.float32, tf.float16, tf.float32, tf.float32, tf.float64)
         sums, finite = decode(gathered, SHAPES, dtypes, scale)

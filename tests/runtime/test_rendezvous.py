@@ -16,7 +16,7 @@ from tfdml.topology import child_environment
 PROGRAM = "import tfdml; tfdml.MultiWorkerMirroredStrategy(start_limit=4.0); print('started')"
 
 
-def start(rank: int, ports: list[int]) -> child.Ended:
+def start(rank: int, ports: list[int]) -> child.ChildResult:
     """Runs one worker of a cluster on these ports to its end."""
     workers = [f"127.0.0.1:{port}" for port in ports]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}

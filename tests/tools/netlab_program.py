@@ -41,7 +41,7 @@ def datagrams() -> socket.socket:
 
 
 def receive(from_: socket.socket, size: int) -> bytes:
-    """Returns exactly so many bytes."""
+    """Returns exactly that many bytes."""
     parts = []
     while size:
         parts.append(from_.recv(min(size, BLOCK)))

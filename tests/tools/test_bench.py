@@ -19,6 +19,7 @@ import pytest
 
 from tests.tools.checkouts import ROOT, tracked_files
 from tests.tools.test_netlab import needs_root
+from tfdml import compression
 from tools import bench
 from tools.bench import harness
 
@@ -219,3 +220,13 @@ def test_networks_of_the_compression_report_are_in_order():
     inside += ["unshaped 5ms x 2 x mlp", "100mbit 5ms x 2*2 x mlp x XLA", "1gbit x 2 x resnet20"]
     runs = {network: {} for network in reversed(inside)}
     assert list(dict(sorted(runs.items(), key=report._order))) == inside
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8", "powersgd"])
+def test_a_codec_can_be_timed(monkeypatch, name):
+    """The benchmark calls the exchange's own functions, in both of its forms."""
+    from tools.bench import codecs
+
+    monkeypatch.setattr(codecs, "SHAPE", (64, 64))
+    monkeypatch.setattr(codecs, "seconds", lambda call: (call(), 1.0)[1])
+    assert codecs.measure(compression.get(name))[2] == 1.0

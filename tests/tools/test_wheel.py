@@ -33,7 +33,7 @@ with strategy.scope():
 checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(directory)
 fitted = model.fit(dataset, epochs=epochs, verbose=0, callbacks=[checkpoint])
 weights = np.concatenate([w.ravel() for w in model.get_weights()])
-said = {
+report = {
     "size": strategy.size,
     "losses": fitted.history["loss"],
     "digest": hashlib.sha256(weights.tobytes()).hexdigest(),
@@ -41,7 +41,7 @@ said = {
     "tfdml": tfdml.__file__,
     "compiled": library.load() is not None,
 }
-print(json.dumps(said), flush=True)
+print(json.dumps(report), flush=True)
 """
 
 

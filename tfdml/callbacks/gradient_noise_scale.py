@@ -5,8 +5,8 @@ import math
 import keras
 from rich.console import Console
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.noise_scale import NoiseEstimate, NoiseScale
-from tfdml.strategies.session import get_session
 
 
 class GradientNoiseScale(keras.callbacks.Callback):

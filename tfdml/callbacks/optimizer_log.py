@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.noise_scale import NoiseScale
-from tfdml.strategies.session import get_session
 
 
 class OptimizerLog(keras.callbacks.Callback):

@@ -9,8 +9,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.step_clock import StepClock
-from tfdml.strategies.session import get_session
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,13 +46,13 @@ def bench(
     These are the measurements that `compression="auto"` makes at its start, for all compressors.
     Without a model the table is for six layers of 2,048 x 2,048 numbers. Takes half a minute.
     """
-    from tfdml.runtime.launch import launcher
+    from tfdml.runtime.launch import job_hosts, launcher, rank_process
 
     program = ["-m", "tfdml.cli.bench_rank"]
     program += ["--horovod"] if horovod else []
     program += ["--model", model] if model else []
     try:
-        parsed_hosts = launcher.hosts_of_job(hosts, workers, default=2)
+        parsed_hosts = job_hosts.hosts_of_job(hosts, workers, default=2)
         if sum(host.ranks for host in parsed_hosts) < 2:
             raise ValueError(
                 f"`hosts` must have at least two ranks, to measure the connection between them. "
@@ -64,5 +64,5 @@ def bench(
         typer.echo(f"tfdml bench: {error}", err=True)
         raise typer.Exit(2) from error
     if failed:
-        typer.echo(launcher.explain(failed), err=True)
+        typer.echo(rank_process.explain(failed), err=True)
         raise typer.Exit(failed[0].code)

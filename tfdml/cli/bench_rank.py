@@ -52,7 +52,7 @@ def table(
 
     Args:
         link: Measured latency and bandwidth.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
         shapes: Shapes of the gradients.
         codecs: Compressors (None for no compression), their seconds per byte, and whether
             gradients are summed by hosts; the uncompressed exchange first.

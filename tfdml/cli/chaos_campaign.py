@@ -99,7 +99,7 @@ class Campaign:
         different = faults.differences(whole, str(directory))
         return happened, f"different: {', '.join(different[:5])}" if different else None
 
-    def _start(self, plan: FaultPlan) -> child.Ended:
+    def _start(self, plan: FaultPlan) -> child.ChildResult:
         environment = child_environment(**{faults.VARIABLE: plan.to_json()})
         return child.run(
             self._command,

@@ -94,7 +94,7 @@ def launch(
     across machines use a private network.
     """
     from tfdml.runtime.launch import (
-        launcher,
+        job_hosts,
         rank_job,
         scheduler_scripts,
         server_job,
@@ -115,7 +115,7 @@ def launch(
                 typer.echo(make(workers or 1, ps, program), nl=False)
                 return
             raise typer.Exit(server_job.run_server_job(workers or 1, ps, program, max_restarts))
-        parsed_hosts = launcher.hosts_of_job(hosts, workers, default=1)
+        parsed_hosts = job_hosts.hosts_of_job(hosts, workers, default=1)
         ranks = sum(host.ranks for host in parsed_hosts)
         if min_workers > ranks or (min_workers and not max_restarts):
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 
-class Strategy(str, enum.Enum):
+class StrategyName(str, enum.Enum):
     """Names accepted by `--only`."""
 
     MIRRORED = "mirrored"
@@ -28,7 +28,7 @@ def self_test(
         ),
     ] = "",
     only: Annotated[
-        list[Strategy] | None,
+        list[StrategyName] | None,
         typer.Option(help="Test only this strategy; may be given several times."),
     ] = None,
     json: Annotated[
@@ -52,11 +52,11 @@ def self_test(
     from rich.console import Console
 
     from tfdml.cli.selftest import jobs, report
-    from tfdml.cli.selftest.run import run_all
-    from tfdml.runtime.launch import launcher
+    from tfdml.cli.selftest.run_all import run_all
+    from tfdml.runtime.launch.job_hosts import parse_hosts
 
     try:
-        parsed_hosts = launcher.parse_hosts(hosts) if hosts else []
+        parsed_hosts = parse_hosts(hosts) if hosts else []
         if json is not None and not json.parent.is_dir():
             raise ValueError(f"`json` must be in a directory that exists. Received: {json}.")
     except ValueError as error:
@@ -72,7 +72,7 @@ def self_test(
     }
     console = Console(highlight=False)
     try:
-        with report.Report(console) as shown:
+        with report.RunDisplay(console) as shown:
             run_all(wanted, commands, workers, hosts, parsed_hosts, shown)
     except KeyboardInterrupt:
         typer.echo("tfdml test: interrupted; its processes have been ended.", err=True)

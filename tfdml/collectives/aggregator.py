@@ -16,7 +16,7 @@ from tfdml.collectives.duplicate_rows import add_up_rows
 Gradient = tf.Tensor | tf.IndexedSlices
 
 
-class Rates(NamedTuple):
+class StepFactors(NamedTuple):
     """Loss scale and learning rate of a step.
 
     Attributes:
@@ -37,7 +37,7 @@ class StepGradients:
             dtypes and (dense) shapes.
         names: The paths of the gradients' variables.
         label: Name of the exchanges.
-        rates: Function that returns the loss scale and the learning rate. It is called only where
+        factors: Function that returns the loss scale and the learning rate. It is called only where
             they are used, because not every optimizer has a learning rate.
         devices: This process's device that exchanges each gradient and receives its sum; empty for
             the current device.
@@ -46,7 +46,7 @@ class StepGradients:
     values: Sequence[Gradient]
     names: Sequence[str]
     label: str
-    rates: Callable[[], Rates] = Rates
+    factors: Callable[[], StepFactors] = StepFactors
     devices: Sequence[str] = ()
 
     def at(self, indices: Sequence[int]) -> "StepGradients":

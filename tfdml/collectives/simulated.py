@@ -14,7 +14,7 @@ from tfdml.topology import Topology
 T = TypeVar("T")
 
 
-class _Meeting:
+class _Rendezvous:
     """Exchange where each rank deposits its part and reads all parts, one operation at a time."""
 
     def __init__(self, size: int, timeout: float):
@@ -36,9 +36,9 @@ class _Meeting:
 class SimulatedCollective(Collective):
     """Collective of one simulated rank; eager mode only. Created by `run_ranks`."""
 
-    def __init__(self, topology: Topology, meeting: _Meeting, members: Sequence[int]):
+    def __init__(self, topology: Topology, rendezvous: _Rendezvous, members: Sequence[int]):
         super().__init__(topology)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         # The subgroup's ranks in the job; each waits for the whole job.
         self._members = members
 
@@ -46,12 +46,12 @@ class SimulatedCollective(Collective):
         """Returns the collective between some of the ranks; see `Collective`."""
         members = [self._members[rank] for rank in ranks]
         return SimulatedCollective(
-            Topology(list(ranks).index(self.rank), len(ranks)), self._meeting, members
+            Topology(list(ranks).index(self.rank), len(ranks)), self._rendezvous, members
         )
 
     def _exchange(self, name: str, part) -> list:
         """Returns the parts of all members, in their order."""
-        parts = self._meeting.exchange(self._members[self.rank], name, part)
+        parts = self._rendezvous.exchange(self._members[self.rank], name, part)
         return [parts[member] for member in self._members]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -91,14 +91,14 @@ def run_ranks(size: int, fn: Callable[[Collective], T], timeout: float = 30.0) -
         Exception: The first failing rank's exception; `threading.BrokenBarrierError` if a rank
             timed out.
     """
-    meeting = _Meeting(size, timeout)
+    rendezvous = _Rendezvous(size, timeout)
 
     def run(rank: int) -> T:
         try:
             topology = Topology(rank, size, rank, size, "simulated")
-            return fn(SimulatedCollective(topology, meeting, range(size)))
+            return fn(SimulatedCollective(topology, rendezvous, range(size)))
         except BaseException:
-            meeting.barrier.abort()
+            rendezvous.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:

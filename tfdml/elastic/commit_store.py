@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.checkpoint_run import Progress
 from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
-from tfdml.callbacks.checkpoint.run import Progress
 from tfdml.callbacks.checkpoint.training_state import OwnState, Snapshot
 
 

@@ -8,8 +8,8 @@ import keras
 
 from tfdml import topology
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.checkpoint_run import Progress
 from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
-from tfdml.callbacks.checkpoint.run import Progress
 from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.elastic.commit_store import Commit, CommitStore
 from tfdml.schedules import scale_learning_rate

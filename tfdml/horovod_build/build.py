@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tfdml import topology
-from tfdml.horovod_build import child, cuda, requirements, source
+from tfdml.horovod_build import child, cuda, requirements, source_archive
 from tfdml.horovod_build.cache import WheelCache, cache_directory, wheel_facts
 from tfdml.horovod_build.errors import BuildError
 from tfdml.horovod_build.options import BuildOptions
@@ -81,7 +81,7 @@ def plan(options: BuildOptions, wheel_dir: Path | None = None) -> BuildPlan:
     wheels = WheelCache((wheel_dir or work / "wheels").expanduser().absolute())
     environment = topology.child_environment()
     tensorflow = requirements.installed_tensorflow()
-    facts = wheel_facts(source.VERSION, tensorflow, options, environment)
+    facts = wheel_facts(source_archive.VERSION, tensorflow, options, environment)
     gpu = cuda.find(environment) if options.nccl else None
     return BuildPlan({**facts, **(gpu.facts() if gpu else {})}, options, wheels, work, gpu)
 
@@ -137,10 +137,10 @@ def _build(planned: BuildPlan, jobs: int, report: Report) -> Path:
     log.write_text(f"{planned.facts}\ncompiler {compiler}, cmake {cmake}\n", encoding="utf-8")
     report(f"Log: {log}")
 
-    archive = source.fetch(planned.work / "sources", environment, log)
+    archive = source_archive.fetch(planned.work / "sources", environment, log)
     report(f"Source: {archive.name}, verified")
     with tempfile.TemporaryDirectory(prefix="build-", dir=planned.work) as scratch:
-        root = source.unpack(archive, Path(scratch))
+        root = source_archive.unpack(archive, Path(scratch))
         if planned.gpu is not None:
             environment.update(planned.gpu.variables(Path(scratch), environment.get("PATH", "")))
         report(f"Compiling with {jobs} job{'s' if jobs > 1 else ''}; two cores take 2 to 3 minutes")
@@ -183,7 +183,7 @@ def compile_wheel(
         raise BuildError(
             f"Horovod's build must end with a wheel, but it {limit}.",
             received=f"exit code {ended.returncode}, and these last lines:\n"
-            f"{source.last_lines(_errors(ended.output), 12)}\n",
+            f"{source_archive.last_lines(_errors(ended.output), 12)}\n",
             fix="Fix what the log reports, and run the command again.",
             log=log,
         )

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import IO
 
 from tfdml import topology
-from tfdml.runtime.launch.processes import end_processes, session_of, tree_of
+from tfdml.runtime.launch.processes import end_processes, process_tree, session_processes
 
 # Seconds between SIGTERM and SIGKILL.
 GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class ChildResult:
     """Result of a child process.
 
     Attributes:
@@ -53,7 +53,7 @@ def run(
     on_tick: Callable[[Path], None] | None = None,
     tick: float = 0.5,
     grace: float = GRACE,
-) -> Ended:
+) -> ChildResult:
     """Runs a command with a time limit, then ends all its remaining descendants.
 
     The output goes to a file, not through a pipe: a grandchild that outlives the child cannot keep
@@ -93,10 +93,10 @@ def run(
                 # Also on KeyboardInterrupt, and also after a normal end: no orphan.
                 stop(child, grace)
             seconds = time.monotonic() - began
-        return Ended(child.returncode, _read(path.open("rb"), start), seconds, timed_out)
+        return ChildResult(child.returncode, _read(path.open("rb"), start), seconds, timed_out)
 
 
-def ask(module: str, timeout: float) -> Ended:
+def ask(module: str, timeout: float) -> ChildResult:
     """Runs a module of this package in a child process, where importing TensorFlow may crash.
 
     Args:
@@ -117,11 +117,11 @@ def stop(child: subprocess.Popen, grace: float = GRACE) -> None:
         child: Child process, which may have ended already.
         grace: Seconds between the two signals.
     """
-    family = tree_of(child.pid)[::-1]
+    family = process_tree(child.pid)[::-1]
     if child.poll() is not None:
         family = [pid for pid in family if pid != child.pid]
     # An orphaned descendant belongs to init now; it is still in the child's session.
-    end_processes([*family, *session_of(child.pid)], grace)
+    end_processes([*family, *session_processes(child.pid)], grace)
     child.wait()
 
 

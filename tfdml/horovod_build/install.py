@@ -11,7 +11,7 @@ from tfdml.horovod_build import child
 from tfdml.horovod_build.cache import sha256
 from tfdml.horovod_build.errors import BuildError
 from tfdml.horovod_build.loaded import Loaded, load
-from tfdml.horovod_build.source import last_lines
+from tfdml.horovod_build.source_archive import last_lines
 
 _INSTALL_SECONDS = 300
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml import topology
 from tfdml.horovod_build import child, requirements
 from tfdml.horovod_build.errors import BuildError
-from tfdml.horovod_build.source import last_lines
+from tfdml.horovod_build.source_archive import last_lines
 from tfdml.native import library
 
 # Time limit of the compilation; two cores need half a minute.

@@ -65,7 +65,7 @@ class MirroredStrategy(ReplicaStrategy):
             topology.Topology(), self.extended.local_devices, communication
         )
         # Between devices there is no network whose speed could decide.
-        choice.between_devices = not isinstance(options.compression, Auto)
+        choice.compresses_between_devices = not isinstance(options.compression, Auto)
 
 
 def _check_cross_device_ops(

@@ -22,6 +22,7 @@ from tfdml import compression
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression.codecs.selection import encoded_largest
 from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.two_phase import compiled_stages, encoder, sum_in_two_phases
 from tools.bench.harness import conditions, start
@@ -72,23 +73,23 @@ def measure(codec: compression.Compressor) -> tuple[float | None, float | None, 
     gradient = tf.random.stateless_normal(SHAPE, [1, 2])
     memory = codec.memory(SIZE)
     memories = [memory.init(SHAPE)]
-    rates, step = (tf.constant(1.0), tf.constant(1.0)), tf.constant(0)
+    scales, step = Scales(tf.constant(1.0), tf.constant(1.0)), tf.constant(0)
     if not isinstance(codec, ChunkCompressor):
         states = [codec.init("w", SHAPE)]
 
         @tf.function
         def rounds():
-            return sum_in_rounds(alone, codec, [gradient], memories, states, rates, "w")
+            return sum_in_rounds(alone, codec, [gradient], memories, states, scales, "w")
 
         return None, None, seconds(lambda: rounds()[1].numpy())
 
     def encode(stage):
-        run = tf.function(lambda: stage([gradient], memories, *rates, tf.constant([0, 1])))
+        run = tf.function(lambda: stage([gradient], memories, *scales, tf.constant([0, 1])))
         return seconds(lambda: run()[0].numpy())
 
     @tf.function
     def exchange():
-        return sum_in_two_phases(alone, codec, [gradient], memories, [{}], rates, step, "w")
+        return sum_in_two_phases(alone, codec, [gradient], memories, [{}], scales, step, "w")
 
     ((part, _),) = codec.parts([SHAPE])
     by_xla = encode(compiled_stages(part, SIZE)[0]) if part.native else None

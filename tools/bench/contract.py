@@ -76,7 +76,7 @@ def readings(strategy) -> dict[str, Reading]:
     def of_all(local_batch):
         return local_batch._replace(global_rows=tf.constant(GLOBAL_BATCH, tf.int64))
 
-    def as_portions(dataset, extended):
+    def as_local_batches(dataset, extended):
         made = dataset.map(
             lambda *batch: of_all(BatchSplitter(0, 1, 1).split(batch)),
             num_parallel_calls=tf.data.AUTOTUNE,
@@ -91,12 +91,12 @@ def readings(strategy) -> dict[str, Reading]:
             (unknown,), lambda d, e: OneByOne(split(d, e).prefetch(tf.data.AUTOTUNE))
         ),
         "own parts (`AutoShardPolicy.OFF`)": Reading(
-            (own_part,), as_portions, (own_part.rebatch(local),)
+            (own_part,), as_local_batches, (own_part.rebatch(local),)
         ),
         "own parts of unknown number, agreed on": Reading(
-            (some,), lambda d, e: OneByOne(as_portions(d, e)), (some.rebatch(local),)
+            (some,), lambda d, e: OneByOne(as_local_batches(d, e)), (some.rebatch(local),)
         ),
-        "arrays, one order for all": Reading((x, y), as_portions, (half,)),
+        "arrays, one order for all": Reading((x, y), as_local_batches, (half,)),
     }
 
 

@@ -28,7 +28,7 @@ PEERS = {
 }
 
 
-def strategy_of(who: str, devices: list[str]) -> Any:
+def make_strategy(who: str, devices: list[str]) -> Any:
     """Returns a new strategy."""
     import tensorflow as tf
 
@@ -56,7 +56,7 @@ def fitting(who: str, devices: list[str], model_name: str) -> Callable[[], float
     import numpy as np
 
     count, width = MODELS[model_name]
-    with strategy_of(who, devices).scope():
+    with make_strategy(who, devices).scope():
         layers = [keras.layers.Dense(width, use_bias=False) for _ in range(count)]
         model = keras.Sequential([keras.layers.Input((width,)), *layers])
         model.compile(keras.optimizers.SGD(1e-4), "mse")

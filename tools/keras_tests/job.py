@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdml.runtime.launch.processes import end_processes, tree_of
+from tfdml.runtime.launch.processes import end_processes, process_tree
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 # Seconds that the other ranks get to end a test with the same outcome.
@@ -136,7 +136,7 @@ class _Attempt:
                 start_new_session=True,
             )
             cause = self._wait(process)
-            end_processes(tree_of(process.pid), TERM_SECONDS)
+            end_processes(process_tree(process.pid), TERM_SECONDS)
             process.wait()
         if cause is not None:
             tail = output.read_text(errors="replace")[-3000:]

@@ -31,6 +31,6 @@ def to_rst(lines: list[str]) -> list[str]:
 
 
 def _inline(lines: list[str]) -> list[str]:
-    """Doubles the backquotes of inline code, also of code that goes on in the next line."""
+    """Doubles the backquotes of inline code, also of code that continues in the next line."""
     text = "\n".join(lines)
     return re.sub(r"(?<![`:\w])`([^`]+?)`(?![`_])", r"``\1``", text).split("\n")

@@ -1,4 +1,4 @@
-"""Where the site's sources are, and where what is built goes."""
+"""Folders of the site: its sources, and what is built."""
 
 from pathlib import Path
 

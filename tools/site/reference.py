@@ -14,12 +14,17 @@ from tools.site.staging import write
 _PUBLIC = {"Compressor"}
 _OF_KERAS = {"set_model", "set_params"}
 # `tfdml.strategies` holds the same classes as `tfdml` itself.
-MODULES = sorted(name for name in tfdml._MODULES if name != "strategies")
+MODULES = sorted(
+    name
+    for name in tfdml.__all__
+    if inspect.ismodule(getattr(tfdml, name)) and name != "strategies"
+)
 
 
 def write_pages() -> None:
     """Writes the pages of all public modules."""
-    own = [n for n in tfdml.__all__ if n not in tfdml._MODULES and n != "__version__"]
+    modules = {"strategies", *MODULES}
+    own = [n for n in tfdml.__all__ if n not in modules and n != "__version__"]
     write("api/tfdml.rst", _page("tfdml", own))
     for module in MODULES:
         name = f"tfdml.{module}"

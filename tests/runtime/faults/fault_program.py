@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import tfdml
 from tfdml.collectives.hosts import Hosts
-from tfdml.compression.exchange import aggregator, by_hosts
+from tfdml.compression.exchange import by_hosts, compressed_aggregator
 from tfdml.strategies.replicas import extended
 
 directory, kind, fault, where, faulty = sys.argv[1:6]
@@ -96,7 +96,7 @@ BY_HOSTS = ("within", "to_owner", "to_all", "to_host")
 def sum_by_hosts_until_the_fault() -> None:
     """Has gradients summed by hosts, with the fault before one of the exchanges of a later step."""
     mock.patch.object(extended, "gather_hosts", return_value=Hosts(((0, 1), (2,)))).start()
-    mock.patch.object(aggregator, "is_faster_by_hosts", return_value=True).start()
+    mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=True).start()
     exchanged = by_hosts.exchanged
 
     def faulty_exchange(exchange, payloads, name):

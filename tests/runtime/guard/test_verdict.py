@@ -207,14 +207,14 @@ def test_ranks_that_wait_for_different_things():
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         ({"all_reduce of a": "float32 (3,)", "all_reduce of b": "float32 (1,)"}, "b is float32"),
         ({"all_reduce of a": "float32 (4,)"}, "a is float32 (4,) there, float32 (3,) on rank 0"),
         ({}, "a is missing there"),
     ],
 )
-def test_steps_that_exchange_different_things(own, said):
+def test_steps_that_exchange_different_things(own, message):
     found = members(collectives={"train_step": {"all_reduce of a": "float32 (3,)"}})
     found[1].collectives = {"train_step": own}
     for time, tracing in ((MISMATCH_GRACE - 1, False), (LIMIT, True), (LIMIT, False)):
@@ -225,7 +225,7 @@ def test_steps_that_exchange_different_things(own, said):
         result = verdict(found, LIMIT, time)
         assert (result is None) == (tracing or time < LIMIT)
     assert result.rank == 1
-    assert said in result.why
+    assert message in result.why
 
 
 def test_retraced_graph_replaces_the_previous_one():

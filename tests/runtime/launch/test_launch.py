@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.runtime.faults.jobs import left_of
-from tfdml.runtime.launch.launcher import Host, parse_hosts
+from tfdml.runtime.launch.job_hosts import Host, parse_hosts
 
 TFDML = [sys.executable, "-m", "tfdml.cli.main"]
 
@@ -133,8 +133,8 @@ OWN = ["tfdml: the job ends", "Traceback (most recent call last):", "  File x", 
 
 def test_the_cause_comes_before_errors_of_tensorflow(tmp_path):
     script = f"import sys\nprint(*{[*LOST, *OWN]!r}, sep='\\n', file=sys.stderr)"
-    said = launch("-n", "1", script=script, tmp_path=tmp_path).stderr.splitlines()
-    assert [line.removeprefix("[0] ") for line in said] == [*OWN, *LOST]
+    shown = launch("-n", "1", script=script, tmp_path=tmp_path).stderr.splitlines()
+    assert [line.removeprefix("[0] ") for line in shown] == [*OWN, *LOST]
 
 
 def test_rank_ended_by_the_guard_is_not_blamed(tmp_path):

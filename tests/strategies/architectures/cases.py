@@ -148,7 +148,7 @@ def train_on_unequal_shares(data: str) -> dict:
     the count too, unless TensorFlow knows the number of rows statically.
 
     Args:
-        data: How the rows are passed.
+        data: Form in which the rows are passed.
     """
     x, y = np.random.default_rng(0).normal(size=(15, 6)), np.arange(15) % CLASSES
     with rank_job.strategy().scope():

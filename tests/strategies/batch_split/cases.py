@@ -13,8 +13,8 @@ from keras import layers
 import tfdml
 from tests.harness import rank_job
 from tests.strategies.cases import CLASSES, compiled, data, outcome, seed_ranks_apart
-from tfdml.callbacks.checkpoint.session import end_session
-from tfdml.strategies.keras_seam.fit import balancing
+from tfdml.callbacks.checkpoint.directory_use import leave_directory
+from tfdml.strategies.keras_seam.fit import balanced_split
 
 ROWS, BATCH, EPOCHS = 101, 16, 2
 SOURCES = ("arrays", "shuffled", "known", "unknown", "repeated", "scattered")
@@ -192,7 +192,7 @@ def lives(
     Returns:
         The weights, and the parts of the first epoch after the resumption.
     """
-    with mock.patch.object(balancing, "balanced", _planned):
+    with mock.patch.object(balanced_split, "balanced", _planned):
         if ends_at:
             assert _life(batch_split, source, directory, records, ends_at) is None
             keras.backend.clear_session()
@@ -237,7 +237,7 @@ def _life(
     except SystemExit as ended:
         code = ended.code
     finally:
-        end_session(directory)
+        leave_directory(directory)
     if ends_at is not None:
         assert code == 75
         return None
@@ -246,13 +246,13 @@ def _life(
 
 def ended(*case) -> None:
     """Is interrupted in the second epoch, which has other parts than the first."""
-    with mock.patch.object(balancing, "balanced", _planned):
+    with mock.patch.object(balanced_split, "balanced", _planned):
         assert _life(*case, ends_at=11) is None
 
 
 def resumed_parts(*case) -> tuple[int, ...]:
     """Resumes; returns the parts of the resumed epoch."""
-    with mock.patch.object(balancing, "balanced", _planned):
+    with mock.patch.object(balanced_split, "balanced", _planned):
         return _life(*case)[1]
 
 
@@ -304,7 +304,7 @@ def traces_with_xla() -> tuple[int, list]:
         on_epoch_begin=lambda epoch, logs: parts.append(strategy.batch_weights)
     )
     x, y = data(96)
-    with mock.patch.object(balancing, "balanced", _planned):
+    with mock.patch.object(balanced_split, "balanced", _planned):
         model.fit(x, y, batch_size=12, epochs=1, verbose=0, callbacks=[note])
         first = len(traces)
         model.fit(x, y, batch_size=12, epochs=2, verbose=0, callbacks=[note])

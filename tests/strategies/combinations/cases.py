@@ -21,9 +21,9 @@ import tfdml
 from tests.harness import rank_job
 from tests.strategies.cases import data, seed_ranks_apart
 from tfdml import compression, topology
-from tfdml.callbacks.checkpoint.session import end_session
-from tfdml.compression.auto import aggregator
-from tfdml.compression.exchange import aggregator as exchange
+from tfdml.callbacks.checkpoint.directory_use import leave_directory
+from tfdml.compression.auto import auto_aggregator
+from tfdml.compression.exchange import compressed_aggregator
 from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
 ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
@@ -53,7 +53,7 @@ SELECTING_ALL = {
 FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
 
 
-class Decided(aggregator.CandidateChoice):
+class Decided(auto_aggregator.CandidateChoice):
     """A choice that always considers the candidate the fastest, whatever the step times."""
 
     def __init__(self, *measured):
@@ -81,7 +81,7 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
     return (FOR_SERVERS if servers else CODECS)[families[0]]
 
 
-def strategy_of(features: Iterable[str]) -> tf.distribute.Strategy:
+def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
@@ -202,10 +202,10 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as decided:
         if "auto" in features:
-            decided.enter_context(mock.patch.object(aggregator, "CandidateChoice", Decided))
+            decided.enter_context(mock.patch.object(auto_aggregator, "CandidateChoice", Decided))
         if "hosts" in features:
             decided.enter_context(
-                mock.patch.object(exchange, "is_faster_by_hosts", return_value=True)
+                mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=True)
             )
         yield
 
@@ -247,7 +247,7 @@ def _life(
     ends_at: int | None = None,
 ) -> dict | None:
     """Trains to the end, or sends this process a termination signal and returns None."""
-    strategy = strategy_of(features)
+    strategy = make_strategy(features)
     model = model_of(features, strategy)
     callbacks = []
     if "checkpoint_resume" in features:
@@ -268,7 +268,7 @@ def _life(
         code = ended.code
     finally:
         if directory is not None:
-            end_session(directory)
+            leave_directory(directory)
     if ends_at is not None:
         assert code == 75, "It was asked to end, and is to be started again."
         return None
@@ -288,12 +288,12 @@ def joined(features: tuple[str, ...], at: int) -> dict:
     """
     x, y = data(ROWS)
     with deciding(features):
-        plain = model_of((), strategy_of(()))
+        plain = model_of((), make_strategy(()))
         rows = slice(None, at * BATCH)
         plain.fit(x[rows], y[rows], batch_size=BATCH, shuffle=False, verbose=0)
         # PowerSGD's initial matrices depend on the variables' names.
         keras.backend.clear_session()
-        strategy = strategy_of(features)
+        strategy = make_strategy(features)
         model = model_of(features, strategy)
         with strategy.scope():
             model.optimizer.build(model.trainable_variables)
@@ -308,7 +308,7 @@ def joined(features: tuple[str, ...], at: int) -> dict:
 def elastic_on_servers(synchronous: bool) -> str:
     """Returns the error of `tfdml.elastic` for a model on parameter servers."""
     features = ("ps_sync" if synchronous else "ps_async",)
-    strategy = strategy_of(features)
+    strategy = make_strategy(features)
     model = model_of(features, strategy)
 
     @tfdml.elastic.run
@@ -323,7 +323,7 @@ def elastic_on_servers(synchronous: bool) -> str:
     return "nothing was raised"
 
 
-def said(features: tuple[str, ...], records: str | None = None) -> str:
+def error_of(features: tuple[str, ...], records: str | None = None) -> str:
     """Returns the error message for features that are refused."""
     try:
         trained(features, records)

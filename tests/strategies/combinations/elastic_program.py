@@ -60,7 +60,7 @@ cpus = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
 plan = MembershipPlan()
 with cases.deciding(features):
-    strategy = cases.strategy_of(features)
+    strategy = cases.make_strategy(features)
     model = cases.model_of(features, strategy)
     state = tfdml.elastic.KerasState(model)
     history = train(state)

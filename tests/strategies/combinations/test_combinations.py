@@ -171,16 +171,16 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
 def test_refused_pairs_raise(request, records, pair: tuple[str, str], outcome: Refused):
     if SERVERS & set(pair):
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
-        message = request.getfixturevalue(fixture).run(cases.said, pair, records)
+        message = request.getfixturevalue(fixture).run(cases.error_of, pair, records)
     else:
-        message = cases.said(pair, records)
+        message = cases.error_of(pair, records)
     assert outcome.message in message
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Apart))
 def test_pairs_of_different_jobs_raise(ranks, pair: tuple[str, str], outcome: Apart):
     assert outcome.why
-    for message in ranks(2 if "elastic" in pair else 1).run(cases.said, pair):
+    for message in ranks(2 if "elastic" in pair else 1).run(cases.error_of, pair):
         assert outcome.message in message
 
 

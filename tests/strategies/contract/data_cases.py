@@ -98,7 +98,7 @@ def tables(labels: str = "column") -> dict:
     return {**result, **outcome(model)}
 
 
-def own_parts(epochs: int = 2) -> dict:
+def sharded_input(epochs: int = 2) -> dict:
     """Each rank reads its own rows; the ranks' numbers of batches differ."""
     strategy = rank_job.strategy()
     x, y = data(45)

@@ -117,7 +117,7 @@ def test_pandas_data_frames(ranks, feature_kind, labels):
 
 @pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
 def test_ranks_read_their_own_shards(ranks, strategy):
-    assert_invariant(ranks.run_sizes((1, 2), data_cases.own_parts, kind=strategy))
+    assert_invariant(ranks.run_sizes((1, 2), data_cases.sharded_input, kind=strategy))
 
 
 @pytest.mark.parametrize(

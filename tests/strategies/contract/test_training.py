@@ -117,7 +117,7 @@ def test_strategy_reports_rank_and_size(ranks):
 )
 def test_misuse_is_an_error_on_every_rank(ranks, kind, message):
     with pytest.raises(RankFailure) as failure:
-        ranks(2).run(cases.misuse, kind)
+        ranks(2).run(cases.wrong_use, kind)
     assert sorted(failure.value.errors) == [0, 1]
     for error in failure.value.errors.values():
         line = " ".join(error.split())

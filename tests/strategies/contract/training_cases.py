@@ -143,7 +143,7 @@ def identity() -> tuple:
     return (strategy.rank, strategy.size, strategy.is_chief, context[0])
 
 
-def misuse(kind: str) -> str:
+def wrong_use(kind: str) -> str:
     """Misuses the library; returns the warning, or raises the error."""
     x, y = data(32)
     strategy = rank_job.strategy()

@@ -24,7 +24,7 @@ def _in_a_branch(a):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "named"),
     [
         (lambda: NUMBERS.map(lambda a: tf.random.normal([2])), "RandomStandardNormal without a"),
         (lambda: NUMBERS.map(_in_a_branch), "RandomUniform without a seed"),
@@ -41,9 +41,9 @@ def _in_a_branch(a):
         (lambda: tf.data.Dataset.list_files("/etc/h*", shuffle=False), None),
     ],
 )
-def test_unseeded_random_operations_are_named(make, said):
+def test_unseeded_random_operations_are_named(make, named):
     found = draws_without_seed(make())
-    assert found is None if said is None else said in found
+    assert found is None if named is None else named in found
 
 
 def test_random_layer_is_named():

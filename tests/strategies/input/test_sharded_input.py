@@ -33,7 +33,7 @@ def test_row_count_is_derived_from_the_pipeline(dataset, rows):
     assert known_rows(dataset) == rows
 
 
-def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
+def _batches(lengths, batch_size, change=lambda dataset: dataset, take=-1):
     """Returns each rank's local batches; its shard has some rows, numbered from 1000 x rank."""
 
     def read(collective):
@@ -62,7 +62,7 @@ def _portions(lengths, batch_size, change=lambda dataset: dataset, take=-1):
     ],
 )
 def test_every_row_comes_once_with_the_global_row_count(lengths, batch_size, number, feed):
-    results = _portions(lengths, batch_size)
+    results = _batches(lengths, batch_size)
     assert [r[:2] for r in results] == [(number, feed)] * len(lengths)
     for rank, (_, _, local_batches) in enumerate(results):
         rows = np.concatenate([p.parts[0][: p.rows[0]] for p in local_batches])
@@ -73,7 +73,7 @@ def test_every_row_comes_once_with_the_global_row_count(lengths, batch_size, num
 
 
 def test_infinite_shards_yield_full_batches():
-    results = _portions([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
+    results = _batches([10, 7], 4, lambda dataset: dataset.repeat(), take=20)
     for number, feed, local_batches in results:
         assert (number, feed) == (None, False)
         assert [int(p.global_rows) for p in local_batches] == [4] * 20
@@ -97,7 +97,7 @@ def test_deviating_row_count_is_an_error(monkeypatch):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="as many rows as their pipeline declares"
     ):
-        _portions([8, 8], 4)
+        _batches([8, 8], 4)
 
 
 def test_replica_can_have_no_rows_of_the_last_batch():

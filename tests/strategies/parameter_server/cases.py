@@ -377,13 +377,13 @@ def rows_read_by_each_worker() -> dict[int, list[int]]:
     iterators = iter(ShippedDataset(numbered, strategy.coordinator, strategy.size)).values
     read = tf.function(lambda iterator: next(iterator))
     read = read.get_concrete_function(iterators._values[0]._type_spec)
-    window, seen = InFlightTasks(strategy.coordinator), {}
+    in_flight, seen = InFlightTasks(strategy.coordinator), {}
     while sum(map(bool, seen.values())) < 2 or min(map(len, seen.values())) < 48:
-        window.begin(read, (iterators,))
-        window.wait_until(lambda: window.size < 4)
-        for task in window.take_done():
+        in_flight.begin(read, (iterators,))
+        in_flight.wait_until(lambda: in_flight.size < 4)
+        for task in in_flight.take_done():
             seen.setdefault(task.worker, []).extend(task.value.numpy().tolist())
-    window.cancel()
+    in_flight.cancel()
     return {worker: numbers[:48] for worker, numbers in seen.items()}
 
 

@@ -55,7 +55,7 @@ def test_all_reduce_of_tensorflow(ranks, name, devices):
 def test_tensorflow_leaves_a_device_out(ranks):
     """Reason to refuse an odd number of devices; if this fails, they can be allowed."""
     (sums,) = ranks(3, "mirrored").run(cases.summed_hierarchically)
-    assert sums == [3.0] * 3, "Expected 6 of TensorFlow, once it is mended."
+    assert sums == [3.0] * 3, "Expected 6 of TensorFlow, once it is fixed."
 
 
 @pytest.mark.parametrize(

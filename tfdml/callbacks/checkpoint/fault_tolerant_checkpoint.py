@@ -10,10 +10,16 @@ from typing import Any
 import keras
 
 from tfdml.callbacks.checkpoint.best_epoch import BestEpoch
+from tfdml.callbacks.checkpoint.checkpoint_options import CheckpointOptions
+from tfdml.callbacks.checkpoint.checkpoint_run import CheckpointRun, Progress
+from tfdml.callbacks.checkpoint.directory_use import (
+    directory_path,
+    leave_directory,
+    say,
+    use_directory,
+)
 from tfdml.callbacks.checkpoint.preemption import Preemption
-from tfdml.callbacks.checkpoint.run import CheckpointOptions, CheckpointRun, Progress
 from tfdml.callbacks.checkpoint.schedule import Schedule
-from tfdml.callbacks.checkpoint.session import end_session, open_session, placed, say
 from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
@@ -110,11 +116,11 @@ class FaultTolerantCheckpoint(ResumingCallback):
                 f"keep_best={keep_best!r}. The number of checkpoints is `max_to_keep`."
             )
         keras_seam.install()
-        self.directory = placed(directory)
+        self.directory = directory_path(directory)
         self._options = CheckpointOptions(
-            save_freq,
-            max_to_keep,
-            asynchronous,
+            save_freq=save_freq,
+            max_to_keep=max_to_keep,
+            asynchronous=asynchronous,
             raises=on_write_error == "raise",
             best=BestEpoch(keep_best, keep_best_mode),
             accepts_changes=on_change == "accept",
@@ -124,7 +130,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._preemption = Preemption(on_preemption)
         # The current `fit`, or the last one.
         self._run: CheckpointRun | None = None
-        open_session(self.directory)  # Fails now if a store's plug-in is missing.
+        use_directory(self.directory)  # Fails now if a store's plug-in is missing.
 
     @property
     def progress(self) -> Progress:
@@ -133,17 +139,17 @@ class FaultTolerantCheckpoint(ResumingCallback):
 
     def begin_fit(self, model: keras.Model, callbacks: list) -> dict[str, Any] | None:
         """Chooses the checkpoint, the same on all ranks; returns its data position."""
-        session = open_session(self.directory)
+        use = use_directory(self.directory)
 
         def choose(fit: int) -> dict[str, Any]:
-            return session.choose(fit, self._resume, self._allow_fresh_start)
+            return use.choose(fit, self._resume, self._allow_fresh_start)
 
         self._begin(model, callbacks, choose)
         return self._run.read()
 
     def join_fit(self, model: keras.Model, callbacks: list, progress: Progress) -> None:
         """Replaces `begin_fit` for a `fit` that resumes from memory: nothing is read."""
-        self._begin(model, callbacks, open_session(self.directory).take_over)
+        self._begin(model, callbacks, use_directory(self.directory).take_over)
         self._run.progress = dataclasses.replace(progress)
 
     def _begin(
@@ -152,15 +158,15 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._preemption.start()
         self._run = None
         others = [c for c in callbacks if c is not self]
-        session = open_session(self.directory)
-        self._run = CheckpointRun(self._options, session, model, others, choose)
+        use = use_directory(self.directory)
+        self._run = CheckpointRun(self._options, use, model, others, choose)
         self._preemption.vote_with(model, self._run.ranks.size)
 
     def leave_fit(self) -> None:
         """Gives up the current write and the directory, because ranks have left or joined."""
         if self._run is not None:
             self._run.give_up()
-        end_session(self.directory)
+        leave_directory(self.directory)
 
     def wait(self) -> None:
         """Waits for the current write; a collective call."""
@@ -208,7 +214,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
             if error is None:
                 self._run.collect()
         # After an error the next `fit`, such as a notebook's cell that is run again, resumes it.
-        open_session(self.directory).end_fit(self._run, error)
+        use_directory(self.directory).end_fit(self._run, error)
 
     def _leave(self) -> None:
         self._run.collect()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import keras
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.stop_vote import StopVote
-from tfdml.strategies.session import get_session
 
 # Seconds between two calls of a watcher.
 SECONDS = 5.0

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
+from tfdml.callbacks.checkpoint.directory_use import DirectoryUse
 from tfdml.callbacks.checkpoint.saver import OWN
-from tfdml.callbacks.checkpoint.session import Session
 from tfdml.callbacks.checkpoint.training_state import OwnState, TrainingState
 from tfdml.checkpointing import Checkpoint
 from tfdml.checkpointing.manifest import read_manifest
@@ -15,7 +15,7 @@ class SavedState:
     """A complete checkpoint in memory, with the parts of all ranks that wrote it.
 
     Args:
-        session: This process's use of the directory.
+        use: This process's use of the directory.
         name: The checkpoint's name in the directory.
 
     Attributes:
@@ -23,12 +23,12 @@ class SavedState:
         manifest: The checkpoint's manifest.
     """
 
-    def __init__(self, session: Session, name: str):
-        if session.chaos:
-            session.chaos.restore()
-        self.path = os.path.join(session.path, name)
-        self.manifest = read_manifest(session.files, self.path)
-        self._parts = Checkpoint(session.files, self.path, self.manifest).read()
+    def __init__(self, use: DirectoryUse, name: str):
+        if use.chaos:
+            use.chaos.restore()
+        self.path = os.path.join(use.path, name)
+        self.manifest = read_manifest(use.files, self.path)
+        self._parts = Checkpoint(use.files, self.path, self.manifest).read()
 
     def restore(self, training: TrainingState) -> None:
         """Restores a training's state from it."""

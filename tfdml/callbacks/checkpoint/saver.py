@@ -7,7 +7,8 @@ import time
 import numpy as np
 
 from tfdml import checkpointing
-from tfdml.callbacks.checkpoint.session import Session, say
+from tfdml.callbacks.checkpoint.checkpoint_options import CheckpointOptions
+from tfdml.callbacks.checkpoint.directory_use import DirectoryUse, say
 from tfdml.callbacks.checkpoint.training_state import Snapshot
 from tfdml.checkpointing import CheckpointManifest, Writer
 from tfdml.strategies.replicas.rank_state import RankState
@@ -20,30 +21,25 @@ class Saver:
     """Writes the checkpoints of one `fit`, one at a time.
 
     Args:
-        session: This process's use of the directory.
+        use: This process's use of the directory.
         ranks: This rank's state, and the number of ranks.
         fit: Index of the call of `fit` in the program.
         job: Identifier that tells this job's files from those of dead jobs.
-        max_to_keep: The number of checkpoints to keep.
-        asynchronous: Whether training continues while a snapshot is written.
-        raises: Whether a failed write ends training.
+        options: Options, of which it uses how many to keep and how to write them.
         has_earlier: Whether this `fit` has a checkpoint already.
     """
 
     def __init__(
         self,
-        session: Session,
+        use: DirectoryUse,
         ranks: RankState,
         fit: int,
         job: str,
-        max_to_keep: int,
-        asynchronous: bool,
-        raises: bool,
+        options: CheckpointOptions,
         has_earlier: bool,
     ):
-        self._session, self._ranks, self._fit, self._job = session, ranks, fit, job
-        self._max_to_keep, self._asynchronous, self._raises = max_to_keep, asynchronous, raises
-        self._has_earlier = has_earlier
+        self._use, self._ranks, self._fit, self._job = use, ranks, fit, job
+        self._options, self._has_earlier = options, has_earlier
         self._writer = Writer()
         self._given_up = threading.Event()
         self.write_seconds = 0.0
@@ -58,18 +54,18 @@ class Saver:
         self.collect()
         tensors = self._own_part(snapshot.tensors)
         tensors |= {f"{OWN}{name}": value for name, value in snapshot.own.tensors.items()}
-        self._session.saves += 1
-        job = f"{self._job}-{self._session.saves}"
+        self._use.saves += 1
+        job = f"{self._job}-{self._use.saves}"
         notes = snapshot.own.notes
         self._writer.submit(lambda: self._write(job, manifest, tensors, notes))
-        if not self._asynchronous:
+        if not self._options.asynchronous:
             self.collect()
 
     def collect(self) -> None:
         """Waits for the last write, and reports or raises its error.
 
         Raises:
-            OSError: If the write failed and `raises` is set.
+            OSError: If the write failed and such errors end training.
         """
         try:
             self._writer.wait()
@@ -77,9 +73,9 @@ class Saver:
             earlier = "Earlier checkpoints are undamaged."
             if not self._has_earlier:
                 earlier = "This training has no earlier checkpoint."
-            message = f"A checkpoint could not be written to {self._session.path} on rank "
+            message = f"A checkpoint could not be written to {self._use.path} on rank "
             message += f"{self._ranks.rank}: {error}. {earlier}"
-            if self._raises:
+            if self._options.raises:
                 raise OSError(
                     f"{message} Fix the cause (free disk space, for example), and start the job "
                     f"again."
@@ -106,12 +102,12 @@ class Saver:
     def _write(self, job: str, manifest: CheckpointManifest, tensors: dict, notes: dict) -> None:
         """Writes this rank's part, in the writer's thread."""
         began = time.perf_counter()
-        session, rank = self._session, self._ranks.rank
+        use, rank = self._use, self._ranks.rank
         if rank == 0:
-            session.directory.check_claim()
+            use.directory.check_claim()
         checkpointing.save(
-            session.files,
-            session.path,
+            use.files,
+            use.path,
             job,
             rank,
             manifest,
@@ -121,6 +117,7 @@ class Saver:
         )
         if rank == 0:
             best = manifest.state["best"]
-            session.directory.keep(self._max_to_keep, self._fit, [best[1]] if best else [])
+            best_names = [best[1]] if best else []
+            use.directory.keep(self._options.max_to_keep, self._fit, best_names)
         self.write_seconds = time.perf_counter() - began
         self._has_earlier = True

@@ -49,7 +49,7 @@ def check_all_reduce(transports: Sequence[str], seconds: float = SECONDS) -> Fin
     )
 
 
-def _failure(ended: child.Ended, seconds: float) -> Finding:
+def _failure(ended: child.ChildResult, seconds: float) -> Finding:
     how = (
         f"not finished after {seconds:.0f} s"
         if ended.timed_out

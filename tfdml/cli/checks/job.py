@@ -7,7 +7,7 @@ from tfdml.cli.checks.finding import Finding, ok
 
 
 def check_job(environment: Mapping[str, str] | None = None) -> Finding | None:
-    """Returns what a launcher has told this process of its job; None if there is no job.
+    """Describes the job, as its launcher has set it; returns None if there is no job.
 
     Args:
         environment: The variables to read; those of this process by default.

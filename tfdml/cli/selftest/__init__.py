@@ -1,1 +1,1 @@
-"""Implementation of `tfdml test`: jobs, the ranks' program, verdict and report."""
+"""Implementation of `tfdml test`: jobs, the ranks' program, comparison and report."""

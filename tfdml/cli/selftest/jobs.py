@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from tfdml.cli.selftest.events import Event, Reader, without_events
-from tfdml.runtime.launch.launcher import Host
+from tfdml.runtime.launch.job_hosts import Host
 from tfdml.runtime.launch.supervisor import TERM_SECONDS
 from tfdml.topology import child_environment
 
@@ -19,7 +19,7 @@ _EXACT, _COMPRESSED = 1e-4, 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StrategyRun:
     """One training run.
 
     Attributes:
@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class StrategyJob:
     """Training runs of one strategy, one after the other in the same processes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Job:
     """
 
     strategy: str
-    runs: tuple[Run, ...]
+    runs: tuple[StrategyRun, ...]
     options: tuple[str, ...] | None = ()
     on_hosts: bool = True
 
@@ -58,18 +58,20 @@ class Job:
         return self.options is not None and "--ps" not in self.options
 
 
-def _run(name: str, title: str) -> Run:
-    return Run(name, title, title)
+def _run(name: str, title: str) -> StrategyRun:
+    return StrategyRun(name, title, title)
 
 
-REFERENCE = Job("one_process", (_run("one_process", "one process, plain Keras"),), None, False)
+REFERENCE = StrategyJob(
+    "one_process", (_run("one_process", "one process, plain Keras"),), None, False
+)
 JOBS = (
-    Job("mirrored", (_run("mirrored", "MirroredStrategy"),), None, False),
-    Job(
+    StrategyJob("mirrored", (_run("mirrored", "MirroredStrategy"),), None, False),
+    StrategyJob(
         "multi_worker_mirrored",
         (
             _run("multi_worker_mirrored", "MultiWorkerMirroredStrategy"),
-            Run(
+            StrategyRun(
                 "compressed",
                 'MultiWorkerMirroredStrategy(compression="qsgd")',
                 '  compression="qsgd"',
@@ -77,12 +79,14 @@ JOBS = (
             ),
         ),
     ),
-    Job("horovod", (_run("horovod", "HorovodStrategy"),), ("--horovod",)),
-    Job(
+    StrategyJob("horovod", (_run("horovod", "HorovodStrategy"),), ("--horovod",)),
+    StrategyJob(
         "parameter_server",
         (
             _run("parameter_server", "ParameterServerStrategy"),
-            Run("asynchronous", "asynchronous ParameterServerStrategy", "  asynchronous", None),
+            StrategyRun(
+                "asynchronous", "asynchronous ParameterServerStrategy", "  asynchronous", None
+            ),
         ),
         ("--ps", "1"),
         on_hosts=False,
@@ -91,7 +95,7 @@ JOBS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class JobResult:
     """Result of a job.
 
     Attributes:
@@ -107,12 +111,12 @@ class Ended:
     timed_out: bool
 
 
-def is_installed(job: Job) -> bool:
+def is_installed(job: StrategyJob) -> bool:
     """Returns whether the packages that the job needs are installed."""
     return job.strategy != "horovod" or importlib.util.find_spec("horovod") is not None
 
 
-def command(job: Job, workers: int, hosts: str, parsed_hosts: list[Host]) -> list[str]:
+def command(job: StrategyJob, workers: int, hosts: str, parsed_hosts: list[Host]) -> list[str]:
     """Returns the command that runs a job, which can also be run by hand.
 
     Args:
@@ -133,7 +137,7 @@ def command(job: Job, workers: int, hosts: str, parsed_hosts: list[Host]) -> lis
 
 def run(
     arguments: list[str], on_event: Callable[[Event], None], seconds: float = JOB_SECONDS
-) -> Ended:
+) -> JobResult:
     """Runs a job's command to its end; none of its processes outlives this one.
 
     Args:
@@ -181,4 +185,4 @@ def run(
             process.stdout.close()
         errors.seek(0)
         written = errors.read().decode(errors="replace")
-    return Ended(code, events, without_events(written) + "".join(beside), timed_out.is_set())
+    return JobResult(code, events, without_events(written) + "".join(beside), timed_out.is_set())

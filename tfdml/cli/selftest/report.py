@@ -13,22 +13,22 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from tfdml.cli.selftest.jobs import JOBS, REFERENCE, Run
-from tfdml.cli.selftest.verdict import Result, Status
+from tfdml.cli.selftest.comparison import Outcome, RunResult
+from tfdml.cli.selftest.jobs import JOBS, REFERENCE, StrategyRun
 
 _COLOURS = {
-    Status.RIGHT: "green",
-    Status.TRAINED: "green",
-    Status.WRONG: "bold red",
-    Status.FAILED: "bold red",
-    Status.NOT_INSTALLED: "yellow",
-    Status.NOT_RUN: "yellow",
+    Outcome.RIGHT: "green",
+    Outcome.TRAINED: "green",
+    Outcome.WRONG: "bold red",
+    Outcome.FAILED: "bold red",
+    Outcome.NOT_INSTALLED: "yellow",
+    Outcome.NOT_RUN: "yellow",
 }
 # Relative speed below which a run is reported as slower than one process.
 _SLOWER = 0.95
 
 
-class Report:
+class RunDisplay:
     """Display of runs as they begin and end: a growing table on a terminal, otherwise lines.
 
     Args:
@@ -37,11 +37,11 @@ class Report:
 
     def __init__(self, console: Console):
         self._console = console
-        self._results: list[Result] = []
+        self._results: list[RunResult] = []
         self._begun: set[str] = set()
         self._live = Live(console=console, transient=True, refresh_per_second=8)
 
-    def __enter__(self) -> "Report":
+    def __enter__(self) -> "RunDisplay":
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -50,11 +50,11 @@ class Report:
         self._live.stop()
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[RunResult]:
         """Results of the runs so far."""
         return self._results
 
-    def begin(self, run: Run, where: str) -> None:
+    def begin(self, run: StrategyRun, where: str) -> None:
         """Shows that a run begins; repeated calls are ignored.
 
         Args:
@@ -70,14 +70,14 @@ class Report:
         else:
             self._console.print(f"Training: {line}", markup=False)
 
-    def end(self, result: Result) -> None:
+    def end(self, result: RunResult) -> None:
         """Records the result of a run."""
         self._results.append(result)
         if self._console.is_terminal:
             self._live.update(table(self._results))
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[RunResult]) -> Table:
     """Returns the table of the runs that have ended, at most 80 columns wide.
 
     Args:
@@ -103,7 +103,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def explain(
-    console: Console, results: Sequence[Result], commands: dict[str, Sequence[str]], hosts: str
+    console: Console, results: Sequence[RunResult], commands: dict[str, Sequence[str]], hosts: str
 ) -> None:
     """Prints the table, its explanation and the verdict.
 
@@ -143,7 +143,7 @@ def explain(
             f"{psutil.cpu_count()} cores, which one process uses already."
         )
     for result in results:
-        if result.status is Status.NOT_INSTALLED:
+        if result.status is Outcome.NOT_INSTALLED:
             say(f"{result.run.title} is not installed. To install it: tfdml build-horovod")
     bad = [result for result in results if result.is_bad]
     for result in bad:
@@ -156,13 +156,13 @@ def explain(
         console.print(f"All {which} strategies train right here.", style="bold green")
 
 
-def _explain_failure(console: Console, result: Result, command: Sequence[str]) -> None:
+def _explain_failure(console: Console, result: RunResult, command: Sequence[str]) -> None:
     name = result.run.title
-    what = "failed" if result.status is Status.FAILED else "is wrong"
+    what = "failed" if result.status is Outcome.FAILED else "is wrong"
     console.print(f"{name} {what}: {result.reason}.", style="bold red", markup=False)
     for line in result.error:
         console.print(f"    {line}", markup=False, soft_wrap=True)
-    if result.status is Status.FAILED:
+    if result.status is Outcome.FAILED:
         console.print("  To see all of its output:", markup=False)
     else:
         console.print(
@@ -173,7 +173,7 @@ def _explain_failure(console: Console, result: Result, command: Sequence[str]) -
     console.print(f"    {shlex.join(command)}", markup=False, soft_wrap=True)
 
 
-def write_json(path: Path, results: Sequence[Result], hosts: str) -> None:
+def write_json(path: Path, results: Sequence[RunResult], hosts: str) -> None:
     """Writes all results, and the versions they were obtained with, as JSON.
 
     Args:

@@ -67,7 +67,7 @@ def traffic(
         dtypes: The gradients' dtypes.
         size: The number of ranks, N.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        hosts: Which ranks share a host; None for one rank on each.
+        hosts: Hosts and their ranks; None for one rank on each.
         by_hosts: Whether gradients are summed within hosts first.
     """
     taken = [

@@ -35,7 +35,7 @@ def measure_link(
     Args:
         collective: Collective between the processes.
         clock: Function that returns the time.
-        hosts: Which ranks share a host; None if that does not matter.
+        hosts: Hosts and their ranks; None if that does not matter.
     """
     small = tf.zeros([2])
     _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)

@@ -23,7 +23,7 @@ class HostGroups:
 
     Args:
         collective: Collective between all processes.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
     """
 
     def __init__(self, collective: Collective, hosts: Hosts):
@@ -57,7 +57,7 @@ def can_sum_by_hosts(compressor: ChunkCompressor, hosts: Hosts) -> bool:
 
     Args:
         compressor: The codec.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
     """
     # A rank that owns nothing must know how many bytes the owners of its host will give it.
     known = compressor.static or hosts.are_even

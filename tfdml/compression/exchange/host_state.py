@@ -26,7 +26,7 @@ class HostState:
 
     Args:
         kept: The aggregator's state.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
         rank: This rank.
     """
 
@@ -38,7 +38,7 @@ class HostState:
     def way(self, label: str, choose: Callable[[], bool]) -> bool:
         """Returns whether an optimizer's gradients are summed by hosts.
 
-        A restored job goes on as it was, because the order of additions is part of its numbers.
+        A restored job continues as it was, because the order of additions is part of its numbers.
 
         Args:
             label: Name of the optimizer's exchanges.
@@ -61,7 +61,7 @@ class HostState:
 
         Args:
             name: Name of the part.
-            part: How the part is divided.
+            part: Division of the part over the ranks.
             init: Function of a slice's shape that returns the first values, by name.
         """
         self._kept.value(f"{HOST_PART}{name}", lambda: tf.constant(part.packed()))
@@ -92,7 +92,7 @@ class HostState:
 
         Args:
             name: Name of the part.
-            part: How the part is divided.
+            part: Division of the part over the ranks.
         """
         length = part.chunk if self._index < part.owners else 0
         first = part.chunk_number(self._host, self._index) * part.chunk

@@ -52,7 +52,7 @@ class KeptState:
             before: State of each process of that job, in the order of the ranks.
             rank: This rank.
             size: Number of ranks now; what ranks keep of their own is redistributed to it.
-            hosts: Which ranks share a host now, None if that does not matter.
+            hosts: Hosts and their ranks now; None if that does not matter.
 
         Raises:
             ValueError: If a variable that exists has another shape.

@@ -95,7 +95,7 @@ def exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> l
 
 
 def put(values: Sequence, indices: Sequence[int], into: list) -> None:
-    """Puts values into the given places of a list."""
+    """Puts values into the given positions of a list."""
     for i, value in zip(indices, values, strict=True):
         into[i] = value
 

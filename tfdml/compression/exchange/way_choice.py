@@ -28,7 +28,7 @@ def is_faster_by_hosts(
 
     Args:
         collective: Collective between all processes.
-        hosts: Which ranks share a host.
+        hosts: Hosts and their ranks.
         compressor: The encoding.
         shapes: Shapes of the gradients that will be summed. Buckets of the largest one are timed,
             or of a part of it.
@@ -59,7 +59,7 @@ def is_faster_by_hosts(
 
 
 def _step(
-    way: Callable, compressor: ChunkCompressor, shape: Sequence[int], kept: Sequence[int]
+    way: Callable, compressor: ChunkCompressor, shape: Sequence[int], state_shape: Sequence[int]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function of a step's number that sums some buckets.
 
@@ -67,7 +67,7 @@ def _step(
         way: Function that sums a bucket.
         compressor: The encoding.
         shape: Shape of each bucket's gradient.
-        kept: Shape of what a rank keeps of it.
+        state_shape: Shape of what a rank keeps of it.
     """
     scales = Scales(tf.constant(1.0), tf.constant(1.0))
 
@@ -76,7 +76,7 @@ def _step(
         finite = []
         for number in range(_BUCKETS):
             gradient = tf.random.stateless_normal(shape, [number, step])
-            state = compressor.memory(1).init(kept)
+            state = compressor.memory(1).init(state_shape)
             name = f"timed/{way.func.__name__}_{number}"
             finite.append(way([gradient], [state], [{}], scales, step, name)[1])
         return tf.reduce_all(tf.stack(finite))

@@ -12,7 +12,7 @@ from tfdml.data.format import manifest as manifests
 from tfdml.data.format.framing import BadRecord, framed, scan, unframe
 from tfdml.data.format.index import SUFFIX, ShardIndex
 from tfdml.data.format.manifest import DatasetManifest, Shard
-from tfdml.data.format.writer import write_shard
+from tfdml.data.format.shard_writer import write_shard
 
 
 @dataclasses.dataclass(frozen=True)

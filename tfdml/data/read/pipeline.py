@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.order import Order
-from tfdml.data.read.balancing import BalancedDataset
 from tfdml.data.read.batch import finisher
+from tfdml.data.read.class_balancing import BalancedDataset
 from tfdml.data.read.dataset import RecordDataset
 from tfdml.data.read.epoch_graph import build_epochs
 from tfdml.data.read.fetching import Fetcher

@@ -66,7 +66,7 @@ class PositionCallback(keras.callbacks.Callback):
 
     def __init__(self, pipeline: Any):
         super().__init__()
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         # First step of the epoch that was read; not 0 if `fit` was resumed within the epoch.
         self._first: int | None = None
 
@@ -79,7 +79,7 @@ class PositionCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Makes the pipeline read the epoch that `fit` trains."""
-        self._pipeline.begin_epoch(epoch)
+        self.pipeline.begin_epoch(epoch)
         self._first = None
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
@@ -89,8 +89,8 @@ class PositionCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Reports all batches up to this one as used, several with `steps_per_execution`."""
-        self._pipeline.used(batch + 1 - self._first)
+        self.pipeline.used(batch + 1 - self._first)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Moves the pipeline to the first sample of the next epoch."""
-        self._pipeline.begin_epoch(epoch + 1)
+        self.pipeline.begin_epoch(epoch + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdml.data.read.balancing import BalancedDataset
+from tfdml.data.read.class_balancing import BalancedDataset
 from tfdml.data.read.dataset import SHARDS_AT_ONCE, RecordDataset, Shuffling
 from tfdml.data.read.mixing import MixedDataset
 from tfdml.data.read.parsing import ImageDecoding

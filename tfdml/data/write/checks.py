@@ -17,7 +17,7 @@ from tfdml.data.write import tfds_metadata
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 
 
-def check_places(source: Source, output: str) -> None:
+def check_locations(source: Source, output: str) -> None:
     """Raises a ValueError if the output is within the input."""
     if not storage.is_local(output):
         return

@@ -23,7 +23,7 @@ from tfdml.data.write import tasks, tfds_metadata
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 from tfdml.data.write.rejects import errors_in, reasons
 from tfdml.data.write.rejects import save as save_rejects
-from tfdml.data.write.tasks import CONVERT, MERGE, PARTITION, Job
+from tfdml.data.write.tasks import CONVERT, MERGE, PARTITION, ConversionJob
 from tfdml.data.write.workers import Progress, workers
 
 # Amount of input that is worth the start of another process.
@@ -63,13 +63,13 @@ def convert(
         ValueError: If the output is not empty, is within the input, is being written, or lacks
             space; if a row cannot be converted, or too many; if the input changes meanwhile.
     """
-    checks.check_places(source, output)
+    checks.check_locations(source, output)
     new = checks.make_output(output)
     work = _work_directory(output, options.name)
     with _exclusive(work, output):
         try:
             manifest = _convert(
-                Job(source, options, output, work), processes, resume, overwrite, progress
+                ConversionJob(source, options, output, work), processes, resume, overwrite, progress
             )
         except (ValueError, OSError):
             _clean_up(output, work, new)
@@ -81,7 +81,11 @@ def convert(
 
 
 def _convert(
-    job: Job, processes: int | None, resume: bool, overwrite: bool, progress: Progress | None
+    job: ConversionJob,
+    processes: int | None,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress | None,
 ) -> DatasetManifest:
     source, options, output, work = job
     checks.check_output(output, work, options.name, resume, overwrite)
@@ -141,7 +145,7 @@ def _exclusive(work: str, output: str) -> Iterator[None]:
 
 
 def _run(
-    job: Job, plan: ConversionPlan, processes: int, progress: Progress | None
+    job: ConversionJob, plan: ConversionPlan, processes: int, progress: Progress | None
 ) -> tuple[DatasetManifest, list[dict[str, Any]]]:
     """Runs all steps; returns the manifest and the rows that were skipped."""
     first = PARTITION if job.options.needs_shuffle else CONVERT
@@ -171,14 +175,16 @@ def _run(
     return _manifest(job, splits, counts), rejects
 
 
-def _remove_shards(job: Job, plan: ConversionPlan) -> None:
+def _remove_shards(job: ConversionJob, plan: ConversionPlan) -> None:
     shutil.rmtree(job.work, ignore_errors=True)
     for target in plan.targets:
         for path in (target.name, target.name + index.SUFFIX):
             storage.remove(storage.join(job.output, path))
 
 
-def _manifest(job: Job, splits: dict[str, list[Shard]], counts: dict[str, int]) -> DatasetManifest:
+def _manifest(
+    job: ConversionJob, splits: dict[str, list[Shard]], counts: dict[str, int]
+) -> DatasetManifest:
     names = [path.rsplit("/", 1)[-1] for path in job.source.files]
     source = {
         "kind": job.source.kind,

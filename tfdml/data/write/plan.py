@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdml.data.format.writer import shard_name
+from tfdml.data.format.shard_writer import shard_name
 from tfdml.data.order import CONVERT, key_of, mix, scattered
 from tfdml.data.sources.source import Chunk, Source
 

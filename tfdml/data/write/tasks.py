@@ -16,19 +16,19 @@ import numpy as np
 
 from tfdml.data.format import storage
 from tfdml.data.format.framing import FRAME, Frames, cut
-from tfdml.data.format.writer import write_shard
+from tfdml.data.format.shard_writer import write_shard
 from tfdml.data.sources.source import Source
 from tfdml.data.write.encoding import encoded
 from tfdml.data.write.plan import ConversionOptions, ConversionPlan
 from tfdml.data.write.rejects import Rejects
 
-_ENTRY = np.dtype([("target", "<i8"), ("place", "<i8"), ("offset", "<i8"), ("length", "<i8")])
+_ENTRY = np.dtype([("target", "<i8"), ("position", "<i8"), ("offset", "<i8"), ("length", "<i8")])
 
 # Number of collected records that are written at once.
 _COLLECTED = 1024
 
 
-class Job(NamedTuple):
+class ConversionJob(NamedTuple):
     """A conversion; all its processes have a copy.
 
     Attributes:
@@ -45,12 +45,14 @@ class Job(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def make_plan(job: Job) -> ConversionPlan:
+def make_plan(job: ConversionJob) -> ConversionPlan:
     """Returns the job's plan, which is made once in each process."""
     return ConversionPlan(job.source, job.options)
 
 
-def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+def convert_range(
+    job: ConversionJob, number: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
     """Writes the shard of a range of rows; returns the note of the step."""
     plan, rejects = make_plan(job), Rejects(job.options)
     parts = (
@@ -61,7 +63,9 @@ def convert_range(job: Job, number: int, progress: Callable[[int], None]) -> dic
     return {"shard": vars(shard), "rejects": rejects.rows}
 
 
-def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+def partition_range(
+    job: ConversionJob, number: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
     """Writes the records of a range of rows, sorted by shard; returns the note of the step."""
     plan, rejects = make_plan(job), Rejects(job.options)
     rows = plan.ranges[number]
@@ -75,10 +79,10 @@ def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> d
         sizes.append(part.frames.lengths + FRAME)
         frames += cut(part.frames.data, sizes[-1])
     entries = np.empty(len(frames), _ENTRY)
-    entries["target"], entries["place"], entries["length"] = map(
+    entries["target"], entries["position"], entries["length"] = map(
         np.concatenate, (targets, positions, sizes)
     )
-    order = np.lexsort((entries["place"], entries["target"]))
+    order = np.lexsort((entries["position"], entries["target"]))
     entries = entries[order]
     entries["offset"] = np.cumsum(entries["length"]) - entries["length"]
     with storage.writing(_partition_path(job, number)) as file:
@@ -88,7 +92,9 @@ def partition_range(job: Job, number: int, progress: Callable[[int], None]) -> d
     return {"rejects": rejects.rows}
 
 
-def merge_target(job: Job, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+def merge_target(
+    job: ConversionJob, number: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
     """Writes a shard from the files of all ranges; returns the note of the step."""
     plan = make_plan(job)
     positions, sizes = ([np.empty(0, np.int64)] for _ in range(2))
@@ -100,7 +106,7 @@ def merge_target(job: Job, number: int, progress: Callable[[int], None]) -> dict
         if len(own):
             length = int(own["length"].sum())
             data = storage.read_range(_partition_path(job, i), int(own["offset"][0]), length)
-            positions.append(own["place"])
+            positions.append(own["position"])
             sizes.append(own["length"])
             frames += cut(data, own["length"])
     order = np.argsort(np.concatenate(positions), kind="stable")
@@ -119,7 +125,7 @@ CONVERT, PARTITION, MERGE = "convert", "deal", "collect"
 STEPS = {CONVERT: convert_range, PARTITION: partition_range, MERGE: merge_target}
 
 
-def note(job: Job, step: str, number: int) -> Path:
+def note(job: ConversionJob, step: str, number: int) -> Path:
     """Returns the path of the note that a step is done."""
     return Path(job.work, f"{step}-{number:06d}.json")
 
@@ -129,7 +135,9 @@ def has_notes(work: str) -> bool:
     return any(True for step in STEPS for _ in Path(work).glob(f"{step}-*.json"))
 
 
-def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> dict[str, Any]:
+def run(
+    job: ConversionJob, step: str, number: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
     """Runs a step, unless it is done; returns its note."""
     noted = note(job, step, number)
     if noted.exists():
@@ -139,5 +147,5 @@ def run(job: Job, step: str, number: int, progress: Callable[[int], None]) -> di
     return done
 
 
-def _partition_path(job: Job, number: int) -> str:
+def _partition_path(job: ConversionJob, number: int) -> str:
     return os.path.join(job.work, f"dealt-{number:06d}")

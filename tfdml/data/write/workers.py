@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfdml.data.write import rejects, tasks
-from tfdml.data.write.tasks import Job
+from tfdml.data.write.tasks import ConversionJob
 
 # Called with the number of rows that are done, and the number of all rows.
 Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def workers(job: Job, processes: int) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+def workers(job: ConversionJob, processes: int) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     """Context manager: yields a function that runs all steps of a kind and returns their notes."""
     if processes == 1:
         yield lambda step, count, progress, rows: _run_in_process(job, step, count, progress, rows)
@@ -35,7 +35,7 @@ def workers(job: Job, processes: int) -> Iterator[Callable[..., list[dict[str, A
 
 
 def _run_in_process(
-    job: Job, step: str, count: int, progress: Progress | None, rows: int
+    job: ConversionJob, step: str, count: int, progress: Progress | None, rows: int
 ) -> list[dict]:
     total = 0
 
@@ -55,7 +55,7 @@ def _run_in_process(
 def _run_in_pool(
     pool: concurrent.futures.Executor,
     counter: Any,
-    job: Job,
+    job: ConversionJob,
     step: str,
     count: int,
     progress: Progress | None,
@@ -79,7 +79,7 @@ def _run_in_pool(
     return [future.result() for future in futures]
 
 
-def _check_errors(job: Job, before: int, noted: dict[str, Any]) -> int:
+def _check_errors(job: ConversionJob, before: int, noted: dict[str, Any]) -> int:
     """Returns the number of rows with errors up to a finished step; raises if they are too many."""
     found = rejects.errors_in(noted["rejects"])
     if found:
@@ -90,7 +90,7 @@ def _check_errors(job: Job, before: int, noted: dict[str, Any]) -> int:
 _own: dict[str, Any] = {}
 
 
-def _initialise(job: Job, counter: Any) -> None:
+def _initialise(job: ConversionJob, counter: Any) -> None:
     """Prepares a worker process: stores the job, and ends when the process that started it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _own.update(job=job, counter=counter)

@@ -15,8 +15,8 @@ from tfdml.data.format.framing import FRAME, Frames, cut, framed
 from tfdml.data.format.inference import infer
 from tfdml.data.format.manifest import SUFFIX, DatasetManifest, Shard
 from tfdml.data.format.schema import Schema
+from tfdml.data.format.shard_writer import ShardWriter, open_shard, shard_name
 from tfdml.data.format.values import encoder
-from tfdml.data.format.writer import ShardWriter, open_shard, shard_name
 
 SHARD_BYTES = 150 << 20
 SAMPLED_RECORDS = 1000

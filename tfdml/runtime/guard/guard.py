@@ -8,10 +8,8 @@ guard thread prints the reason and ends the process.
 
 import atexit
 import contextlib
-import json
 import os
 import queue
-import secrets
 import socket
 import sys
 import threading
@@ -19,16 +17,11 @@ import time
 import traceback
 from collections.abc import Iterator
 
-import psutil
-import tensorflow as tf
-
-from tfdml import topology
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.hosts import machine
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
-from tfdml.runtime.guard import channel
 from tfdml.runtime.guard.activity import Activity
+from tfdml.runtime.guard.connecting import connect_ranks
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.immediate_exit import (
     EXIT_CODE,
@@ -40,8 +33,6 @@ from tfdml.runtime.immediate_exit import (
 )
 from tfdml.runtime.plain_words import BROKEN
 
-_CONNECT_SECONDS = 30.0
-_PAYLOAD_BYTES = 4096
 # Seconds that the other ranks outlive the message on one that raised.
 _LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
 
@@ -68,11 +59,10 @@ class Guard:
         self._ending = threading.Event()
         self._announced = threading.Event()
         self._uncaught = False
-        self._identity = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        identity = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._events: queue.Queue = queue.Queue()
-        self._channels: dict[int, channel.Channel] = {}
-        self._members = {self._rank: self._member(self._identity)}
-        self._meet(collective)
+        self._channels, identities = connect_ranks(collective, identity)
+        self._members = {who["rank"]: _member(who) for who in identities}
         self._sent_collectives = 0
         self.threads: list[threading.Thread] = []
         self._start(self._run_hub if self._rank == 0 else self._run_spoke)
@@ -152,63 +142,6 @@ class Guard:
         else:
             self._members[self._rank].hear(message, time.monotonic())
             self._channels[0].send(message)
-
-    # -- Connecting the processes --------------------------------------------------------------
-
-    def _meet(self, collective: Collective) -> None:
-        """Connects every process to rank 0; the collective broadcasts its address and secret."""
-        machines = collective.all_gather(tf.constant([machine()], tf.int64), "guard/machine")
-        alone = len(set(machines.numpy().tolist())) == 1
-        payload = bytes(_PAYLOAD_BYTES)
-        listener = None
-        if self._rank == 0:
-            listener = channel.listen("127.0.0.1" if alone else "")
-            meeting = {
-                "hosts": ["127.0.0.1"] if alone else _addresses(),
-                "port": listener.getsockname()[1],
-                "secret": secrets.token_hex(32),
-                "who": self._identity,
-            }
-            payload = json.dumps(meeting).encode().ljust(_PAYLOAD_BYTES)
-        words = tf.constant(list(payload), tf.uint8)
-        meeting = json.loads(bytes(collective.broadcast(words, "guard/meeting").numpy().tolist()))
-        secret = bytes.fromhex(meeting["secret"])
-        if listener is not None:
-            with listener:
-                self._accept_all(listener, secret)
-            return
-        self._members[0] = self._member(meeting["who"])
-        for host in meeting["hosts"]:
-            connected = channel.connect(host, meeting["port"], secret, _CONNECT_SECONDS / 6)
-            if connected is not None:
-                connected.send({"kind": "hello", **self._identity})
-                self._channels[0] = connected
-                return
-        raise RuntimeError(
-            f"Rank 0 must be reachable from every rank. Received on rank {self._rank}: no answer "
-            f"at {', '.join(meeting['hosts'])}, port {meeting['port']}. Check firewalls, and run "
-            f"`tfdml doctor` on both machines."
-        )
-
-    def _accept_all(self, listener: socket.socket, secret: bytes) -> None:
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while len(self._channels) < self._size - 1:
-            connected = channel.accept(listener, secret, max(0.1, deadline - time.monotonic()))
-            hello = connected.receive(_CONNECT_SECONDS / 6) if connected is not None else None
-            if hello is not None and hello.get("kind") == "hello":
-                self._members[hello["rank"]] = self._member(hello)
-                self._channels[hello["rank"]] = connected
-            elif time.monotonic() > deadline:
-                missing = sorted(set(range(self._size)) - self._members.keys())
-                raise RuntimeError(
-                    f"Every rank must reach rank 0. Received: no connection from ranks {missing} "
-                    f"at {', '.join(_addresses())} in {_CONNECT_SECONDS:.0f} s. Check firewalls, "
-                    f"and run `tfdml doctor` on both machines."
-                )
-
-    def _member(self, who: dict) -> RankStatus:
-        now = time.monotonic()
-        return RankStatus(who["rank"], who["host"], who["pid"], heard=now, moved=now)
 
     # -- The thread ----------------------------------------------------------------------------
 
@@ -325,20 +258,9 @@ class Guard:
         end_now()
 
 
-def _addresses() -> list[str]:
-    """Returns this machine's name in the job, then its IPv4 addresses, loopback last.
-
-    The name comes first: it leads through the network chosen for the job, for example a tunnel.
-    """
-    found = [
-        address.address
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-        if address.family == socket.AF_INET
-    ]
-    found.sort(key=lambda address: address.startswith("127."))
-    name = topology.own_host()
-    return found if name is None else list(dict.fromkeys([name, *found]))
+def _member(identity: dict) -> RankStatus:
+    now = time.monotonic()
+    return RankStatus(identity["rank"], identity["host"], identity["pid"], heard=now, moved=now)
 
 
 _guards: dict[tuple[int, int], Guard] = {}

@@ -48,7 +48,7 @@ class RankStatus:
         moved: Time of its last progress.
         bye: Time at which its program ended; None while it runs.
         lost: Whether its connection is broken.
-        left: What happened to rank 0, so that it has ended; "" while it has not.
+        left: Reason why rank 0 has ended; "" while it has not.
         failure: Last exception.
         collectives: Collectives in the last graph of each of its steps; see `Activity`.
     """
@@ -120,7 +120,7 @@ class Verdict:
 
     Attributes:
         rank: Rank that is the cause.
-        why: What happened to it, as a predicate of "rank N".
+        why: Failure, as a predicate of "rank N".
         error: Description of its exception, "" if none.
         likely: Likely cause.
     """

@@ -30,7 +30,7 @@ def end_processes(pids: Iterable[int], term_seconds: float) -> list[int]:
     return [process.pid for process in alive]
 
 
-def tree_of(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Returns `pid` and its living descendants; [] if it is gone."""
     try:
         process = psutil.Process(pid)
@@ -39,7 +39,7 @@ def tree_of(pid: int) -> list[int]:
         return []
 
 
-def session_of(leader: int) -> list[int]:
+def session_processes(leader: int) -> list[int]:
     """Returns the processes of the session led by `leader`, without the leader."""
     members = []
     for pid in psutil.pids():

@@ -3,13 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from tfdml.runtime.launch.launcher import (
-    Host,
-    gather,
-    run,
-    start_horovod,
-    start_workers,
-)
+from tfdml.runtime.launch.job_hosts import Host, wait_for_hosts
+from tfdml.runtime.launch.launcher import run, start_horovod, start_workers
 from tfdml.runtime.launch.restarts import Failed, run_with_restarts
 
 
@@ -45,7 +40,7 @@ def run_rank_job(
         return run(start(there, program, sys.executable))
 
     def prepare() -> str:
-        there[:] = gather(hosts, min_workers)
+        there[:] = wait_for_hosts(hosts, min_workers)
         return ", on " + ", ".join(f"{host.name}:{host.ranks}" for host in there)
 
     return run_with_restarts(attempt, max_restarts, lambda failed: failed[0].code, prepare)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tfdml.runtime.launch.launcher import HorovodRank, RankProcess, explain, is_script_error
+from tfdml.runtime.launch.rank_process import HorovodRank, RankProcess, explain, is_script_error
 
 Failed = Sequence[RankProcess | HorovodRank]
 

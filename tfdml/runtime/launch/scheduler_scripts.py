@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from tfdml.runtime.launch.launcher import Host
+from tfdml.runtime.launch.job_hosts import Host
 
 # Port of a machine's first worker; its other workers use the ports after it.
 PORT = 29400

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 
 from tfdml.runtime.immediate_exit import EXIT_CODE
-from tfdml.runtime.launch.launcher import GRACE_SECONDS, RankProcess, in_words
+from tfdml.runtime.launch.launcher import GRACE_SECONDS
+from tfdml.runtime.launch.rank_process import RankProcess, in_words
 from tfdml.runtime.launch.restarts import run_with_restarts
 from tfdml.runtime.launch.supervisor import TERM_SECONDS, free_ports
 from tfdml.runtime.servers.server_task import CHIEF, SERVER, WORKER, name_of

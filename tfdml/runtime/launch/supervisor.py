@@ -22,7 +22,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tfdml.runtime.launch.processes import end_processes, exit_code, tree_of
+from tfdml.runtime.launch.processes import end_processes, exit_code, process_tree
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds between SIGTERM and SIGKILL.
@@ -65,7 +65,7 @@ def supervise(command: list[str], watch_output: bool = False) -> int:
         gone.wait(0.05)
     # Read before waiting for the others, because a process can be waited for only once.
     code = -signal.SIGTERM if child.poll() is None else child.returncode
-    end_processes(tree_of(own)[1:], TERM_SECONDS)
+    end_processes(process_tree(own)[1:], TERM_SECONDS)
     return exit_code(code)
 
 

@@ -8,7 +8,7 @@ from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.hosts import Hosts
-from tfdml.compression.auto.aggregator import make_aggregator
+from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.aggregation.device_aggregator import DeviceAggregator
@@ -24,8 +24,9 @@ class AggregatorChoice:
     Attributes:
         cross_device_ops: TensorFlow's all-reduce between devices that the user has asked for.
         device_group: Group of all devices, if it sums faster than `spread` does.
-        between_devices: Whether gradients are compressed between the devices of a single process.
-        hosts: Which ranks share a host, None for a single process.
+        compresses_between_devices: Whether gradients are compressed between the devices of a
+            single process.
+        hosts: Hosts and their ranks; None for a single process.
 
     Args:
         devices: This process's devices.
@@ -35,7 +36,7 @@ class AggregatorChoice:
     def __init__(self, devices: Sequence[str], guard: Guard | None):
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
         self.device_group: DeviceGroup | None = None
-        self.between_devices = False
+        self.compresses_between_devices = False
         self.hosts: Hosts | None = None
         self._devices = devices
         self._guard = guard
@@ -47,7 +48,7 @@ class AggregatorChoice:
             collective: Collective between the processes.
             options: The strategy's options.
         """
-        several = len(self._devices) if self.between_devices else collective.size
+        several = len(self._devices) if self.compresses_between_devices else collective.size
         return options.compression is not None and several > 1
 
     def make(self, collective: Collective, options: ReplicaOptions) -> GradientAggregator:
@@ -61,7 +62,7 @@ class AggregatorChoice:
         compressor = options.compression if self.compresses(collective, options) else None
         if self.cross_device_ops is not None:
             return CrossDeviceAggregator(self.cross_device_ops)
-        if compressor is not None and self.between_devices:
+        if compressor is not None and self.compresses_between_devices:
             return DeviceAggregator(self._devices, compressor, bucket_bytes)
         if compressor is None and self.device_group is not None:
             return DeviceGroupAggregator(

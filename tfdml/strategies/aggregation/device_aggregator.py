@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepGradients
 from tfdml.collectives.collective import Collective
 from tfdml.compression import Compressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.topology import Topology
 
 

@@ -19,7 +19,7 @@ class DevicePrefetcher:
 
     A thread reads and copies the next local batches while steps run, so a GPU does not wait for its
     rows. The row counts stay on the CPU: the step branches on them, and would have to wait for the
-    GPU to return them. Portions already read are lost if the iteration is dropped.
+    GPU to return them. Local batches already read are lost if the iteration is dropped.
 
     Args:
         dataset: Iterable of local batches with an `element_spec`.
@@ -71,8 +71,8 @@ def has_accelerators(devices: Iterable[str]) -> bool:
 def _copied(part: Any, device: str) -> Any:
     """Returns a replica's rows on its device.
 
-    Not copied are strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU
-    for every device.
+    Strings, ragged and sparse tensors, and int32, which TensorFlow keeps on the CPU for every
+    device, are not copied.
     """
 
     def copied(value: Any) -> Any:

@@ -50,7 +50,7 @@ class Feed(abc.ABC):
         num_batches: int | None,
         reads_ahead: bool = True,
     ):
-        self._dataset = dataset
+        self.dataset = dataset
         self._collective = collective
         self._splitter = splitter
         own = [-1 if num_batches is None else num_batches, int(reads_ahead)]
@@ -61,7 +61,7 @@ class Feed(abc.ABC):
     @property
     def element_spec(self) -> Any:
         """The pipeline's element spec: of batches, or of local batches of them."""
-        return self._dataset.element_spec
+        return self.dataset.element_spec
 
     def __iter__(self) -> Iterator[LocalBatch]:
         """Yields this process's local batches of the global batches.
@@ -129,7 +129,7 @@ class Feed(abc.ABC):
                 break
             agreed.append(rows)
         own += [None] * (len(agreed) - len(own))
-        return self._portions(own[: len(agreed)], agreed, name), error
+        return self._local_batches(own[: len(agreed)], agreed, name), error
 
     def _announce(self, values: Sequence[int], name: str) -> list[list[int]]:
         """Gathers numbers from all processes; returns, for each number, its values by rank."""
@@ -137,7 +137,7 @@ class Feed(abc.ABC):
         return self._collective.concurrent_with_steps.all_gather(own, name).numpy().T.tolist()
 
     def _open(self) -> Iterator:
-        return open_iterator(self._dataset)
+        return open_iterator(self.dataset)
 
     def _count(self, batch: Any) -> int:
         return int(count_rows(batch))
@@ -166,7 +166,7 @@ class Feed(abc.ABC):
         """Returns the number of local batches from the processes' numbers (-1: unknown)."""
 
     @abc.abstractmethod
-    def _portions(
+    def _local_batches(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
     ) -> list[LocalBatch]:
         """Returns this process's local batches from its own batches and all processes' row counts.

@@ -40,14 +40,14 @@ class ReplicatedFeed(Feed):
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
         return None if min(known) < 0 else max(known)
 
-    def _portions(
+    def _local_batches(
         self, batches: Sequence[LocalBatch], rows: Sequence[Sequence[int]], name: str
     ) -> list[LocalBatch]:
         return list(batches)
 
 
 class ShardedFeed(Feed):
-    """Feed in which each process reads its own part of every global batch; see `own_parts`.
+    """Feed in which each process reads its own part of every global batch; see `sharded_batches`.
 
     A process whose data end before the others' takes part with padded shares.
     """
@@ -69,12 +69,12 @@ class ShardedFeed(Feed):
     def _count(self, batch: LocalBatch) -> int:
         return int(batch.global_rows)
 
-    def _portions(
+    def _local_batches(
         self, batches: Sequence[LocalBatch | None], rows: Sequence[Sequence[int]], name: str
     ) -> list[LocalBatch]:
-        return [self._portion(*pair) for pair in zip(batches, rows, strict=True)]
+        return [self._local_batch(*pair) for pair in zip(batches, rows, strict=True)]
 
-    def _portion(self, own: LocalBatch | None, rows: Sequence[int]) -> LocalBatch:
+    def _local_batch(self, own: LocalBatch | None, rows: Sequence[int]) -> LocalBatch:
         if own is None:
             own = self._padding
         elif self._padding is None:
@@ -100,7 +100,7 @@ class ScatterFeed(Feed):
     def _agree_on_length(self, known: Sequence[int]) -> int | None:
         return known[0] if known[0] >= 0 else None
 
-    def _portions(
+    def _local_batches(
         self, batches: Sequence[Any], rows: Sequence[Sequence[int]], name: str
     ) -> list[LocalBatch]:
         if not rows:

@@ -155,13 +155,13 @@ def check_digests(digests: tf.Tensor) -> None:
     Raises:
         tf.errors.InvalidArgumentError: If the digests differ; the message names the ranks.
     """
-    alike = tf.reduce_all(digests == digests[:1])
+    same = tf.reduce_all(digests == digests[:1])
 
     def name_ranks() -> tf.Operation | None:
         equal = tf.reduce_all(digests[:, None, :] == digests[None, :, :], 2)
         common = equal[tf.argmax(tf.reduce_sum(tf.cast(equal, tf.int32), 1))]
         return tf.raw_ops.Assert(
-            condition=alike,
+            condition=same,
             data=[
                 f"Batches must be the same on all {digests.shape[0]} ranks, because every rank "
                 "reads all of them and works on its own rows. Received a different batch on ranks:",
@@ -173,7 +173,7 @@ def check_digests(digests: tf.Tensor) -> None:
         )
 
     # Only a step that fails computes which ranks differ.
-    tf.cond(alike, tf.no_op, name_ranks)
+    tf.cond(same, tf.no_op, name_ranks)
 
 
 def check_gradients_match(gradients: Sequence, collective: Collective) -> None:

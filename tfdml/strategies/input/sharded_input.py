@@ -1,4 +1,4 @@
-"""Portions for `AutoShardPolicy.OFF`: each process reads its own part of every global batch."""
+"""Local batches under `AutoShardPolicy.OFF`: each process reads its part of each global batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def sharded_batches(
     own = splitter.count(batch_size)
     rows = known_rows(dataset)
     announced = tf.constant([[rows, own]], tf.int64)
-    everybody = collective.all_gather(announced, "own_parts").numpy().tolist()
+    everybody = collective.all_gather(announced, "sharded_input").numpy().tolist()
     tail = _last_batch(everybody)
     if tail is None:
         shares, length = local_shares(dataset, splitter)

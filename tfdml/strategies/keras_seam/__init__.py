@@ -1,4 +1,9 @@
-"""The only package that depends on Keras's internals: the strategies' patches of `fit`."""
+"""The seam between Keras and the strategies: all that replaces or imports parts of Keras's insides.
+
+`seam` lists the functions that are replaced, `entry` and `hooks` decide what runs instead. The
+subpackages follow Keras: `data` (what `fit` reads), `fit` (its loops and callbacks), `step`
+(losses, gradients, optimizers), `parameter_servers` (what differs there).
+"""
 
 from tfdml.strategies.keras_seam.fit.trainer import ReplicaHooks
 from tfdml.strategies.keras_seam.seam import install

@@ -16,7 +16,7 @@ from keras.src.models import cloning
 from keras.src.saving import saving_lib, serialization_lib
 
 from tfdml.strategies.alone import check_not_alone, model_made_outside, strategy_made_last
-from tfdml.strategies.keras_seam.current import extended_of, is_tfdml_strategy
+from tfdml.strategies.keras_seam.current import get_extended, is_tfdml_strategy
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.replicas.replica_step import all_metrics
@@ -34,7 +34,7 @@ def adopt(model: keras.Model) -> None:
     for optimizer in optimizers_of(model):
         if optimizer._distribution_strategy is not strategy and not int(optimizer.iterations):
             _adopt_optimizer(optimizer, strategy)
-    if extended_of(strategy) is not None:  # On parameter servers metrics stay on the chief.
+    if get_extended(strategy) is not None:  # On parameter servers metrics stay on the chief.
         for metric in _given_metrics(model):
             _adopt_variables(metric.variables, strategy)
 
@@ -74,7 +74,7 @@ def check_made_inside(model: keras.Model, call: str) -> None:
         tf.distribute.get_strategy(),
         getattr(optimizer, "_distribution_strategy", None),
     ):
-        if model._distribute_strategy is None and extended_of(strategy) is not None:
+        if model._distribute_strategy is None and get_extended(strategy) is not None:
             raise model_made_outside(model, strategy.rank)
     if call in ("fit", "train_on_batch") and not is_tfdml_strategy(model._distribute_strategy):
         check_not_alone(model)

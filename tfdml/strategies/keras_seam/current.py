@@ -9,24 +9,24 @@ import tensorflow as tf
 
 from tfdml.strategies.aggregation.accumulation import accumulation_steps
 from tfdml.strategies.input.local_batch import ShareInfo
-from tfdml.strategies.keras_seam.hooks import hooks_of
+from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
-def extended_of(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:
+def get_extended(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:
     """Returns a strategy's extension if it is one of our synchronous strategies, else None."""
     extended = getattr(strategy, "extended", None)
     return extended if isinstance(extended, ReplicaExtended) else None
 
 
-def replicas_of(model: keras.Model) -> ReplicaExtended | None:
+def get_replicas(model: keras.Model) -> ReplicaExtended | None:
     """Returns the extension of the model's strategy if it is ours and its steps are global.
 
     A single replica takes Keras's own steps, except with gradient accumulation, because Keras's
     accumulation crashes in any strategy.
     """
-    extended = extended_of(model._distribute_strategy)
+    extended = get_extended(model._distribute_strategy)
     if extended is None or (extended._num_replicas_in_sync == 1 and not accumulation_steps(model)):
         return None
     return extended
@@ -75,13 +75,13 @@ def is_outside_of_replicas() -> bool:
 
 def is_tfdml_strategy(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether a strategy is one of ours, including parameter servers."""
-    return hooks_of(strategy) is not None
+    return get_hooks(strategy) is not None
 
 
 def current_extended() -> ReplicaExtended | None:
     """Returns the extension of the strategy whose replica is calling, if it is ours, else None."""
     replica = tf.distribute.get_replica_context()
-    return extended_of(replica.strategy) if replica is not None else None
+    return get_extended(replica.strategy) if replica is not None else None
 
 
 def current_replicas() -> ReplicaExtended | None:

@@ -18,7 +18,7 @@ from tfdml.strategies.keras_seam.adopting import adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.current import current_strategy
 from tfdml.strategies.keras_seam.fit import resuming
-from tfdml.strategies.keras_seam.hooks import hooks_of
+from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.keras_seam.replacing import Replacement, original
 
 
@@ -30,7 +30,7 @@ def _loop(original: Callable) -> Callable:
         if name == "fit":
             adopt_read(self)
         bound = signature.bind(self, *args, **kwargs)
-        hooks = hooks_of(self._distribute_strategy)
+        hooks = get_hooks(self._distribute_strategy)
         with in_call(Call(self, name, trains=name == "fit")) as call:
             if hooks is None:
                 check_made_inside(self, name)
@@ -71,7 +71,7 @@ def _redirected(function: Callable) -> Callable:
 
 def _epoch_iterator(original: Callable) -> Callable:
     def __init__(self, distribute_strategy=None, *args, **kwargs):
-        hooks = hooks_of(distribute_strategy)
+        hooks = get_hooks(distribute_strategy)
         with resuming.setting_up(self) as call:
             if hooks is None:
                 original(self, distribute_strategy, *args, **kwargs)
@@ -83,7 +83,7 @@ def _epoch_iterator(original: Callable) -> Callable:
 
 def _maybe_symbolic_build(original: Callable) -> Callable:
     def maybe_symbolic_build(self, iterator=None, data_batch=None):
-        hooks = hooks_of(self._distribute_strategy)
+        hooks = get_hooks(self._distribute_strategy)
         if hooks is None:
             return original(self, iterator, data_batch)
         return hooks.build(original, self, iterator, data_batch)
@@ -93,7 +93,7 @@ def _maybe_symbolic_build(original: Callable) -> Callable:
 
 def _make_function(original: Callable) -> Callable:
     def make_function(self, step_function):
-        hooks = hooks_of(self._distribute_strategy)
+        hooks = get_hooks(self._distribute_strategy)
         if hooks is None:
             return original(self, step_function)
         return hooks.make_function(original, self, step_function)
@@ -103,7 +103,7 @@ def _make_function(original: Callable) -> Callable:
 
 def _make_predict_function(original: Callable) -> Callable:
     def make_predict_function(self, force=False):
-        hooks = hooks_of(self._distribute_strategy)
+        hooks = get_hooks(self._distribute_strategy)
         if hooks is None:
             return original(self, force)
         if self.predict_function is None or force:
@@ -115,7 +115,7 @@ def _make_predict_function(original: Callable) -> Callable:
 
 def _next_seed(original: Callable) -> Callable:
     def next_seed(self, ordered=True):
-        hooks = hooks_of(tf.distribute.get_strategy())
+        hooks = get_hooks(tf.distribute.get_strategy())
         if hooks is None:
             return original(self, ordered)
         return hooks.next_seed(original, self, ordered)
@@ -132,7 +132,7 @@ def _apply(original: Callable) -> Callable:
     """
 
     def apply(self, grads, trainable_variables=None):
-        hooks = hooks_of(current_strategy()) or hooks_of(self._distribution_strategy)
+        hooks = get_hooks(current_strategy()) or get_hooks(self._distribution_strategy)
         if hooks is None:
             return original(self, grads, trainable_variables)
         return hooks.apply(original, self, grads, trainable_variables)

@@ -86,7 +86,7 @@ class Hooks(abc.ABC):
         """Replaces `apply` of an optimizer: makes an update, or leaves it to the chief."""
 
 
-def hooks_of(strategy: tf.distribute.Strategy | None) -> Hooks | None:
+def get_hooks(strategy: tf.distribute.Strategy | None) -> Hooks | None:
     """Returns the hooks of one of our strategies, including parameter servers, else None.
 
     A strategy's constructor sets them on its extended part.

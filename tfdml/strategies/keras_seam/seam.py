@@ -31,7 +31,7 @@ What else replicas of one job need:
 |---|---|
 | `TensorFlowTrainer.train_on_batch` | a model made outside the scope is adopted or refused |
 | `CallbackList.__init__` | the guard knows which callback runs |
-| `TFEpochIterator._get_iterator` | an epoch does not wait for `tf.data`'s tuner: `iteration` |
+| `TFEpochIterator._get_iterator` | an epoch does not wait for `tf.data`'s tuner: `iterators` |
 | `TFEpochIterator._enumerate_iterator` | a resumed `fit` starts at a later step |
 | `TensorFlowTrainer._get_metrics_result_or_logs` | a resumed epoch may have no step left |
 | `ArrayDataAdapter.get_tf_dataset` | same permutation on all processes; reads own rows only |

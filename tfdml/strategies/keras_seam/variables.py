@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.saving import saving_lib
 
-from tfdml.strategies.keras_seam.current import extended_of, is_outside_of_replicas
+from tfdml.strategies.keras_seam.current import get_extended, is_outside_of_replicas
 from tfdml.strategies.keras_seam.replacing import Replacement
 
 
@@ -38,7 +38,7 @@ def _direct_assign(original: Callable) -> Callable:
     """Assigns the whole of a metric's state, which is the sum over the replicas."""
 
     def direct_assign(self, value):
-        extended = extended_of(tf.distribute.get_strategy())
+        extended = get_extended(tf.distribute.get_strategy())
         summed = self.aggregation == "sum" and self.synchronization == "on_read"
         if extended is None or not summed or not tf.distribute.in_cross_replica_context():
             return original(self, value)

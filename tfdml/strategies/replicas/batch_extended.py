@@ -15,6 +15,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.aggregation.accumulation import Accumulator
 from tfdml.strategies.batch_split import BatchSplit
+from tfdml.strategies.fit_session import FitSession, Kind
 from tfdml.strategies.input.device_prefetch import has_accelerators
 from tfdml.strategies.input.input_checks import check_pipeline
 from tfdml.strategies.input.local_batch import (
@@ -27,7 +28,6 @@ from tfdml.strategies.input.local_batch import (
     unpacked,
 )
 from tfdml.strategies.observers.replica_clock import ReplicaClock
-from tfdml.strategies.session import FitSession, Kind
 
 
 class BatchExtended(MirroredExtended):

@@ -29,9 +29,9 @@ from tfdml.runtime.guard.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
 from tfdml.strategies.aggregation.aggregator_choice import AggregatorChoice
 from tfdml.strategies.arguments import ReplicaOptions
+from tfdml.strategies.fit_session import leave_sessions
 from tfdml.strategies.replicas.batch_extended import BatchExtended
-from tfdml.strategies.replicas.ordering import after_arguments
-from tfdml.strategies.session import leave_sessions
+from tfdml.strategies.replicas.control_dependencies import after_arguments
 
 _TO_ONE_DEVICE = cross_device_ops.ReductionToOneDevice()
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
 from tfdml.collectives.collective import Collective
+from tfdml.strategies.fit_session import FitSession, get_session
 from tfdml.strategies.input.input_checks import check_digests, digest_slots
 from tfdml.strategies.input.local_batch import LocalBatch, ShareInfo, take_rows, without_optionals
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -18,7 +19,6 @@ from tfdml.strategies.replicas.step_state import (
     MetricState,
     moving_variables,
 )
-from tfdml.strategies.session import FitSession, get_session
 
 
 class GlobalStep:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Gradient, GradientAggregator, Rates, StepGradients
+from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepFactors, StepGradients
 from tfdml.collectives.buckets import spread
 from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.observers.replica_clock import ReplicaClock
@@ -56,7 +56,7 @@ def _by_process(
         sums = aggregator.aggregate(local)
         if clock is not None:
             clock.note_sums(sums)
-        _observe_noise(extended, per_replica, sums, gradients.rates)
+        _observe_noise(extended, per_replica, sums, gradients.factors)
         return [extended.on_all_devices(total) for total in sums]
 
     return tf.distribute.get_replica_context().merge_call(merge, args=gradients.values)
@@ -76,7 +76,7 @@ def _by_replica(
             local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
             clock.note_gradients(local)
             clock.note_sums(total)
-        _observe_noise(extended, both[:count], both[count:], gradients.rates)
+        _observe_noise(extended, both[:count], both[count:], gradients.factors)
 
     tf.distribute.get_replica_context().merge_call(merge, args=(*gradients.values, *sums))
     return sums
@@ -92,7 +92,10 @@ def _note_replicas(extended: ReplicaExtended, per_replica: Sequence) -> None:
 
 
 def _observe_noise(
-    extended: ReplicaExtended, per_replica: Sequence, sums: Sequence, rates: Callable[[], Rates]
+    extended: ReplicaExtended,
+    per_replica: Sequence,
+    sums: Sequence,
+    factors: Callable[[], StepFactors],
 ) -> None:
     """Passes the replicas' gradients and their sums to the session's `NoiseScale`, if any."""
     noise_scale = extended.observer(NoiseScale)
@@ -103,4 +106,4 @@ def _observe_noise(
     accumulator = extended.session.accumulator
     rows = extended.shares[0].global_rows * (1 if accumulator is None else accumulator.steps)
     fractions = [share.fraction(tf.float64) for share in extended.shares]
-    noise_scale.observe(own, sums, rates().loss_scale, rows, fractions)
+    noise_scale.observe(own, sums, factors().loss_scale, rows, fractions)

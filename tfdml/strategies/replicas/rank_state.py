@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import LocalCollective
 from tfdml.strategies.batch_split import BatchSplit
-from tfdml.strategies.session import get_session
+from tfdml.strategies.fit_session import get_session
 
 _MESSAGE_BYTES = 8192
 # Prefix of the names in the state of a model's second and later optimizers.
@@ -89,7 +89,7 @@ class RankState:
         state = {}
         for prefix, aggregator in self._aggregators():
             state |= {f"{prefix}{n}": np.asarray(_read(v)) for n, v in aggregator.state.items()}
-        for name, parts in self._gathered().items():
+        for name, parts in self._accumulated().items():
             for number, part in enumerate(parts):
                 state[f"{name}/{number}"] = np.asarray(_read(part))
         return state
@@ -100,7 +100,7 @@ class RankState:
             return
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
-        for name, parts in self._gathered().items():
+        for name, parts in self._accumulated().items():
             found = [[v for k, v in state.items() if k.startswith(f"{name}/")] for state in before]
             if len(found) == self.size and len(found[0]) == len(parts):
                 values = found[self.rank]
@@ -118,7 +118,7 @@ class RankState:
             prefix = f"{_OPTIMIZER}{number}/" if number else ""
             yield prefix, self._extended.get_aggregator(optimizer)
 
-    def _gathered(self) -> dict[str, list[tf.Variable]]:
+    def _accumulated(self) -> dict[str, list[tf.Variable]]:
         accumulator = get_session(self._model).accumulator
         if accumulator is None:
             return {}

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdml.strategies.traced import traced, tracing
 
 
-class Result(NamedTuple):
+class MetricValue(NamedTuple):
     """Value that a metric's `result()` returned on a replica.
 
     Attributes:
@@ -49,10 +49,10 @@ class ReplicaStep:
 
     def __init__(self, model: keras.Model, step: Callable, around: Callable | None = None):
         self.__name__ = step.__name__
-        self.results: dict[str, Result] = {}
-        self.derived: dict[str, list[Result]] = {}
+        self.results: dict[str, MetricValue] = {}
+        self.derived: dict[str, list[MetricValue]] = {}
         self._model = model
-        self._all: list[Result] = []
+        self._all: list[MetricValue] = []
         noting = functools.wraps(step)(functools.partial(self._note, step))
         self._step = noting if around is None else around(noting)
 
@@ -63,7 +63,7 @@ class ReplicaStep:
             return self._model.distribute_strategy.run(self._step, args=(data,))
 
     def _note(self, step: Callable, data: Any) -> Any:
-        results: list[Result] = []
+        results: list[MetricValue] = []
         with tracing(results=results):
             outputs = step(data)
         if isinstance(outputs, dict):
@@ -131,15 +131,15 @@ def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Any:
     found, noted = result(), traced().results
     if noted is not None:
         parts = found if isinstance(found, dict) else {None: found}
-        noted += [Result(metric, key, value) for key, value in parts.items()]
+        noted += [MetricValue(metric, key, value) for key, value in parts.items()]
     return found
 
 
-def _used(output: Any, results: dict[int, Result]) -> list[Result]:
+def _used(output: Any, results: dict[int, MetricValue]) -> list[MetricValue]:
     """Returns the results that an output was computed from, in the graph being traced."""
     if tf.executing_eagerly():
         return []
-    used: list[Result] = []
+    used: list[MetricValue] = []
     for tensor in tf.nest.flatten(output):
         if tf.is_tensor(tensor):
             reached = [t for op in _operations(tensor, results) for t in op.inputs]

@@ -11,7 +11,7 @@ from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import encoder
 from tools.bench.compression.model import WARM_UP, timed
 from tools.bench.compression.networks import NETWORKS
@@ -51,7 +51,7 @@ def exchange(
         network: Name of the network whose gradients are exchanged.
         compressor: Their compressor; None for no compression.
         steps: Number of timed steps.
-        hosts: Which ranks share a host; None to sum over all ranks at once.
+        hosts: Hosts and their ranks; None to sum over all ranks at once.
 
     Returns:
         Median seconds: "together" for all; "encode" for the work before the first exchange, if it

@@ -39,7 +39,7 @@ AUTO = "auto"
 # End of the names of candidates whose gradients are summed over all ranks at once, although hosts
 # have several ranks.
 AT_ONCE = ", at once"
-# Candidates that a ring sums as they are, besides those of RANKS.
+# Candidates that a ring sums as they are, in addition to those of RANKS.
 SUMMED = ("none", "randomk 1 %")
 # Names of the peers, and the codec of what each sends.
 PEERS = {

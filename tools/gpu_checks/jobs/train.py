@@ -29,7 +29,7 @@ ROWS, BATCH, EPOCHS, CLASSES = 46, 15, 2, 3
 TOO_LARGE, SMALL = 2.0**40, 2.0**4
 
 
-def strategy_of(name: str, kind: str, devices: int, split: bool, cards: int, exchange: str):
+def make_strategy(name: str, kind: str, devices: int, split: bool, cards: int, exchange: str):
     """Returns a strategy, None for plain Keras; must be called before TensorFlow is used."""
     if name in ("plain", "mirrored"):
         placement.prepare(kind)
@@ -118,7 +118,7 @@ def main(
     variant: Annotated[list[str], typer.Option(help="All by default.")] = list(VARIANTS),  # noqa: B006
 ) -> None:
     """Trains each variant."""
-    made = strategy_of(strategy, kind, devices, split, cards, exchange)
+    made = make_strategy(strategy, kind, devices, split, cards, exchange)
     results = {name: trained(made, name) for name in variant}
     if made is None or made.is_chief:
         report(results)

@@ -93,9 +93,9 @@ def test_several_workers(run, tmp_path):
     assert_same_bits(both)
     # Each worker reads its own shard, unlike one process.
     one.pop("not_sharded")
-    own_parts, others = (result.pop("not_sharded") for result in both)
-    assert own_parts == others
-    assert np.isfinite(own_parts["loss"]).all()
+    sharded_input, others = (result.pop("not_sharded") for result in both)
+    assert sharded_input == others
+    assert np.isfinite(sharded_input["loss"]).all()
     for result in both:
         assert_close(one, result)
         # Restoring goes back by 3 steps.

@@ -103,14 +103,14 @@ def array_batches(
         return tree.traverse(gather, arrays)
 
     # Values shared by all batches of a size are constants, which no step has to compute.
-    portions = None if splitter is None else _portions(adapter, splitter)
+    counts = None if splitter is None else _counts(adapter, splitter)
     # A replica whose share has the same size in all batches must not know it statically if others
     # do not: Keras's trackers of each output's loss count statically known rows, else batches.
     known = len(_sizes(adapter)) == 1
 
     @tf.autograph.experimental.do_not_convert
     def local_batch(size: tf.Tensor, *indices: tf.Tensor) -> LocalBatch:
-        rest = (tf.gather(constants, size) for constants in portions)
+        rest = (tf.gather(constants, size) for constants in counts)
         if not known:
             indices = [tf.raw_ops.PlaceholderWithDefault(input=i, shape=[None]) for i in indices]
         return LocalBatch(tuple(rows(part) for part in indices), *rest)
@@ -139,7 +139,7 @@ def _sizes(adapter: ArrayDataAdapter) -> list[tuple[int, int]]:
     return [(count, size) for count, size in sizes if count and size]
 
 
-def _portions(adapter: ArrayDataAdapter, splitter: BatchSplitter) -> list[np.ndarray]:
+def _counts(adapter: ArrayDataAdapter, splitter: BatchSplitter) -> list[np.ndarray]:
     """Returns the fields of local batches after `parts`, by size of the batch: `[sizes, ...]`."""
     made = [splitter.local_batch(size, lambda begin, end: None)[1:] for _, size in _sizes(adapter)]
     return [np.stack([np.asarray(field) for field in fields]) for fields in zip(*made, strict=True)]

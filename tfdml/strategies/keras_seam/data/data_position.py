@@ -209,7 +209,7 @@ class DataPosition:
         if isinstance(data, DevicePrefetcher):
             data = data.dataset
         if isinstance(data, Feed | OneByOne):
-            data = data._dataset
+            data = data.dataset
         if isinstance(data, tf.data.Dataset):
             for _ in range(self._passes - 1):
                 iter(data)

@@ -62,15 +62,15 @@ class OneByOne:
     """
 
     def __init__(self, dataset: tf.data.Dataset):
-        self._dataset = dataset
+        self.dataset = dataset
 
     @property
     def element_spec(self) -> Any:
         """The dataset's element spec."""
-        return self._dataset.element_spec
+        return self.dataset.element_spec
 
     def __iter__(self) -> Iterator:
-        yield from open_iterator(self._dataset)
+        yield from open_iterator(self.dataset)
 
 
 def batch_spec(data: tf.data.Dataset | Feed | OneByOne | DevicePrefetcher) -> Any:

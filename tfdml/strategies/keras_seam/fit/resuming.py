@@ -8,9 +8,9 @@ import keras
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.random import seed_generator
 
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.keras_seam.calls import Call, current_call, in_call
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
-from tfdml.strategies.session import get_session
 
 
 class ResumingCallback(keras.callbacks.Callback):
@@ -69,7 +69,7 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
         )
     others = [c for c in callbacks if c is not own[0]]
     data = arguments.get("x")
-    counted = any(getattr(c, "_pipeline", None) is data for c in others)
+    counted = any(getattr(c, "pipeline", None) is data for c in others)
     if hasattr(data, "restore") and hasattr(data, "callback") and not counted:
         others.insert(0, data.callback())
     if not any(isinstance(c, keras.callbacks.History) for c in others):
@@ -110,6 +110,11 @@ def setting_up(iterator: TFEpochIterator) -> Iterator[Call]:
     if found is not None:
         found.attach(iterator)
         iterator._tfdml_position = found
+
+
+def position_of(iterator: TFEpochIterator) -> DataPosition | None:
+    """Returns the position at which an iterator over the training data resumes, or None."""
+    return getattr(iterator, "_tfdml_position", None)
 
 
 def global_seed_generator(make: bool) -> keras.random.SeedGenerator | None:

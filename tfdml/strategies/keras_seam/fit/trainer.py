@@ -16,11 +16,12 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tfdml.collectives.collective import LocalCollective
 from tfdml.runtime.guard.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import usage_checks
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.input.input_checks import check_arrays
 from tfdml.strategies.input.iterators import Reiterable
 from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
 from tfdml.strategies.keras_seam.calls import Call, current_call
-from tfdml.strategies.keras_seam.current import extended_of, replicas_of
+from tfdml.strategies.keras_seam.current import get_extended, get_replicas
 from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed, array_batches
 from tfdml.strategies.keras_seam.data.data_source import (
     batch_spec,
@@ -28,7 +29,7 @@ from tfdml.strategies.keras_seam.data.data_source import (
     local_batches,
 )
 from tfdml.strategies.keras_seam.fit import resuming
-from tfdml.strategies.keras_seam.fit.balancing import BalancedSplit, with_balanced_split
+from tfdml.strategies.keras_seam.fit.balanced_split import BalancedSplit, with_balanced_split
 from tfdml.strategies.keras_seam.fit.building import (
     build_for_predict,
     build_optimizer,
@@ -49,13 +50,12 @@ from tfdml.strategies.keras_seam.step.replica_math import next_seed
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import MetricStep, PredictStep
 from tfdml.strategies.replicas.row_gathering import concat_rows
-from tfdml.strategies.session import get_session
 
 
 def _train_on_batch(original: Callable) -> Callable:
     def train_on_batch(self, *args, **kwargs):
         adopt_read(self)
-        if extended_of(self._distribute_strategy) is None:
+        if get_extended(self._distribute_strategy) is None:
             check_made_inside(self, "train_on_batch")
         return original(self, *args, **kwargs)
 
@@ -90,7 +90,7 @@ def _callback_list(original: Callable) -> Callable:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         model = signature.bind(self, *args, **kwargs).arguments.get("model")
-        extended = extended_of(getattr(model, "_distribute_strategy", None))
+        extended = get_extended(getattr(model, "_distribute_strategy", None))
         if extended is not None and extended.guard is not None:
             self.callbacks = NotedCallbacks(self.callbacks, extended.guard.activity)
 
@@ -100,7 +100,7 @@ def _callback_list(original: Callable) -> Callable:
 def _get_iterator(original: Callable) -> Callable:
     def get_iterator(self):
         data = original(self)
-        return data if extended_of(self._distribute_strategy) is None else Reiterable(data)
+        return data if get_extended(self._distribute_strategy) is None else Reiterable(data)
 
     return get_iterator
 
@@ -128,7 +128,7 @@ def _get_tf_dataset(original: Callable) -> Callable:
 
 def _enumerate_iterator(original: Callable) -> Callable:
     def enumerate_iterator(self):
-        found = getattr(self, "_tfdml_position", None)
+        found = resuming.position_of(self)
         return original(self) if found is None else found.steps()
 
     return enumerate_iterator
@@ -149,7 +149,7 @@ class ReplicaHooks(Hooks):
     @contextlib.contextmanager
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
         """Checks the call, and reports it to the guard while it runs."""
-        extended = extended_of(call.model._distribute_strategy)
+        extended = get_extended(call.model._distribute_strategy)
         with extended.collective_call(call.name):
             _prepare(call.model, call.name, arguments, extended)
             with resuming.resumed(call, arguments):
@@ -184,8 +184,8 @@ class ReplicaHooks(Hooks):
 
     def make_function(self, keras_make, model, step) -> Callable:
         """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
-        extended, name = extended_of(model._distribute_strategy), step.__name__
-        if replicas_of(model) is None:
+        extended, name = get_extended(model._distribute_strategy), step.__name__
+        if get_replicas(model) is None:
             function = keras_make(model, mark_compiled_whole(step) if model.jit_compile else step)
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None
@@ -207,7 +207,7 @@ class ReplicaHooks(Hooks):
 
     def make_predict_function(self, keras_make, model, force) -> None:
         """Sets a predict function that runs a `PredictStep` on global batches."""
-        extended = replicas_of(model)
+        extended = get_replicas(model)
         if extended is None:
             keras_make(model, force)
             return

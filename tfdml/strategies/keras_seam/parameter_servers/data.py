@@ -57,6 +57,11 @@ def set_up(
         iterator._distributed_dataset = on_renamed_device(source)
 
 
+def model_of(iterator: TFEpochIterator) -> keras.Model | None:
+    """Returns the model for which `set_up` made an iterator, or None if it did not."""
+    return getattr(iterator, "_tfdml_model", None)
+
+
 def _read_remotely(
     iterator: TFEpochIterator, source: Any, steps, steps_per_execution, strategy
 ) -> None:

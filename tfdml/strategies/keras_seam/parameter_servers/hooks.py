@@ -14,7 +14,7 @@ from tfdml.strategies.keras_seam.adopting import adopt
 from tfdml.strategies.keras_seam.calls import Call
 from tfdml.strategies.keras_seam.current import current_strategy, is_updating, updating
 from tfdml.strategies.keras_seam.fit import resuming
-from tfdml.strategies.keras_seam.fit.balancing import BalancedSplit, with_balanced_split
+from tfdml.strategies.keras_seam.fit.balanced_split import BalancedSplit, with_balanced_split
 from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_by_own_steps
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks

@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdml.strategies.keras_seam.parameter_servers.data import model_of
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
@@ -25,7 +26,7 @@ from tfdml.strategies.parameter_server.step.step_scope import (
 
 def _tf_sync(original: Callable) -> Callable:
     def tf_sync(self):
-        model = getattr(self, "_tfdml_model", None)
+        model = model_of(self)
         if model is None:
             return original(self)
         for function in remote_functions(model):

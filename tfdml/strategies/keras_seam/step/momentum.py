@@ -5,13 +5,13 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.keras_seam.current import extended_of
+from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
 
 
 def _sgd_update_step(original: Callable) -> Callable:
     def update_step(self, gradient, variable, learning_rate):
-        extended = extended_of(tf.distribute.get_strategy())
+        extended = get_extended(tf.distribute.get_strategy())
         if extended is None or not extended.compresses or not extended.compressor.replaces_momentum:
             return original(self, gradient, variable, learning_rate)
         rate = tf.cast(learning_rate, variable.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import Rates, StepGradients
+from tfdml.collectives.aggregator import StepFactors, StepGradients
 from tfdml.collectives.duplicate_rows import add_up_rows
 from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
 from tfdml.strategies.input.input_checks import check_gradients_match
@@ -95,7 +95,7 @@ def _summed(
         [None if r else g for g, r in zip(grads, replaces, strict=True)],
         _distinct_names(inner, variables),
         label,
-        functools.partial(_rates, outer, inner),
+        functools.partial(_step_factors, outer, inner),
     )
     sums = sum_over_replicas(extended, extended.get_aggregator(outer), given)
     indices = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
@@ -166,7 +166,7 @@ def sum_repeated_rows(gradient: Any, variable: keras.Variable) -> Any:
     return tf.convert_to_tensor(gradient) if traced().compiled_whole else add_up_rows(gradient)
 
 
-def _rates(outer: keras.Optimizer, inner: keras.Optimizer) -> Rates:
+def _step_factors(outer: keras.Optimizer, inner: keras.Optimizer) -> StepFactors:
     """Returns the loss scale, None without one, and the learning rate."""
     scale = None if inner is outer else tf.convert_to_tensor(outer.dynamic_scale)
-    return Rates(scale, tf.convert_to_tensor(inner.learning_rate))
+    return StepFactors(scale, tf.convert_to_tensor(inner.learning_rate))

@@ -47,7 +47,7 @@ class AsynchronousTraining(LoggingFunction):
             logs = self._logs.result()
         row = self._table.take_row()
         arguments = (iterators.values, self._strategy.streams, self._table.on_workers(row))
-        self._rows[self._window.begin(self._function, arguments)] = row
+        self._rows[self._in_flight.begin(self._function, arguments)] = row
         if not self._seen:
             # Keras needs logs from the first step.
             self._seen = True
@@ -64,10 +64,10 @@ class AsynchronousTraining(LoggingFunction):
         bound = self._strategy.max_staleness
         # A step may overlap with as many steps that began before it as with ones that began after.
         spread = self._max_in_flight if bound is None else bound // 2
-        self._window.wait_until(
+        self._in_flight.wait_until(
             lambda: (
-                self._window.size < self._max_in_flight
-                and (bound is None or self._window.spread <= spread)
+                self._in_flight.size < self._max_in_flight
+                and (bound is None or self._in_flight.spread <= spread)
             )
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE
-from tfdml.strategies.parameter_server.step.packing import unpack
+from tfdml.strategies.parameter_server.step.result_packing import unpack
 from tfdml.strategies.parameter_server.step.share_step import ShareStep
 from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
 from tfdml.strategies.replicas.replica_step import metric_variables

@@ -28,16 +28,16 @@ class RemoteFunction:
         self._model = model
         self._strategy = strategy
         self._step = step
-        self._window = InFlightTasks(strategy.coordinator)
+        self._in_flight = InFlightTasks(strategy.coordinator)
         self._max_in_flight = _AHEAD * strategy.size
 
     def join(self) -> None:
         """Waits until all tasks are done."""
-        self._window.wait_until(lambda: self._window.size == 0)
+        self._in_flight.wait_until(lambda: self._in_flight.size == 0)
 
     def cancel(self) -> None:
         """Cancels the scheduled tasks."""
-        self._window.cancel()
+        self._in_flight.cancel()
 
 
 class LoggingFunction(RemoteFunction):
@@ -55,11 +55,11 @@ class LoggingFunction(RemoteFunction):
 
     def _begin_on(self, batch: Any) -> None:
         """Schedules a step on a batch that the chief sends."""
-        self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
+        self._in_flight.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
 
     def _collect(self) -> dict[str, float]:
         """Records the finished tasks; returns recent logs."""
-        for task in self._window.take_done():
+        for task in self._in_flight.take_done():
             self._ended.append(task)
             self.workers_seen.add(task.worker)
         return self._logs.recent()

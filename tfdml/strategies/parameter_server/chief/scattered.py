@@ -45,7 +45,7 @@ class ScatteredEvaluation(LoggingFunction):
                     break
                 self.join()
                 raise
-            self._window.wait_until(lambda: self._window.size < self._max_in_flight)
+            self._in_flight.wait_until(lambda: self._in_flight.size < self._max_in_flight)
             self._begin_on(batch)
         if isinstance(batches, Generator):  # `test_on_batch`: nothing comes after it.
             return self.join()
@@ -65,15 +65,15 @@ class ScatteredPrediction(RemoteFunction):
         yield from running
 
     def _begin(self, batch: Any) -> Any:
-        self._window.take_done()  # Discarded: the caller holds the tasks that it waits for.
-        return self._window.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
+        self._in_flight.take_done()  # Discarded: the caller holds the tasks that it waits for.
+        return self._in_flight.begin(self._step.on_batch(batch), (batch, self._strategy.streams))
 
     def __call__(self, data: list) -> Any:
         """Returns the outputs for tasks or batches: all rows, in order."""
         outputs = []
         for item in data:
             task = item if hasattr(item, "is_done") else self._begin(item)
-            self._window.wait_until(lambda task=task: task.is_done)
+            self._in_flight.wait_until(lambda task=task: task.is_done)
             outputs.append(task.value)
         if len(outputs) == 1:
             return outputs[0]

@@ -93,12 +93,12 @@ class SynchronousTraining(LoggingFunction):
     def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
         """Runs a task per share; returns the first `needed` results, in the order of the shares."""
         shares = Shares(arguments)
-        tasks = [self._window.begin(function, own, shares) for own in arguments]
+        tasks = [self._in_flight.begin(function, own, shares) for own in arguments]
         done = lambda: [t for t in tasks if t.value is not None]  # noqa: E731
-        self._window.wait_until(lambda: len(done()) >= needed)
+        self._in_flight.wait_until(lambda: len(done()) >= needed)
         first = sorted(done()[:needed], key=lambda task: task.share)
         self._seconds = [task.seconds for task in first]
-        self._window.forget()
+        self._in_flight.forget()
         self.worker_of_share = {task.share: task.worker for task in first}
         return [task.value for task in first]
 

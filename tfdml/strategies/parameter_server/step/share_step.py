@@ -14,14 +14,14 @@ from tfdml.strategies.parameter_server.step.gradient_encoding import (
     is_encoded,
     new_seed,
 )
-from tfdml.strategies.parameter_server.step.packing import pack, unpack
+from tfdml.strategies.parameter_server.step.result_packing import pack, unpack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
 from tfdml.strategies.parameter_server.step.worker_step import (
     any_rows,
     non_metric_outputs,
     step_input,
 )
-from tfdml.strategies.replicas.replica_step import ReplicaStep, Result, metric_variables
+from tfdml.strategies.replicas.replica_step import MetricValue, ReplicaStep, metric_variables
 from tfdml.strategies.replicas.step_state import moving_variables
 
 
@@ -54,7 +54,7 @@ class ShareStep:
         self._encoded: list[tuple[tf.TensorShape, tf.DType] | None] = []
 
     @property
-    def metric_results(self) -> dict[str, Result]:
+    def metric_results(self) -> dict[str, MetricValue]:
         """The step's outputs that are metrics' results, by key; known after tracing."""
         return self._step.results
 

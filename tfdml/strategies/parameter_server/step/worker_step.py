@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfdml.strategies.input.local_batch import unpacked, without_optionals
 from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
-from tfdml.strategies.parameter_server.step.packing import pack
+from tfdml.strategies.parameter_server.step.result_packing import pack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
-from tfdml.strategies.replicas.replica_step import ReplicaStep, Result, metric_variables
+from tfdml.strategies.replicas.replica_step import MetricValue, ReplicaStep, metric_variables
 
 _STREAM = tf.TensorSpec([], tf.int64)
 
@@ -33,7 +33,7 @@ class WorkerStep:
         self.own_names: list[str] = []
 
     @property
-    def metric_results(self) -> dict[str, Result]:
+    def metric_results(self) -> dict[str, MetricValue]:
         """The step's outputs that are metrics' results, by key; known after tracing."""
         return self._step.results
 

@@ -23,7 +23,7 @@ from tfdml.compression.auto.candidate_choice import CandidateChoice
 from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.auto.measure import Clock, measure_codec, measure_link
 from tfdml.compression.compressor import Compressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 
 # Steps per measurement; their median is used, because some may be outliers.
 WINDOW = 5
@@ -43,7 +43,7 @@ class AutoAggregator(GradientAggregator):
         auto: Compressor that holds the candidates.
         clock: Function that returns the time; it times steps, links and codecs.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        hosts: Which ranks share a host; None if that does not matter.
+        hosts: Hosts and their ranks; None if that does not matter.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class AutoAggregator(GradientAggregator):
             with tf.init_scope():
                 self._begin(gradients)
         # Called once, outside the branches, because each of them is a graph of its own.
-        rates = gradients.rates()
-        given = dataclasses.replace(gradients, rates=lambda: rates)
+        factors = gradients.factors()
+        given = dataclasses.replace(gradients, factors=lambda: factors)
         branches = [functools.partial(part.aggregate, given) for part in self._parts]
         chosen = self._chosen[label]
         sums = tf.switch_case(chosen.read_value(), branches)
@@ -191,7 +191,7 @@ def make_aggregator(
         collective: Collective that moves tensors between processes.
         compressor: Compressor of the gradients; None for no compression.
         bucket_bytes: Bytes of gradients that are exchanged together.
-        hosts: Which ranks share a host; None if that does not matter.
+        hosts: Hosts and their ranks; None if that does not matter.
     """
     if compressor is None:
         return PlainAggregator(collective, bucket_bytes)

@@ -1,17 +1,17 @@
 """Runs of all jobs of `tfdml test`, each compared to the reference."""
 
 from tfdml.cli.selftest import jobs, report
-from tfdml.cli.selftest.verdict import Result, Status, judge
-from tfdml.runtime.launch import launcher
+from tfdml.cli.selftest.comparison import Outcome, RunResult, judge
+from tfdml.runtime.launch.job_hosts import Host
 
 
 def run_all(
-    wanted: list[jobs.Job],
+    wanted: list[jobs.StrategyJob],
     commands: dict[str, list[str]],
     workers: int,
     hosts: str,
-    parsed_hosts: list[launcher.Host],
-    shown: report.Report,
+    parsed_hosts: list[Host],
+    shown: report.RunDisplay,
 ) -> None:
     """Runs the jobs one after the other, and shows each run's result.
 
@@ -26,9 +26,9 @@ def run_all(
     reference = None
     for job in wanted:
         if not jobs.is_installed(job) or (job is not jobs.REFERENCE and reference is None):
-            status = Status.NOT_RUN if jobs.is_installed(job) else Status.NOT_INSTALLED
+            status = Outcome.NOT_RUN if jobs.is_installed(job) else Outcome.NOT_INSTALLED
             for run in job.runs:
-                shown.end(Result(run, status))
+                shown.end(RunResult(run, status))
             continue
         far = bool(hosts) and job.on_hosts
         where = f"on {hosts}" if far else "on this machine"
@@ -47,8 +47,8 @@ def run_all(
         for run in job.runs:
             result = judge(run, ended, replicas, ranks, reference)
             # The processes of a failed job are gone, so its later runs cannot run.
-            result = Result(run, Status.NOT_RUN) if failed else result
+            result = RunResult(run, Outcome.NOT_RUN) if failed else result
             shown.end(result)
-            failed = failed or result.status is Status.FAILED
+            failed = failed or result.status is Outcome.FAILED
         if job is jobs.REFERENCE and not shown.results[0].is_bad:
             reference = next(event for event in ended.events if event.is_end)

@@ -65,7 +65,7 @@ class CompressedAggregator(GradientAggregator):
         bucket_bytes: Bytes of gradients that are exchanged together.
         state: Dict that receives the state variables; aggregators may share it.
         prefix: Prefix of the exchanges' names.
-        hosts: Which ranks share a host: gradients may then be summed within hosts first. None to
+        hosts: Hosts and their ranks: gradients may then be summed within hosts first. None to
             sum over all processes at once.
         choose_hosts: Function that decides whether to do that, from the collective, the hosts, the
             compressor and the gradients' shapes; by default it times both ways.
@@ -137,7 +137,7 @@ class CompressedAggregator(GradientAggregator):
 
     def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
         """Returns the step's factors, and records its learning rate for the next step."""
-        loss_scale, learning_rate = gradients.rates()
+        loss_scale, learning_rate = gradients.factors()
         loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
         if learning_rate is None or not self._compressor.biased:
             return Scales(loss, tf.constant(1.0))

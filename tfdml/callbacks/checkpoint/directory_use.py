@@ -32,7 +32,7 @@ class Run(Protocol):
 
 
 @dataclasses.dataclass
-class Session:
+class DirectoryUse:
     """One process's use of a checkpoint directory.
 
     Attributes:
@@ -130,23 +130,23 @@ class Session:
         return {"name": name, "job": self.job, "error": error}
 
 
-_sessions: dict[str, Session] = {}
+_uses: dict[str, DirectoryUse] = {}
 
 
-def open_session(path: str) -> Session:
-    """Returns this process's session for a directory."""
+def use_directory(path: str) -> DirectoryUse:
+    """Returns this process's use of a directory, which begins with the first call."""
     path = _full(path)
-    if path not in _sessions:
+    if path not in _uses:
         files = open_files(path, say)
         if plan := _plan():
             fault = plan.fault if launched().rank == plan.rank else None
             counts = f"{plan.directory}.counts" if launched().rank == 0 else None
             files = Chaos(fault, counts)
-        _sessions[path] = Session(path, files)
-    return _sessions[path]
+        _uses[path] = DirectoryUse(path, files)
+    return _uses[path]
 
 
-def placed(directory: str | os.PathLike) -> str:
+def directory_path(directory: str | os.PathLike) -> str:
     """Returns the directory for checkpoints: the program's, or that of `tfdml chaos`."""
     plan = _plan()
     return plan.directory if plan else _full(os.fspath(directory))
@@ -162,12 +162,12 @@ def _plan() -> FaultPlan | None:
     return FaultPlan.from_json(plan_json) if plan_json else None
 
 
-def end_session(path: str) -> None:
+def leave_directory(path: str) -> None:
     """Releases a directory: the next `fit` that uses it counts as the program's first."""
-    session = _sessions.pop(_full(path), None)
-    if session is None:
+    use = _uses.pop(_full(path), None)
+    if use is None:
         return
-    if session.chaos:
-        session.chaos.end()
-    if session.directory is not None:
-        session.directory.release()
+    if use.chaos:
+        use.chaos.end()
+    if use.directory is not None:
+        use.directory.release()

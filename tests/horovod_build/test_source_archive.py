@@ -7,12 +7,11 @@ import tarfile
 
 import pytest
 
-from tfdml.horovod_build import BuildError
-from tfdml.horovod_build import source as horovod_source
+from tfdml.horovod_build import BuildError, source_archive
 from tfdml.horovod_build.build import compile_wheel
 from tfdml.horovod_build.changes import ADDED, CHANGES, added_file
 
-ROOT = f"horovod-{horovod_source.VERSION}"
+ROOT = f"horovod-{source_archive.VERSION}"
 LISTING = "horovod/tensorflow/CMakeLists.txt"
 OPERATIONS = "horovod/tensorflow/mpi_ops.cc"
 CONTEXTS = "horovod/common/gloo/gloo_context.cc"
@@ -37,14 +36,14 @@ FILES = {
 
 
 def test_patched_parts_of_the_source(tmp_path):
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    root = source_archive.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "xla_mpi_ops" not in (root / LISTING).read_text()
     finalize = "void GlooContext::Finalize() {\n  direct_exchange.reset();\n"
     assert (root / CONTEXTS).read_text().startswith(f"before\n{finalize}#include")
 
 
 def test_nothing_calls_the_all_reduce_of_gloo(tmp_path):
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    root = source_archive.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     callers = {name: (root / name).read_text() for name in CHANGES if name.startswith("horovod/")}
     assert not [name for name, text in callers.items() if "gloo::allreduce" in text]
     runs = {name: text.count("AllReduce(b") for name, text in callers.items()}
@@ -57,7 +56,7 @@ def test_nothing_calls_the_all_reduce_of_gloo(tmp_path):
 
 
 def test_a_library_for_gpus_can_be_loaded(tmp_path):
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    root = source_archive.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     # Uses a method that TensorFlow defines in a header.
     operations = (root / OPERATIONS).read_text()
     assert "inline GpuStreamHandle AsGpuStreamValue" in operations
@@ -67,7 +66,7 @@ def test_a_library_for_gpus_can_be_loaded(tmp_path):
 
 
 def test_receives_are_posted_before_sends(tmp_path):
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    root = source_archive.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     to_all = (root / ALL_TO_ALL).read_text()
     # First all of the receiving loop, then all of the sending: two ranks have one connection.
     assert re.findall(r"for |->recv|->send", to_all) == ["for ", "->recv", "for ", "->send"]
@@ -78,7 +77,7 @@ def test_receives_are_posted_before_sends(tmp_path):
 
 
 def test_rank_waits_for_queued_tensors(tmp_path):
-    root = horovod_source.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
+    root = source_archive.unpack(archive_with(tmp_path / "a.tar.gz", FILES), tmp_path)
     assert "tensor_queue.WaitForTensors(" in (root / LOOP).read_text()
     assert (root / QUEUE_HEADER).read_text().count("arrived_") == 2
     # With one queued tensor or several.
@@ -90,12 +89,12 @@ def test_rank_waits_for_queued_tensors(tmp_path):
 def test_unexpected_source_is_refused(tmp_path, name):
     archive = archive_with(tmp_path / "a.tar.gz", {**FILES, name: "something else\n"})
     with pytest.raises(BuildError, match="must contain exactly once: .* Received: it 0 times"):
-        horovod_source.unpack(archive, tmp_path)
+        source_archive.unpack(archive, tmp_path)
 
 
 def test_no_network(tmp_path):
     # A damaged archive in the cache must not be used; then pip finds nothing.
-    (tmp_path / horovod_source.ARCHIVE).write_bytes(b"not the archive")
+    (tmp_path / source_archive.ARCHIVE).write_bytes(b"not the archive")
     log = tmp_path / "log"
     offline = {
         **{k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
@@ -103,7 +102,7 @@ def test_no_network(tmp_path):
         "PIP_CONFIG_FILE": os.devnull,
     }
     with pytest.raises(BuildError, match="Without a network, copy horovod-") as caught:
-        horovod_source.fetch(tmp_path, offline, log)
+        source_archive.fetch(tmp_path, offline, log)
     assert caught.value.log == log
     assert str(log) in str(caught.value)
     assert "horovod==0.28.1" in log.read_text()
@@ -112,8 +111,8 @@ def test_no_network(tmp_path):
 def test_wrong_archive_is_refused(tmp_path):
     elsewhere = tmp_path / "links"
     elsewhere.mkdir()
-    root = f"horovod-{horovod_source.VERSION}"
-    with tarfile.open(elsewhere / horovod_source.ARCHIVE, "w:gz") as opened:
+    root = f"horovod-{source_archive.VERSION}"
+    with tarfile.open(elsewhere / source_archive.ARCHIVE, "w:gz") as opened:
         for name, text in {
             f"{root}/PKG-INFO": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
             f"{root}/setup.py": "from setuptools import setup\n"
@@ -129,8 +128,8 @@ def test_wrong_archive_is_refused(tmp_path):
         "PIP_CONFIG_FILE": os.devnull,
     }
     with pytest.raises(BuildError, match="must be the published archive"):
-        horovod_source.fetch(tmp_path / "sources", variables, tmp_path / "log")
-    assert not (tmp_path / "sources" / horovod_source.ARCHIVE).exists()
+        source_archive.fetch(tmp_path / "sources", variables, tmp_path / "log")
+    assert not (tmp_path / "sources" / source_archive.ARCHIVE).exists()
 
 
 def test_failed_build_shows_the_error_and_names_the_log(tmp_path):

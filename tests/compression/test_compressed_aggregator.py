@@ -24,7 +24,7 @@ from tfdml.compression import (
     TopK,
 )
 from tfdml.compression.compressor import Step, SummableCompressor
-from tfdml.compression.exchange.aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import chunk_length
 
 SHAPES = [(40, 50), (7,), (3, 3, 16, 24), (2,), (33, 100)]

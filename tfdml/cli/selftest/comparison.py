@@ -1,4 +1,4 @@
-"""Verdict on a run of `tfdml test`: compares its losses and weights with those of one process."""
+"""Comparison of a run of `tfdml test` with one process: losses, weights, and their verdict."""
 
 import base64
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdml.cli.selftest.events import Event
-from tfdml.cli.selftest.jobs import JOB_SECONDS, Ended, Run
+from tfdml.cli.selftest.jobs import JOB_SECONDS, JobResult, StrategyRun
 from tfdml.runtime.startup_noise import is_noise
 
 _ERROR = re.compile(
@@ -21,7 +21,7 @@ _PREFIX = re.compile(r"^(\[[a-z ]*\d+\](<\w+>:)? ?)+")
 _ERROR_LINES = 6
 
 
-class Status(enum.Enum):
+class Outcome(enum.Enum):
     """Outcome of a run."""
 
     RIGHT = "right"
@@ -33,7 +33,7 @@ class Status(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class RunResult:
     """Result of a run, for the report.
 
     Attributes:
@@ -46,8 +46,8 @@ class Result:
         error: First lines of its error.
     """
 
-    run: Run
-    status: Status
+    run: StrategyRun
+    status: Outcome
     replicas: int = 0
     off_by: float | None = None
     samples_per_second: float = 0.0
@@ -57,10 +57,12 @@ class Result:
     @property
     def is_bad(self) -> bool:
         """True if the command must fail because of this result."""
-        return self.status in (Status.WRONG, Status.FAILED)
+        return self.status in (Outcome.WRONG, Outcome.FAILED)
 
 
-def judge(run: Run, ended: Ended, replicas: int, ranks: int, reference: Event | None) -> Result:
+def judge(
+    run: StrategyRun, ended: JobResult, replicas: int, ranks: int, reference: Event | None
+) -> RunResult:
     """Compares a run with training on one process.
 
     Args:
@@ -81,24 +83,24 @@ def judge(run: Run, ended: Ended, replicas: int, ranks: int, reference: Event | 
     first = ends[0]
     digests = [digest for event in ends for digest in event.digests]
     off_by = 0.0 if reference is None else _difference(first, reference)
-    result = Result(run, Status.RIGHT, replicas, off_by, first.samples_per_second)
+    result = RunResult(run, Outcome.RIGHT, replicas, off_by, first.samples_per_second)
     if len(set(digests)) > 1:
         reason = "the weights are not bit-identical on all replicas"
-        return dataclasses.replace(result, status=Status.WRONG, reason=reason)
+        return dataclasses.replace(result, status=Outcome.WRONG, reason=reason)
     if any(event.losses != first.losses for event in ends):
         reason = "the ranks' histories do not have the same losses"
-        return dataclasses.replace(result, status=Status.WRONG, reason=reason)
+        return dataclasses.replace(result, status=Outcome.WRONG, reason=reason)
     if run.tolerance is None:
         if first.losses[-1] < first.losses[0]:
-            return dataclasses.replace(result, status=Status.TRAINED, off_by=None)
+            return dataclasses.replace(result, status=Outcome.TRAINED, off_by=None)
         reason = f"the loss did not fall: it was {first.losses[0]:.4g}, then {first.losses[-1]:.4g}"
-        return dataclasses.replace(result, status=Status.WRONG, reason=reason)
+        return dataclasses.replace(result, status=Outcome.WRONG, reason=reason)
     if not off_by <= run.tolerance:  # Also for NaN.
         reason = (
             f"losses or weights differ from one process's by {off_by:.1e}; allowed are "
             f"{run.tolerance:.0e}"
         )
-        return dataclasses.replace(result, status=Status.WRONG, reason=reason)
+        return dataclasses.replace(result, status=Outcome.WRONG, reason=reason)
     return result
 
 
@@ -113,8 +115,8 @@ def error_lines(text: str) -> list[str]:
     return [line[:300] for line in of_one]
 
 
-def _failed(run: Run, ended: Ended, reason: str) -> Result:
-    return Result(run, Status.FAILED, reason=reason, error=error_lines(ended.errors))
+def _failed(run: StrategyRun, ended: JobResult, reason: str) -> RunResult:
+    return RunResult(run, Outcome.FAILED, reason=reason, error=error_lines(ended.errors))
 
 
 def _difference(event: Event, reference: Event) -> float:

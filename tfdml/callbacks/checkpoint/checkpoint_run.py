@@ -1,7 +1,6 @@
 """One `fit` that saves checkpoints: its ranks, progress and writes, until its last save."""
 
 import dataclasses
-import datetime
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,30 +8,18 @@ from typing import Any
 
 import keras
 
-from tfdml.callbacks.checkpoint.best_epoch import BestEpoch
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
+from tfdml.callbacks.checkpoint.checkpoint_options import CheckpointOptions
 from tfdml.callbacks.checkpoint.cost import SaveCost
+from tfdml.callbacks.checkpoint.directory_use import DirectoryUse, say
 from tfdml.callbacks.checkpoint.saved_state import SavedState
 from tfdml.callbacks.checkpoint.saver import Saver
 from tfdml.callbacks.checkpoint.schedule import Schedule
-from tfdml.callbacks.checkpoint.session import Session, say
 from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.checkpointing import CheckpointManifest
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.keras_seam.fit.resuming import begin_with
 from tfdml.strategies.replicas.rank_state import RankState
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointOptions:
-    """The arguments of `FaultTolerantCheckpoint` that concern saving; see there."""
-
-    save_freq: str | int | datetime.timedelta
-    max_to_keep: int
-    asynchronous: bool
-    raises: bool
-    best: BestEpoch
-    accepts_changes: bool
 
 
 @dataclasses.dataclass
@@ -59,10 +46,10 @@ class CheckpointRun:
 
     Args:
         options: Options of what is saved, and when.
-        session: This process's use of the directory.
+        use: This process's use of the directory.
         model: The model that is trained.
         callbacks: The other callbacks of the `fit`, whose state is saved too.
-        choose: Function that rank 0 calls with the index of this `fit`; see `Session.choose`.
+        choose: Function that rank 0 calls with the index of this `fit`; see `DirectoryUse.choose`.
 
     Attributes:
         ranks: State of this rank, and the exchanges with the others.
@@ -75,17 +62,17 @@ class CheckpointRun:
     def __init__(
         self,
         options: CheckpointOptions,
-        session: Session,
+        use: DirectoryUse,
         model: keras.Model,
         callbacks: Sequence[keras.callbacks.Callback],
         choose: Callable[[int], dict[str, Any]],
     ):
         self.ranks = RankState(model)
         self.progress = Progress()
-        self._options, self._session = options, session
+        self._options, self._use = options, use
         self._model, self._callbacks = model, callbacks
-        again = session.end_interrupted()
-        self._fit = session.fits
+        again = use.end_interrupted()
+        self._fit = use.fits
         chosen = self.ranks.broadcast_json(choose(self._fit) if self.ranks.rank == 0 else None)
         if chosen["error"]:
             raise RuntimeError(chosen["error"])
@@ -94,14 +81,12 @@ class CheckpointRun:
         # Name of the newest checkpoint of this `fit`, read or written.
         self._newest: str | None = chosen["name"]
         self._saver = Saver(
-            session,
+            use,
             self.ranks,
             self._fit,
             chosen["job"],
-            options.max_to_keep,
-            options.asynchronous,
-            options.raises,
-            chosen["name"] is not None,
+            options,
+            has_earlier=chosen["name"] is not None,
         )
         self._cost = SaveCost()
         # The checkpoint to resume from, until it has been restored for the last time.
@@ -114,12 +99,12 @@ class CheckpointRun:
         """Says from where a `fit` without a checkpoint trains, where users may expect otherwise."""
         if again:
             say(
-                f"the interrupted fit had saved nothing in {self._session.path}: epoch 0 begins "
+                f"the interrupted fit had saved nothing in {self._use.path}: epoch 0 begins "
                 f"again, with the weights that the model has now."
             )
         elif self._fit and hasattr(sys, "ps1"):
             say(
-                f"this is fit {self._fit + 1} of this session in {self._session.path}: it begins "
+                f"this is fit {self._fit + 1} of this session in {self._use.path}: it begins "
                 f"with epoch 0, because those before are done. To continue them with more "
                 f"`epochs`, restart the kernel."
             )
@@ -128,7 +113,7 @@ class CheckpointRun:
         """Reads the chosen checkpoint; returns its data position, or None if there is none."""
         if self._newest is None:
             return None
-        self._saved = SavedState(self._session, self._newest)
+        self._saved = SavedState(self._use, self._newest)
         return self._saved.manifest.state["data"]
 
     def start(self, data: DataPosition, epochs: int) -> None:
@@ -180,8 +165,8 @@ class CheckpointRun:
 
     def note_batch(self, batch: int) -> None:
         """Records that the epoch's batches up to index `batch` have been used."""
-        if self._session.chaos:
-            self._session.chaos.step()
+        if self._use.chaos:
+            self._use.chaos.step()
         steps = batch + 1 - self.progress.step
         self.progress.total, self.progress.step = self.progress.total + steps, batch + 1
         self.progress.metrics = {}
@@ -250,8 +235,8 @@ class CheckpointRun:
     def end(self) -> None:
         """Waits for the last write, and counts the operations on files for `tfdml chaos`."""
         self.wait()
-        if self._session.chaos:
-            self._session.chaos.note_counts()
+        if self._use.chaos:
+            self._use.chaos.note_counts()
 
     def forget_saved(self) -> None:
         """Releases the memory of the checkpoint that this `fit` resumed from."""
