@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "checkpointing": set(),
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
+    "memory": {"collectives", "compression", "strategies"},
     "mixed_precision": set(),
     "data": {"row_split"},
     "cli": {
@@ -42,6 +43,7 @@ MAY_IMPORT = {
         "checkpointing",
         "collectives",
         "compression",
+        "memory",
         "native",
     },
 }

@@ -39,7 +39,7 @@ _STRATEGIES = (
     "ParameterServerStrategy",
 )
 
-__all__ = [*_MODULES, *_STRATEGIES, "alone", "__version__"]
+__all__ = [*_MODULES, *_STRATEGIES, "alone", "estimate_memory", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -62,6 +62,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.strategies"), name)
     elif name == "alone":
         value = importlib.import_module(f"{__name__}.strategies.alone").alone
+    elif name == "estimate_memory":
+        value = importlib.import_module(f"{__name__}.memory").estimate_memory
     else:
         return _find_in_tensorflow(name)
     globals()[name] = value
