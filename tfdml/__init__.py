@@ -27,6 +27,7 @@ _MODULES = (
     "compression",
     "data",
     "elastic",
+    "memory",
     "mixed_precision",
     "optimizers",
     "schedules",

@@ -51,11 +51,15 @@ def test_parts_of_a_small_network():
 
 
 def test_the_update_is_the_peak_of_a_small_batch():
-    found = of(network("sgd"), batch_size=1)
-    # SGD subtracts the product of the rate and the gradient: a copy of the largest variable.
-    slots, largest = SCALARS, 4 * WIDTH * HIDDEN
-    assert found.slots == slots
-    assert found.peak == WEIGHTS + slots + WEIGHTS + largest
+    kernel = 4 * WIDTH * HIDDEN
+    # Adam's first moment needs one number more for each of the largest variable.
+    adam = of(network("adam"), batch_size=1)
+    assert adam.peak == WEIGHTS + adam.slots + WEIGHTS + kernel
+    # SGD multiplies the gradient in place: the end of the backward pass is the peak, with the batch
+    # and the hidden layer's gradient.
+    sgd = of(network("sgd"), batch_size=1)
+    assert sgd.slots == SCALARS
+    assert sgd.peak == WEIGHTS + sgd.slots + WEIGHTS + 4 * (WIDTH + HIDDEN)
 
 
 def test_activations_grow_with_the_rows_and_nothing_else_does():
@@ -100,6 +104,18 @@ def test_rows_of_an_embedding_are_the_gradient():
     found = of(model, 4)
     assert found.weights == 4 * words * width
     assert found.gradients == 4 * tokens * (4 * width + 4)
+
+
+def test_steps_of_a_loop_are_kept():
+    def activations(steps: int) -> int:
+        rnn = keras.layers.SimpleRNN(HIDDEN)
+        model = keras.Sequential([keras.Input((steps, WIDTH)), rnn, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return of(model, 16).activations
+
+    # A step more: the batch and its transposed copy, and the output. The backward loop adds nothing
+    # for each step, because the batch needs no gradient.
+    assert activations(30) - activations(20) == 10 * 4 * 16 * (2 * WIDTH + HIDDEN)
 
 
 def test_half_precision_halves_activations_and_keeps_weights():
@@ -183,23 +199,21 @@ def test_a_step_of_ones_own_with_two_optimizers():
 
 # -- Slots -----------------------------------------------------------------------------------------
 
-OPTIMIZERS = [
-    "SGD RMSprop Adam AdamW Adadelta Adagrad Adamax Adafactor Nadam Ftrl Lion Lamb Muon",
-]
-ALL = [
-    *(
-        pytest.param(lambda name=name: getattr(keras.optimizers, name)(), id=name)
-        for name in OPTIMIZERS[0].split()
-    ),
-    pytest.param(lambda: keras.optimizers.SGD(momentum=0.9, nesterov=True), id="momentum"),
-    pytest.param(lambda: keras.optimizers.Adam(amsgrad=True, use_ema=True), id="amsgrad, averages"),
-    pytest.param(lambda: keras.optimizers.Adam(gradient_accumulation_steps=3), id="accumulation"),
-    pytest.param(lambda: tfdml.optimizers.LARS(0.1), id="LARS"),
-    pytest.param(lambda: tfdml.optimizers.LAMB(0.1), id="LAMB"),
-]
+OPTIMIZERS = (
+    "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam",
+    "Ftrl", "Lion", "Lamb", "Muon",
+)  # fmt: skip
+MAKE = {name: lambda name=name: getattr(keras.optimizers, name)() for name in OPTIMIZERS}
+MAKE |= {
+    "momentum": lambda: keras.optimizers.SGD(momentum=0.9, nesterov=True),
+    "amsgrad, averages": lambda: keras.optimizers.Adam(amsgrad=True, use_ema=True),
+    "accumulation": lambda: keras.optimizers.Adam(gradient_accumulation_steps=3),
+    "LARS": lambda: tfdml.optimizers.LARS(0.1),
+    "LAMB": lambda: tfdml.optimizers.LAMB(0.1),
+}
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_slots_are_those_of_the_built_optimizer(make):
     optimizer = make()
     model = network(optimizer)
@@ -218,7 +232,7 @@ def test_every_optimizer_of_keras_is_here():
     }
     # The base class, the loss scale, and one that is made of others or not in all versions.
     others = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"}
-    assert found - others == set(OPTIMIZERS[0].split())
+    assert found - others == set(OPTIMIZERS)
 
 
 def test_slots_are_not_allocated():

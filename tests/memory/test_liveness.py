@@ -46,6 +46,8 @@ def test_an_input_that_somebody_else_needs_is_not_taken_over():
 def test_held_and_weightless_buffers():
     assert find_peak(CHAIN, SIZES, held={1}) == Peak(51, 3)
     assert find_peak(CHAIN, SIZES, weightless={0, 2}) == Peak(20, 1)
+    assert find_peak(CHAIN[1:], SIZES, given={0}) == Peak(50, 1)
+    assert find_peak([], SIZES, given={0, 1}) == Peak(30, -1)
 
 
 def test_what_an_operation_takes_inside_counts_while_it_runs():

@@ -38,7 +38,7 @@ def estimate_memory(
 
     `tfdml estimate-memory train.py`
 
-    `tfdml estimate-memory --memory 16GB --ranks 1,2,4 --plot memory.png train.py --batch 512`
+    `tfdml estimate-memory --memory 16GB --plot memory.png train.py --batch 512`
 
     The script runs until its first `fit`, which is not done; what it reads and writes before that,
     it does. The model, the batch and the strategy are those of that call. Each rank's weights,

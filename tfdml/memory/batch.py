@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -22,7 +23,7 @@ def batch_specs(model: keras.Model, rows: int, data: Any = None) -> Iterator[Any
         ValueError: If the model's inputs are not known.
     """
     if data is not None:
-        yield tf.nest.map_structure(lambda t: _spec(t.shape, t.dtype, rows), data)
+        yield tf.nest.map_structure(lambda t: t if t is None else _spec_of(t, rows), data)
         return
     inputs = _inputs(model, rows)
     try:
@@ -43,6 +44,12 @@ def batch_specs(model: keras.Model, rows: int, data: Any = None) -> Iterator[Any
 def _spec(shape: Any, dtype: Any, rows: int) -> tf.TensorSpec:
     shape = tuple(shape)
     return tf.TensorSpec((rows, *shape[1:]) if shape else (), dtype)
+
+
+def _spec_of(given: Any, rows: int) -> tf.TensorSpec:
+    # Keras converts arrays of float64.
+    is_double = isinstance(given, np.ndarray) and given.dtype == np.float64
+    return _spec(given.shape, keras.config.floatx() if is_double else given.dtype, rows)
 
 
 def _inputs(model: keras.Model, rows: int) -> Any:

@@ -17,7 +17,7 @@ from tfdml.memory.graph_nodes import StepNodes, nbytes_of, nodes_of
 from tfdml.memory.liveness import find_peak
 from tfdml.memory.report import Choice, MemoryReport
 from tfdml.memory.slots import slot_bytes, variables_bytes
-from tfdml.memory.step_graph import Copies, StepGraph, trace_step
+from tfdml.memory.step_graph import Copies, StepGraph, copies_of, trace_step
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
 _RANKS = (1, 2, 4, 8)
@@ -63,7 +63,7 @@ def estimate_memory(
     own = strategy.num_replicas_in_sync
     numbers = sorted({*_RANKS, own} if ranks is None else set(ranks))
     rows = {n: options.most_rows(batch_size, n) for n in numbers}
-    copies: Copies = {}
+    copies = copies_of(model)
     most = _Step(model, max(rows.values()), data, copies)
     least = _Step(model, min(rows.values()), data, copies)
     notes = _notes(most)
@@ -232,7 +232,7 @@ def _choices(
     accumulated = _accumulated_bytes(step, options)
     activations = find_peak(before, nodes.sizes, weightless=nodes.gradients).nbytes
     backward = find_peak(before, nodes.sizes, held=nodes.gradients).nbytes
-    updating = gradients + find_peak(after, nodes.sizes, weightless=nodes.gradients).nbytes
+    updating = find_peak(after, nodes.sizes, given=nodes.gradients).nbytes
     exchanged = [
         (step_gradients(update), ranks, options.compressor, options.bucket_bytes)
         for update in updates

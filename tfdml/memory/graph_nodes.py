@@ -4,81 +4,28 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdml.memory.liveness import Node, find_peak
 
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 # Operations whose first output is the first input's memory.
-_SAME_MEMORY = frozenset(
-    [
-        "Bitcast",
-        "EnsureShape",
-        "ExpandDims",
-        "Identity",
-        "PreventGradient",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-        "TensorListFromTensor",
-    ]
+_SAME_MEMORY = _types(
+    "Bitcast EnsureShape ExpandDims Identity PreventGradient Reshape Snapshot Squeeze StopGradient "
+    "TensorListFromTensor"
 )
 # Operations that write their result into an input's memory if nobody else needs it.
-_IN_PLACE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "AddN",
-        "AddV2",
-        "BiasAdd",
-        "Cos",
-        "Div",
-        "DivNoNan",
-        "Elu",
-        "EluGrad",
-        "Erf",
-        "Exp",
-        "FusedBatchNormGradV3",
-        "FusedBatchNormV3",
-        "Inv",
-        "InvGrad",
-        "LeakyRelu",
-        "LeakyReluGrad",
-        "Log",
-        "LogSoftmax",
-        "Maximum",
-        "Minimum",
-        "Mul",
-        "MulNoNan",
-        "Neg",
-        "Pow",
-        "RealDiv",
-        "Reciprocal",
-        "Relu",
-        "Relu6",
-        "Relu6Grad",
-        "ReluGrad",
-        "Round",
-        "Rsqrt",
-        "RsqrtGrad",
-        "SelectV2",
-        "Selu",
-        "SeluGrad",
-        "Sigmoid",
-        "SigmoidGrad",
-        "Sin",
-        "Softmax",
-        "Softplus",
-        "SoftplusGrad",
-        "Sqrt",
-        "SqrtGrad",
-        "Square",
-        "SquaredDifference",
-        "Sub",
-        "Tanh",
-        "TanhGrad",
-        "Xdivy",
-    ]
+_IN_PLACE = _types(
+    "Abs Add AddN AddV2 BiasAdd Cos Div DivNoNan Elu EluGrad Erf Exp FusedBatchNormGradV3 "
+    "FusedBatchNormV3 Inv InvGrad LeakyRelu LeakyReluGrad Log LogSoftmax Maximum Minimum Mul "
+    "MulNoNan Neg Pow RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Rsqrt RsqrtGrad "
+    "SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sin Softmax Softplus SoftplusGrad Sqrt SqrtGrad "
+    "Square SquaredDifference Sub Tanh TanhGrad Xdivy"
 )
 # Values that exist before the step, and constants of the graph.
 _THERE_ALREADY = frozenset({"Const", "ReadVariableOp", "VarHandleOp"})
@@ -313,8 +260,17 @@ _REFERRED_TO = frozenset({"Const", "Placeholder", "ReadVariableOp", "TensorListG
 def _length_of_list(operation: tf.Operation) -> int:
     if operation.type not in ("EmptyTensorList", "TensorListReserve"):
         return 0
-    length = tf.get_static_value(operation.inputs[1])
+    length = _static_value(operation.inputs[1])
     return 0 if length is None else max(0, int(length))
+
+
+def _static_value(tensor: tf.Tensor) -> Any:
+    """Returns a tensor's value if it does not depend on data, also that of Keras's loops."""
+    value = tf.get_static_value(tensor)
+    if value is None and tensor.op.type in ("Identity", "Max"):
+        inner = _static_value(tensor.op.inputs[0])
+        return None if inner is None else np.max(inner)
+    return value
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:

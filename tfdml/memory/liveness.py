@@ -50,6 +50,7 @@ def find_peak(
     sizes: Sequence[int],
     weightless: Collection[int] = (),
     held: Collection[int] = (),
+    given: Collection[int] = (),
 ) -> Peak:
     """Finds the moment at which most bytes are taken.
 
@@ -60,6 +61,7 @@ def find_peak(
         sizes: Bytes of each buffer.
         weightless: Buffers that are not counted.
         held: Buffers that are kept to the end.
+        given: Buffers that are there from the beginning.
     """
     last = last_uses(nodes)
     ends: dict[int, list[int]] = {}
@@ -67,8 +69,9 @@ def find_peak(
         if buffer not in held:
             ends.setdefault(index, []).append(buffer)
     size = [0 if buffer in weightless else nbytes for buffer, nbytes in enumerate(sizes)]
-    there: set[int] = set()
-    now, peak = 0, Peak(0, -1)
+    there = set(given)
+    now = sum(size[buffer] for buffer in there)
+    peak = Peak(now, -1)
     for index, node in enumerate(nodes):
         ended = [b for b in ends.get(index, ()) if b in there]
         if node.in_place and node.makes:

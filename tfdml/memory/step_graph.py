@@ -47,10 +47,11 @@ class _Traced(Exception):
     """Ends a trace before its variables get values: those of optimizers stay unallocated."""
 
 
+# Copies of a model's optimizers, by the id of the model's own.
 Copies = dict[int, keras.Optimizer]
 
 
-def trace_step(model: keras.Model, data: Any, copies: Copies | None = None) -> StepGraph:
+def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
     """Traces a model's `train_step`, with its optimizers' updates.
 
     Nothing runs. Slots are created as variables without values: `tf.function` gives the variables
@@ -60,14 +61,12 @@ def trace_step(model: keras.Model, data: Any, copies: Copies | None = None) -> S
     Args:
         model: A built and compiled model.
         data: What `train_step` gets: a structure of `tf.TensorSpec`.
-        copies: Receives the copies of the optimizers, by the id of the model's own; those of an
-            earlier trace are used again.
+        copies: Copies of the model's optimizers; several traces may share them.
 
     Raises:
-        ValueError: If an optimizer cannot be copied, or the step makes no update.
+        ValueError: If the step makes no update.
     """
     found: list[StepGraph] = []
-    copies = {} if copies is None else copies
 
     def step(batch: Any) -> None:
         graph = tf.compat.v1.get_default_graph()
@@ -111,8 +110,6 @@ def _recording(
     """
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
-        if id(optimizer) not in copies:
-            copies[id(optimizer)] = copy_of(optimizer)
         optimizer.apply = _recorded(optimizer, copies[id(optimizer)], updates, on_apply)
     model.compute_metrics = lambda *args, **kwargs: {}
     try:
@@ -145,7 +142,16 @@ def _on_one_device(variable: keras.Variable) -> keras.Variable | tf.Variable:
     return parts[0] if isinstance(parts, tuple) else variable
 
 
-def copy_of(optimizer: keras.Optimizer) -> keras.Optimizer:
+def copies_of(model: keras.Model) -> Copies:
+    """Returns unbuilt optimizers with the same arguments as a model's own.
+
+    Raises:
+        ValueError: If one cannot be made from its config.
+    """
+    return {id(optimizer): _copy_of(optimizer) for optimizer in optimizers_of(model)}
+
+
+def _copy_of(optimizer: keras.Optimizer) -> keras.Optimizer:
     """Returns an unbuilt optimizer with the same arguments.
 
     Raises:

@@ -2,6 +2,7 @@
 
     python -m tools.bench.memory
     python -m tools.bench.memory --only resnet50
+    python -m tools.bench.memory --plot tools/benchmarks/memory.png
 
 Each number comes from processes of its own, one after the other. Weights and slots are what a
 process holds more after making them than before; gradients are what it gives back when it drops
@@ -14,6 +15,7 @@ arena, so that fragmentation does not hide what is measured.
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -233,10 +235,18 @@ def row(name: str) -> str:
 
 def main(
     only: Annotated[str, typer.Option(help="One of the models.", metavar="MODEL")] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Only plot the transformer's estimate, for 256 rows, to this file."),
+    ] = None,
     part: Annotated[str, typer.Option(hidden=True, help="What a process measures.")] = "",
     rows: Annotated[int, typer.Option(hidden=True, help="Rows of its batch.")] = 0,
 ) -> None:
     """Prints the table: MB estimated / measured (error); bars that are missed are bold."""
+    if plot is not None:
+        import tfdml
+
+        return tfdml.estimate_memory(made("transformer")[0], 256).plot(plot)
     if part:
         measure = estimated if part == "estimate" else None
         return report(measure(only, rows) if measure else measured(part, only, rows))
