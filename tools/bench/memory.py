@@ -10,7 +10,8 @@ them. Activations are proportional to rows, so they are twice what a forward and
 batch takes more than one of half the batch. The peak is that of `fit`.
 
 glibc's allocator returns every block of 64 KiB or more to the system when it is freed, and has one
-arena, so that fragmentation does not hide what is measured.
+arena, so that fragmentation does not hide what is measured. Pages of libraries are not counted, and
+a small model has been trained before, so that what TensorFlow sets up once is there.
 """
 
 import gc
@@ -115,7 +116,10 @@ def _tokens(rng: Any, rows: int, vocabulary: int) -> tuple:
 
 
 def _memory(key: str) -> int:
-    """Returns a line of this process's status, in bytes: VmRSS is now, VmHWM the most so far."""
+    """Returns a line of this process's status, in bytes.
+
+    RssAnon is memory that it holds now, RssFile pages of libraries, VmHWM the most of both so far.
+    """
     with open("/proc/self/status", encoding="ascii") as status:
         (line,) = (line for line in status if line.startswith(f"{key}:"))
     return 1024 * int(line.split()[1])
@@ -127,7 +131,7 @@ def _settled() -> int:
 
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _memory("VmRSS")
+    return _memory("RssAnon")
 
 
 def _forget_peak() -> None:
@@ -135,12 +139,23 @@ def _forget_peak() -> None:
         file.write("5")
 
 
-def _warm() -> None:
-    """Starts TensorFlow and its threads."""
-    import tensorflow as tf
+def _peak() -> int:
+    """Returns the most that this process has held; of libraries' pages, none has been given up."""
+    return _memory("VmHWM") - _memory("RssFile") - _memory("RssShmem")
 
-    for shape in ((64, 64), (1, 8, 8, 4)):
-        tf.function(lambda v: tf.reduce_sum(tf.nn.relu(v) ** 2))(tf.ones(shape)).numpy()
+
+def _warm() -> None:
+    """Trains a small model, for which TensorFlow loads code and starts threads."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    tail = [layers.Flatten(), layers.Dense(8, "gelu"), layers.Dense(4)]
+    head = [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *head, *tail])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss)
+    model.fit(np.zeros((4, 8, 8, 3), "float32"), np.zeros(4, "int32"), verbose=0)
 
 
 def measured(part: str, name: str, rows: int) -> int:
@@ -161,7 +176,7 @@ def measured(part: str, name: str, rows: int) -> int:
         base += x.nbytes + y.nbytes
         _forget_peak()
         model.fit(x, y, batch_size=rows, verbose=0)
-        return _memory("VmHWM") - base
+        return _peak() - base
     gradients = _gradients(model)
     if part == "gradients":
         x, y = map(tf.constant, batch(2))
@@ -171,11 +186,10 @@ def measured(part: str, name: str, rows: int) -> int:
         return held - _settled()
     x, y = map(tf.constant, batch(rows))
     sums = tf.function(lambda x, y: [tf.reduce_sum(_values(g)) for g in gradients(x, y)])
-    sums(x, y)
     _settled()
     _forget_peak()
     sums(x, y)
-    return _memory("VmHWM")
+    return _peak()
 
 
 def _gradients(model: Any) -> Callable:
