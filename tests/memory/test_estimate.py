@@ -54,12 +54,13 @@ def test_the_update_is_the_peak_of_a_small_batch():
     kernel = 4 * WIDTH * HIDDEN
     # Adam's first moment needs one number more for each of the largest variable.
     adam = of(network("adam"), batch_size=1)
-    assert adam.peak == WEIGHTS + adam.slots + WEIGHTS + kernel
+    scalars = 64
+    assert 0 <= adam.peak - (WEIGHTS + adam.slots + WEIGHTS + kernel) < scalars
     # SGD multiplies the gradient in place: the end of the backward pass is the peak, with the batch
     # and the hidden layer's gradient.
     sgd = of(network("sgd"), batch_size=1)
     assert sgd.slots == SCALARS
-    assert sgd.peak == WEIGHTS + sgd.slots + WEIGHTS + 4 * (WIDTH + HIDDEN)
+    assert 0 <= sgd.peak - (WEIGHTS + sgd.slots + WEIGHTS + 4 * (WIDTH + HIDDEN)) < scalars
 
 
 def test_activations_grow_with_the_rows_and_nothing_else_does():

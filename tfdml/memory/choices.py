@@ -30,12 +30,7 @@ def choices_of(
     nodes, updates = step.nodes, step.graph.updates
     before, after = nodes.nodes[: nodes.num_before_update], nodes.nodes[nodes.num_before_update :]
     weights, slots = variables_bytes(model.variables), slot_bytes(updates)
-    gradients = sum(
-        nbytes_of(t) or 0
-        for update in updates
-        for t in tf.nest.flatten(update.gradients, expand_composites=True)
-        if t is not None
-    )
+    gradients = sum(_gradient_bytes(g) for u in updates for g in u.gradients if g is not None)
     accumulated = _accumulated_bytes(step, options)
     activations = find_peak(before, nodes.sizes, weightless=nodes.gradients).nbytes
     backward = find_peak(before, nodes.sizes, held=nodes.gradients).nbytes
@@ -71,6 +66,12 @@ def choices_of(
                 )
             )
     return found
+
+
+def _gradient_bytes(gradient: tf.Tensor | tf.IndexedSlices) -> int:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    parts = (gradient.values, gradient.indices) if is_sparse else (gradient,)
+    return sum(nbytes_of(part) or 0 for part in parts)
 
 
 def _accumulated_bytes(step: SizedStep, options: ExchangeOptions) -> int:

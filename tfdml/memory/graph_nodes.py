@@ -230,13 +230,12 @@ def _measured(graph: tf.Graph, name: str) -> _Body:
 def _lists_of_loop(operation: tf.Operation, body: _Body | None) -> dict[int, int]:
     """Returns the bytes of the lists that a loop fills, as of an RNN's steps, by output.
 
-    A tensor that enters several lists is counted in the first.
+    A tensor that enters several lists is counted once, in the longest.
     """
     if body is None or operation.type not in ("While", "StatelessWhile"):
         return {}
     inputs = {tensor.ref(): i for i, tensor in enumerate(body.graph.inputs)}
-    found: dict[int, int] = {}
-    seen = set()
+    items: dict[Any, tuple[int, int]] = {}
     for op in body.graph.get_operations():
         if op.type not in _ITEM or (index := inputs.get(_origin(op.inputs[0]).ref())) is None:
             continue
@@ -245,9 +244,12 @@ def _lists_of_loop(operation: tf.Operation, body: _Body | None) -> dict[int, int
             # What enters a turn of the loop is what the turn before has returned.
             item = _origin(body.graph.outputs[inputs[item.ref()]])
         length = _length_of_list(operation.inputs[index].op)
-        if item.op.type not in _REFERRED_TO and item.ref() not in seen:
-            seen.add(item.ref())
-            found[index] = found.get(index, 0) + length * (nbytes_of(item) or 0)
+        if item.op.type not in _REFERRED_TO:
+            own = length * (nbytes_of(item) or 0), index
+            items[item.ref()] = max(own, items.get(item.ref(), own))
+    found: dict[int, int] = {}
+    for nbytes, index in items.values():
+        found[index] = found.get(index, 0) + nbytes
     return found
 
 

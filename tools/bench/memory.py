@@ -172,7 +172,7 @@ def measured(part: str, name: str, rows: int) -> int:
         model.optimizer.build(model.trainable_variables)
         return _settled() - before
     if part == "peak":
-        x, y = batch(2 * rows)
+        x, y = batch(rows)
         base += x.nbytes + y.nbytes
         _forget_peak()
         model.fit(x, y, batch_size=rows, verbose=0)
