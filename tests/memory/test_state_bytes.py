@@ -27,8 +27,18 @@ def real(aggregator) -> dict[str, int]:
     return {n: v.shape.num_elements() * v.dtype.size for n, v in aggregator.state.items()}
 
 
-@pytest.mark.parametrize("rate", [None, 0.1])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+# One of each kind of state by default: none, chunks, tiles, momentum, matrices.
+_DEFAULT = ("Float16", "TopK", "OneBit", "DeepGradientCompression", "PowerSGD")
+
+
+def _by_default(compressor: Compressor, rate: float | None):
+    is_default = type(compressor).__name__ in _DEFAULT and (rate is None) != compressor.biased
+    return pytest.param(compressor, rate, marks=() if is_default else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "rate"), [_by_default(c, rate) for c in COMPRESSORS for rate in (None, 0.1)]
+)
 def test_state_is_what_three_ranks_keep(compressor: Compressor, rate: float | None):
     def rank(collective):
         aggregator = CompressedAggregator(collective, compressor, BUCKET)

@@ -45,9 +45,9 @@ def estimate_memory(
     gradients, slots, activations, exchange buffers and residuals are shown for several numbers of
     ranks, with and without sharded slots and gradient checkpointing, and the peak of all together.
 
-    The peak is what training takes above a process that has imported TensorFlow: leave about half
-    a GB for that on processors. `--memory 16GB` names the first choice that fits, and the exit code
-    is 1 if none does.
+    The peak is what training takes above a process that has imported TensorFlow: leave about 0.8 GB
+    for that on processors. `--memory 16GB` names the first choice that fits, and the exit code is 1
+    if none does.
     """
     from tfdml.cli.sizes import byte_size, whole_numbers
 
