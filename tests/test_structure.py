@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "checkpointing": set(),
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
+    "memory": {"collectives", "compression", "strategies"},
     "mixed_precision": set(),
     "data": {"row_split"},
     "cli": {
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "checkpointing",
         "collectives",
         "compression",
+        "memory",
         "native",
     },
 }

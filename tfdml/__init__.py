@@ -27,6 +27,7 @@ _MODULES = (
     "compression",
     "data",
     "elastic",
+    "memory",
     "mixed_precision",
     "optimizers",
     "schedules",
@@ -39,7 +40,7 @@ _STRATEGIES = (
     "ParameterServerStrategy",
 )
 
-__all__ = [*_MODULES, *_STRATEGIES, "alone", "__version__"]
+__all__ = [*_MODULES, *_STRATEGIES, "alone", "estimate_memory", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -62,6 +63,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.strategies"), name)
     elif name == "alone":
         value = importlib.import_module(f"{__name__}.strategies.alone").alone
+    elif name == "estimate_memory":
+        value = importlib.import_module(f"{__name__}.memory").estimate_memory
     else:
         return _find_in_tensorflow(name)
     globals()[name] = value

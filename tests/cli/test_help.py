@@ -61,6 +61,8 @@ SLOWLY = {
     "tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras": "run",
     "tfdml chaos --faults 5 python train.py": "train",
     "tfdml doctor --data data/photos --split train": "data",
+    "tfdml estimate-memory train.py": "train",
+    "tfdml estimate-memory --memory 16GB --plot memory.png train.py --batch 512": "train",
 }
 NOT_RUN = {
     "tfdml build-codecs": "needs a compiler; tests/native/test_build.py",
@@ -106,6 +108,7 @@ def test_all_commands_exist():
         "test",
         "bench",
         "chaos",
+        "estimate-memory",
         "records",
         "checkpoints",
         "build-horovod",

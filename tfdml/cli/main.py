@@ -13,6 +13,7 @@ from tfdml.cli import (
     chaos,
     checkpoints,
     doctor,
+    estimate_memory,
     launch,
     records,
     serve,
@@ -42,6 +43,9 @@ app.command("serve", rich_help_panel=_TRAIN)(serve.serve)
 app.command("doctor", rich_help_panel=_CHECK)(doctor.doctor)
 app.command("test", rich_help_panel=_CHECK)(test.self_test)
 app.command("bench", rich_help_panel=_CHECK)(bench.bench)
+app.command("estimate-memory", rich_help_panel=_CHECK, context_settings=estimate_memory.SETTINGS)(
+    estimate_memory.estimate_memory
+)
 app.command("chaos", rich_help_panel=_CHECK, context_settings=chaos.SETTINGS)(chaos.chaos)
 app.add_typer(records.app, name="records", rich_help_panel=_FILES)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_FILES)

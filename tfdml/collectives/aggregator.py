@@ -98,6 +98,15 @@ class GradientAggregator(abc.ABC):
         """This process's own variables that are kept between steps, by name."""
         return {}
 
+    def state_bytes(self, gradients: StepGradients) -> dict[str, int]:
+        """Returns the bytes of `state` after a step, by name, without creating it.
+
+        Args:
+            gradients: A step's gradients; only their dtypes and shapes are used.
+        """
+        del gradients
+        return {}
+
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks.
 

@@ -74,6 +74,10 @@ class AutoAggregator(GradientAggregator):
         """This process's own variables that are kept between steps, by name."""
         return dict(self._state)
 
+    def state_bytes(self, gradients: StepGradients) -> dict[str, int]:
+        """Returns the bytes of all candidates' state after a step; see `GradientAggregator`."""
+        return {n: size for p in self._parts for n, size in p.state_bytes(gradients).items()}
+
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks; see `GradientAggregator`."""
         for part in self._parts:

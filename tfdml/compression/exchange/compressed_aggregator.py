@@ -31,6 +31,7 @@ from tfdml.compression.exchange.native_rounds import all_have_operations
 from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDUAL
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
+from tfdml.compression.exchange.state_bytes import state_bytes
 from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
 from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
@@ -97,6 +98,20 @@ class CompressedAggregator(GradientAggregator):
     def state(self) -> dict[str, tf.Variable]:
         """This process's own variables that are kept between steps, by name."""
         return dict(self._kept.variables)
+
+    def state_bytes(self, gradients: StepGradients) -> dict[str, int]:
+        """Returns the bytes of `state` after a step; see `GradientAggregator`.
+
+        They are those of sums over all ranks at once. By hosts, a rank keeps less.
+        """
+        compressed, plain = self._divided(gradients)
+        return state_bytes(
+            self._compressor,
+            self._collective.size,
+            gradients.at(plain),
+            [gradients.at(b.indices) for b in self._compressed_buckets(compressed, gradients)],
+            self._name(gradients),
+        )
 
     def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the state of an earlier job's ranks; see `GradientAggregator`."""

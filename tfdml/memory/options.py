@@ -1,0 +1,53 @@
+"""What an estimate needs to know of a strategy."""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tfdml.collectives.buckets import BUCKET_BYTES
+from tfdml.compression import Compressor
+from tfdml.strategies.replica_strategy import ReplicaStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeOptions:
+    """How ranks share batches and exchange gradients.
+
+    Attributes:
+        compressor: Compressor of exchanged gradients, None for none.
+        bucket_bytes: Size of a bucket of gradients.
+        weights: Parts of a batch by replica, None for equal parts.
+        accumulates: Whether accumulated gradients are kept besides Keras's own.
+    """
+
+    compressor: Compressor | None = None
+    bucket_bytes: int = BUCKET_BYTES
+    weights: tuple[int, ...] | None = None
+    accumulates: bool = False
+
+    @classmethod
+    def of(cls, strategy: tf.distribute.Strategy) -> "ExchangeOptions":
+        """Returns a strategy's options.
+
+        Raises:
+            ValueError: If variables are on parameter servers.
+        """
+        if not isinstance(strategy, tf.distribute.Strategy) or isinstance(
+            strategy, tf.distribute.experimental.ParameterServerStrategy
+        ):
+            raise ValueError(
+                f"`strategy` must be a synchronous strategy, whose ranks hold the whole model. "
+                f"Received: strategy={strategy!r}. Parameter servers share weights and slots; "
+                f"estimate a worker with the default strategy."
+            )
+        if not isinstance(strategy, ReplicaStrategy):
+            return cls()
+        options = strategy.extended.options
+        return cls(options.compression, options.bucket_bytes, strategy.batch_weights, True)
+
+    def most_rows(self, batch_size: int, ranks: int) -> int:
+        """Returns the most rows that a rank gets of a batch."""
+        if self.weights is not None and len(self.weights) == ranks:
+            return math.ceil(batch_size * max(self.weights) / sum(self.weights))
+        return math.ceil(batch_size / ranks)

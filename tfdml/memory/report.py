@@ -1,0 +1,140 @@
+"""The result of an estimate: a table of choices and what each takes on a rank."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+# The parts of a rank's memory, in the order of the table.
+PARTS = ("weights", "gradients", "slots", "activations", "exchange", "residuals")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A number of ranks with or without sharding and checkpointing, and a rank's bytes with it.
+
+    Attributes:
+        ranks: The number of ranks: of replicas, each on a device of its own.
+        sharding: Whether each rank holds 1/N of the slots.
+        checkpointing: Whether activations are computed again in the backward pass, by blocks.
+        weights: All of the model's variables.
+        gradients: Gradients, and those that are accumulated for a later update.
+        slots: The optimizer's variables.
+        activations: The batch, what the forward pass keeps for the backward pass, and what the
+            backward pass takes besides gradients.
+        exchange: Sums of gradients and encoded gradients, if all are in flight at once.
+        residuals: What compression keeps from step to step.
+        peak: Most bytes at one moment. It is less than the sum of the parts: activations are
+            given up while gradients appear.
+    """
+
+    ranks: int
+    sharding: bool
+    checkpointing: bool
+    weights: int
+    gradients: int
+    slots: int
+    activations: int
+    exchange: int
+    residuals: int
+    peak: int
+
+    @property
+    def name(self) -> str:
+        """The ranks and what is switched on, in words."""
+        used = [name for name in ("sharding", "checkpointing") if getattr(self, name)]
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return " with ".join([ranks, *filter(None, [" and ".join(used)])])
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """Bytes that training takes on a rank, by choice. `str()` is a table.
+
+    Attributes:
+        model: The model's name.
+        batch_size: Rows of a global batch.
+        blocks: Number of blocks that checkpointing is estimated for.
+        choices: The choices: fewer ranks first, and for each number of ranks what costs no time
+            before what does.
+        notes: What the estimate does not know or leaves out.
+    """
+
+    model: str
+    batch_size: int
+    blocks: int
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+
+    def fits(self, memory: float, ranks: int | None = None) -> Choice | None:
+        """Returns the first choice whose peak fits; None if none does.
+
+        Args:
+            memory: Bytes that a rank's device has for training.
+            ranks: The number of ranks; None for any in the table.
+
+        Raises:
+            ValueError: If `memory` is not positive, or the table does not have that many ranks.
+        """
+        if not memory > 0:
+            raise ValueError(
+                f"`memory` must be a positive number of bytes. Received: memory={memory!r}. "
+                f"16 GB are 16e9."
+            )
+        known = sorted({choice.ranks for choice in self.choices})
+        if ranks is not None and ranks not in known:
+            raise ValueError(
+                f"`ranks` must be a number of the table. Received: ranks={ranks!r}, and the table "
+                f"has {', '.join(map(str, known))}. Pass `ranks=[{ranks}]` to `estimate_memory`."
+            )
+        for choice in self.choices:
+            if choice.peak <= memory and ranks in (None, choice.ranks):
+                return choice
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report as lists, dicts, texts and numbers, which JSON can hold."""
+        return dataclasses.asdict(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a bar plot of the choices.
+
+        Args:
+            path: The file, of a format that matplotlib writes: .png, .svg, .pdf.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        from tfdml.memory.plot import write_plot
+
+        write_plot(self, path)
+
+    def __str__(self) -> str:
+        heads = ("ranks", "sharding", "checkpointing", *PARTS, "peak")
+        rows = [
+            [
+                str(c.ranks),
+                "yes" if c.sharding else "-",
+                "yes" if c.checkpointing else "-",
+                *(in_words(getattr(c, part)) for part in (*PARTS, "peak")),
+            ]
+            for c in self.choices
+        ]
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (heads, *rows)
+        ]
+        title = f"{self.model}, global batch of {self.batch_size}: bytes on each rank"
+        return "\n".join([title, "", *lines, *([""] if self.notes else []), *self.notes])
+
+
+def in_words(nbytes: int) -> str:
+    """Returns a number of bytes with a unit: 1000 bytes are 1 KB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if nbytes >= size:
+            return (
+                f"{nbytes / size:.3g} {unit}"
+                if nbytes < 999.5 * size
+                else f"{nbytes / size:.0f} {unit}"
+            )
+    return f"{nbytes} B"

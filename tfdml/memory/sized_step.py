@@ -1,0 +1,90 @@
+"""A train step as nodes, for any number of rows."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.memory.batch import batch_specs
+from tfdml.memory.graph_nodes import StepNodes, nodes_of
+from tfdml.memory.step_graph import Copies, StepGraph, copies_of, trace_step
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedStep:
+    """A step on some rows.
+
+    Attributes:
+        rows: Rows of a rank.
+        graph: The traced step.
+        nodes: Its operations, and the bytes of their results.
+    """
+
+    rows: int
+    graph: StepGraph
+    nodes: StepNodes
+
+
+def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Callable:
+    """Returns a function that returns the `SizedStep` of a number of rows.
+
+    The step is traced for the most and the least rows. Bytes of tensors of other numbers of rows
+    lie on a line between both; if they are squares of it, this is too much rather than too little.
+
+    Args:
+        model: A built and compiled model.
+        data: A batch, or None; see `estimate_memory`.
+        most: Most rows that the function will be called with.
+        least: Least rows.
+
+    Raises:
+        ValueError: If the step cannot be traced.
+    """
+    copies = copies_of(model)
+    large = _traced(model, most, data, copies)
+    small = large if least == most else _traced(model, least, data, copies)
+
+    def step(rows: int) -> SizedStep:
+        if rows in (most, least):
+            return large if rows == most else small
+        if large.nodes.nodes != small.nodes.nodes:
+            # Python code of the step depends on the number of rows.
+            return _traced(model, rows, data, copies)
+        part = (rows - least) / (most - least)
+        sizes = [
+            math.ceil(a + part * (b - a))
+            for a, b in zip(small.nodes.sizes, large.nodes.sizes, strict=True)
+        ]
+        return SizedStep(rows, large.graph, dataclasses.replace(large.nodes, sizes=sizes))
+
+    return step
+
+
+def _traced(model: keras.Model, rows: int, data: Any, copies: Copies) -> SizedStep:
+    """Traces the step with the first batch that it accepts.
+
+    Raises:
+        ValueError: If it accepts none.
+    """
+    first: Exception | None = None
+    for specs in batch_specs(model, rows, data):
+        try:
+            graph = trace_step(model, specs, copies)
+        except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+            first = first or error
+        else:
+            return SizedStep(rows, graph, _nodes(graph))
+    raise ValueError(
+        f"`data` must be a batch that `{type(model).__name__}.train_step` takes. Received: "
+        f"{'what the model seems to read' if data is None else 'another one'}, which fails: "
+        f"{first} Pass `data=(x, y)`."
+    ) from first
+
+
+def _nodes(graph: StepGraph) -> StepNodes:
+    gradients = [g for update in graph.updates for g in update.gradients]
+    captured = [inner for _, inner in graph.graph.captures]
+    return nodes_of(graph.graph, [graph.results], gradients, graph.first_of_update, captured)

@@ -1,0 +1,275 @@
+"""Checks `tfdml.estimate_memory` against the peaks of fresh processes, on five models.
+
+    python -m tools.bench.memory
+    python -m tools.bench.memory --only resnet50
+    python -m tools.bench.memory --plot tools/benchmarks/memory.png
+
+Each number comes from processes of its own, one after the other. Weights and slots are what a
+process holds more after making them than before; gradients are what it gives back when it drops
+them. Activations are proportional to rows, so they are twice what a forward and backward pass of a
+batch takes more than one of half the batch. The peak is that of `fit`.
+
+glibc's allocator returns every block of 64 KiB or more to the system when it is freed, and has one
+arena, so that fragmentation does not hide what is measured. Pages of libraries are not counted, and
+a small model has been trained before, so that what TensorFlow sets up once is there.
+"""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tools.bench.harness import (
+    conditions,
+    environment,
+    module_command,
+    report,
+    result_of,
+    start,
+    threads_each,
+)
+
+# Rows of a batch by model.
+MODELS = {"resnet50": 32, "efficientnet": 32, "transformer": 32, "mlp": 4096, "embedding": 8192}
+PARTS = ("weights", "slots", "gradients", "activations", "peak")
+BARS = {"weights": 5, "slots": 5, "gradients": 5, "activations": 15}
+# Each block from 64 KiB on is mapped, and unmapped when it is freed.
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 16),
+    "MALLOC_MMAP_MAX_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
+    "MALLOC_ARENA_MAX": "1",
+}
+_VOCABULARY, _TOKENS = 8000, 128
+
+
+# -- Models ----------------------------------------------------------------------------------------
+
+
+def made(name: str) -> tuple[Any, Callable[[int], tuple]]:
+    """Returns a compiled model, and a function that makes a batch of some rows."""
+    import keras
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    images = lambda n: (  # noqa: E731
+        rng.random((n, 224, 224, 3), "float32"),
+        rng.integers(0, 1000, n).astype("int32"),
+    )
+    if name == "resnet50":
+        model, batch = keras.applications.ResNet50(weights=None), images
+    elif name == "efficientnet":
+        model, batch = keras.applications.EfficientNetB0(weights=None), images
+    elif name == "transformer":
+        model, batch = transformer(keras), lambda n: _tokens(rng, n, _VOCABULARY)
+    elif name == "mlp":
+        wide = [keras.layers.Dense(4096, "gelu") for _ in range(6)]
+        model = keras.Sequential([keras.Input((1024,)), *wide, keras.layers.Dense(1000)])
+        batch = lambda n: (rng.random((n, 1024), "float32"), rng.integers(0, 1000, n))  # noqa: E731
+    else:
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((32,), dtype="int32"),
+                layers.Embedding(1_000_000, 64),
+                layers.Flatten(),
+                layers.Dense(1024, "relu"),
+                layers.Dense(1024, "relu"),
+                layers.Dense(1000),
+            ]
+        )
+        batch = lambda n: (  # noqa: E731
+            rng.integers(0, 1_000_000, (n, 32)).astype("int32"),
+            rng.integers(0, 1000, n),
+        )
+    is_softmax = name in ("resnet50", "efficientnet")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not is_softmax)
+    model.compile(keras.optimizers.Adam(1e-3), loss)
+    return model, batch
+
+
+def transformer(keras: Any) -> Any:
+    """Returns a language model of 12 blocks, 54 million parameters, of Keras's layers."""
+    layers, width = keras.layers, 512
+    x = tokens = keras.Input((_TOKENS,), dtype="int32")
+    x = layers.Embedding(_VOCABULARY, width)(x)
+    for _ in range(12):
+        y = layers.LayerNormalization()(x)
+        y = layers.MultiHeadAttention(8, width // 8)(y, y, use_causal_mask=True)
+        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+        y = layers.LayerNormalization()(x)
+        y = layers.Dense(4 * width, "gelu")(y)
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
+    x = layers.LayerNormalization()(x)
+    return keras.Model(tokens, layers.Dense(_VOCABULARY)(x), name="transformer")
+
+
+def _tokens(rng: Any, rows: int, vocabulary: int) -> tuple:
+    tokens = rng.integers(0, vocabulary, (rows, _TOKENS)).astype("int32")
+    return tokens, tokens
+
+
+# -- What a process measures -----------------------------------------------------------------------
+
+
+def _memory(key: str) -> int:
+    """Returns a line of this process's status, in bytes.
+
+    RssAnon is memory that it holds now, RssFile pages of libraries, VmHWM the most of both so far.
+    """
+    with open("/proc/self/status", encoding="ascii") as status:
+        (line,) = (line for line in status if line.startswith(f"{key}:"))
+    return 1024 * int(line.split()[1])
+
+
+def _settled() -> int:
+    """Returns the bytes that this process holds."""
+    import ctypes
+
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _memory("RssAnon")
+
+
+def _forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def _peak() -> int:
+    """Returns the most that this process has held; of libraries' pages, none has been given up."""
+    return _memory("VmHWM") - _memory("RssFile") - _memory("RssShmem")
+
+
+def _warm() -> None:
+    """Trains a small model, for which TensorFlow loads code and starts threads."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    tail = [layers.Flatten(), layers.Dense(8, "gelu"), layers.Dense(4)]
+    head = [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *head, *tail])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss)
+    model.fit(np.zeros((4, 8, 8, 3), "float32"), np.zeros(4, "int32"), verbose=0)
+
+
+def measured(part: str, name: str, rows: int) -> int:
+    """Returns the bytes of a part in this process."""
+    import tensorflow as tf
+
+    _warm()
+    base = _settled()
+    model, batch = made(name)
+    if part == "weights":
+        return _settled() - base
+    if part == "slots":
+        before = _settled()
+        model.optimizer.build(model.trainable_variables)
+        return _settled() - before
+    if part == "peak":
+        x, y = batch(rows)
+        base += x.nbytes + y.nbytes
+        _forget_peak()
+        model.fit(x, y, batch_size=rows, verbose=0)
+        return _peak() - base
+    gradients = _gradients(model)
+    if part == "gradients":
+        x, y = map(tf.constant, batch(2))
+        found = gradients(x, y)
+        held = _settled()
+        del found
+        return held - _settled()
+    x, y = map(tf.constant, batch(rows))
+    sums = tf.function(lambda x, y: [tf.reduce_sum(_values(g)) for g in gradients(x, y)])
+    _settled()
+    _forget_peak()
+    sums(x, y)
+    return _peak()
+
+
+def _gradients(model: Any) -> Callable:
+    """Returns a function that computes a batch's gradients as `train_step` does."""
+    import tensorflow as tf
+
+    @tf.function
+    def gradients(x: Any, y: Any) -> list:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return gradients
+
+
+def _values(gradient: Any) -> Any:
+    return getattr(gradient, "values", gradient)
+
+
+def estimated(name: str, rows: int) -> dict[str, float]:
+    """Returns the estimate of all parts, and the seconds that it takes."""
+    import time
+
+    import tfdml
+
+    model, _ = made(name)
+    begin = time.perf_counter()
+    choice = tfdml.estimate_memory(model, rows, ranks=[1]).choices[0]
+    seconds = time.perf_counter() - begin
+    return {part: getattr(choice, part) for part in PARTS} | {"seconds": seconds}
+
+
+# -- The table -------------------------------------------------------------------------------------
+
+
+def _of_process(part: str, name: str, rows: int) -> Any:
+    command = module_command(__spec__.name, "--part", part, "--only", name, "--rows", str(rows))
+    return result_of(command, environment(threads_each(1), **_ALLOCATOR), 500)
+
+
+def row(name: str) -> str:
+    """Measures a model; returns its row of the table."""
+    rows = MODELS[name]
+    estimate = _of_process("estimate", name, rows)
+    found = {p: _of_process(p, name, rows) for p in ("weights", "slots", "gradients", "peak")}
+    whole, half = (_of_process("activations", name, n) for n in (rows, rows // 2))
+    found["activations"] = 2 * (whole - half)
+    cells = [f"{name}, {rows} rows"]
+    for part in PARTS:
+        error = 100 * (estimate[part] / found[part] - 1)
+        missed = part in BARS and abs(error) > BARS[part]
+        cell = f"{estimate[part] / 1e6:,.0f} / {found[part] / 1e6:,.0f} ({error:+.1f} %)"
+        cells.append(f"**{cell}**" if missed else cell)
+    cells.append(f"{estimate['seconds']:.0f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(
+    only: Annotated[str, typer.Option(help="One of the models.", metavar="MODEL")] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Only plot the transformer's estimate, for 256 rows, to this file."),
+    ] = None,
+    part: Annotated[str, typer.Option(hidden=True, help="What a process measures.")] = "",
+    rows: Annotated[int, typer.Option(hidden=True, help="Rows of its batch.")] = 0,
+) -> None:
+    """Prints the table: MB estimated / measured (error); bars that are missed are bold."""
+    if plot is not None:
+        import tfdml
+
+        return tfdml.estimate_memory(made("transformer")[0], 256).plot(plot)
+    if part:
+        measure = estimated if part == "estimate" else None
+        return report(measure(only, rows) if measure else measured(part, only, rows))
+    print(f"Measured with {conditions()}.\n")
+    print(f"| model | {' | '.join(PARTS)} | seconds of the estimate |")
+    print(f"|---{'|---:' * (len(PARTS) + 1)}|")
+    for name in [only] if only else MODELS:
+        print(row(name), flush=True)
+
+
+if __name__ == "__main__":
+    start(__doc__, main)
