@@ -114,9 +114,9 @@ def test_steps_of_a_loop_are_kept():
         model.compile("sgd", "mse")
         return of(model, 16).activations
 
-    # A step more: the batch and its transposed copy, and the output. The backward loop adds nothing
-    # for each step, because the batch needs no gradient.
-    assert activations(30) - activations(20) == 10 * 4 * 16 * (2 * WIDTH + HIDDEN)
+    # A step more: the transposed copy of the batch, which replaces it, and the output. The backward
+    # loop adds nothing for each step, because the batch needs no gradient.
+    assert activations(30) - activations(20) == 10 * 4 * 16 * (WIDTH + HIDDEN)
 
 
 def test_half_precision_halves_activations_and_keeps_weights():

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.aggregate import aggregate
-from tests.compression.test_aggregator import COMPRESSORS, NAMES, SHAPES, gradients
+from tests.compression.test_compressed_aggregator import COMPRESSORS, NAMES, SHAPES, gradients
 from tfdml.collectives.aggregator import PlainAggregator, StepFactors, StepGradients
 from tfdml.collectives.loopback import LoopbackCollective
 from tfdml.collectives.simulated import run_ranks
