@@ -39,7 +39,9 @@ _STRATEGIES = (
     "ParameterServerStrategy",
 )
 
-__all__ = [*_MODULES, *_STRATEGIES, "alone", "__version__"]
+_FUNCTIONS = ("alone", "remat")
+
+__all__ = [*_MODULES, *_STRATEGIES, *_FUNCTIONS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -60,8 +62,8 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"{__name__}.{name}")
     elif name in _STRATEGIES:
         value = getattr(importlib.import_module(f"{__name__}.strategies"), name)
-    elif name == "alone":
-        value = importlib.import_module(f"{__name__}.strategies.alone").alone
+    elif name in _FUNCTIONS:
+        value = getattr(importlib.import_module(f"{__name__}.strategies.{name}"), name)
     else:
         return _find_in_tensorflow(name)
     globals()[name] = value

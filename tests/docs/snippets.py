@@ -64,6 +64,7 @@ PAGES = {
     "docs/from_horovod.md": Page(),
     "docs/half_precision.md": Page(),
     "docs/large_batches.md": Page(),
+    "docs/memory.md": Page(),
     "docs/parameter_servers.md": Page(
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),

@@ -18,7 +18,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.context import context
-from tensorflow.python.eager.record import could_possibly_record
+from tensorflow.python.eager.record import (
+    VariableWatcher,
+    could_possibly_record,
+    stop_recording,
+)
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import variable_scope
 from tensorflow.python.saved_model.load import _WrapperFunction
@@ -83,6 +87,24 @@ def is_inner(tape: tf.GradientTape) -> bool:
         return could_possibly_record()
     with tape.stop_recording():
         return could_possibly_record()
+
+
+def is_recorded() -> bool:
+    """Returns whether a tape is recording in this thread."""
+    return could_possibly_record()
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Context manager: no tape records what this thread computes."""
+    return stop_recording()
+
+
+def watching_variables() -> contextlib.AbstractContextManager[VariableWatcher]:
+    """Context manager: sees trainable variables that are read, recorded or not.
+
+    Its value has the method `watched_variables`.
+    """
+    return VariableWatcher()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ CONTENTS: dict[str, list[str]] = {
         "compression",
         "large_batches",
         "half_precision",
+        "memory",
         "checkpoints",
         "elastic",
         "parameter_servers",

@@ -2,5 +2,6 @@
 
 from tfdml.strategies.keras_seam.fit.trainer import ReplicaHooks
 from tfdml.strategies.keras_seam.seam import install
+from tfdml.strategies.keras_seam.step.recomputing import recomputed
 
-__all__ = ["ReplicaHooks", "install"]
+__all__ = ["ReplicaHooks", "install", "recomputed"]
