@@ -35,12 +35,15 @@ def _gradients(loss, sources, eager: bool) -> list:
     return [next(found).numpy() if has else None for has in known]
 
 
-def _same(make_loss, sources, eager: bool) -> list:
+def _same(make_loss, sources, eager: bool, rtol: float = 0.0) -> list:
     """Asserts that gradients with `remat` and without are the same bits; returns them."""
     plain = _gradients(make_loss(lambda function: function), sources, eager)
     ours = _gradients(make_loss(tfdml.remat), sources, eager)
     for one, other in zip(plain, ours, strict=True):
-        np.testing.assert_array_equal(one, other)
+        if one is None or other is None:
+            assert one is other
+        else:
+            np.testing.assert_allclose(other, one, rtol=rtol, atol=0)
     return ours
 
 
@@ -120,7 +123,8 @@ def test_second_derivatives(eager):
 
         return loss
 
-    _same(loss_of, [x, kernel], eager)
+    # More than two gradients are added up for a tensor, in another order.
+    _same(loss_of, [x, kernel], eager, rtol=1e-13)
 
 
 @EAGER_OR_NOT
@@ -272,6 +276,7 @@ def test_functions_called_in_loops_and_inner_functions():
 
         def loss():
             value = inner(x)
+            value = tf.cond(value[0, 0] < 100.0, lambda: function(function(value)), lambda: value)
             step = lambda i, v: (i + 1, function(v))  # noqa: E731
             return tf.reduce_sum(tf.while_loop(lambda i, v: i < 3, step, (0, value))[1])
 

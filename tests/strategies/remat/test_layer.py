@@ -44,7 +44,7 @@ def test_a_subclassed_model_is_built_by_its_first_batch():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["dense", "sequence"])
+@pytest.mark.parametrize("name", ["dense", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_a_model_with_blocks_is_saved_and_loaded(tmp_path, name):
     x, y = data(name)
     model = MODELS[name]("block", dropout=False)
@@ -67,7 +67,7 @@ def test_weights_move_between_models_with_and_without_blocks():
     ours.set_weights(plain.get_weights())
     x, _ = data("dense")
     np.testing.assert_array_equal(plain.predict(x, verbose=0), ours.predict(x, verbose=0))
-    assert [len(m.trainable_variables) for m in (plain, ours)] == [10, 10]
+    assert [len(m.trainable_variables) for m in (plain, ours)] == [14, 14]
 
 
 def test_masks_go_through_a_block():
@@ -129,7 +129,7 @@ def test_a_frozen_layer_stays_frozen():
     dense = layers.Dense(2)
     dense.trainable = False
     block = tfdml.remat(dense)
-    block.build_from_config({"input_shape": (None, 3)})
+    block(np.ones((1, 3)))
     assert (len(block.trainable_variables), len(block.variables)) == (0, 2)
 
 

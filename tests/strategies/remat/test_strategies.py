@@ -16,12 +16,10 @@ from tests.strategies.remat import cases
         pytest.param("list_of_layers", "sequence", marks=pytest.mark.slow),
     ],
 )
-def test_same_bits_as_without_blocks(ranks, kind, how, model):
+def test_same_bits_as_without_blocks(ranks, feature_kind, how, model):
     """Each replica draws other masks, so only the same job has them."""
-    size = 1 if kind == "parameter_server" else 2
-    plain = ranks(2, kind).run(cases.on_replicas, cases.reference(how), model)
-    ours = ranks(2, kind).run(cases.on_replicas, how, model)
-    assert len(plain) == (1 if kind in ("mirrored", "parameter_server") else size)
+    plain = ranks(2, feature_kind).run(cases.on_replicas, cases.reference(how), model)
+    ours = ranks(2, feature_kind).run(cases.on_replicas, how, model)
     assert_same_bits(ours)
     assert_close(plain, ours, rtol=0, atol=0)
 
