@@ -25,7 +25,7 @@ from tensorflow.python.eager.record import (
 )
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import variable_scope
-from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.saved_model.load import _WrapperFunction
 
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -95,10 +95,10 @@ def is_recorded() -> bool:
     return could_possibly_record()
 
 
-def is_in_loop() -> bool:
-    """Returns whether the body of a loop of the graph is being traced."""
+def is_in_control_flow() -> bool:
+    """Returns whether a loop or a branch of the graph is being traced."""
     graph = None if tf.executing_eagerly() else ops.get_default_graph()
-    while graph is not None and not isinstance(graph, WhileBodyFuncGraph):
+    while graph is not None and not isinstance(graph, ControlFlowFuncGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 

@@ -39,7 +39,7 @@ from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.tensorflow_seam import (
-    is_in_loop,
+    is_in_control_flow,
     is_recorded,
     unrecorded,
     watching_variables,
@@ -209,8 +209,8 @@ def _is_a_block(function: Callable) -> bool:
     """Returns whether there is a gradient to be taken, for which recomputing saves memory."""
     if isinstance(traced().block, FirstPass):
         return False  # What it computes is not kept anyhow.
-    if is_in_loop():
-        return False  # TensorFlow cannot read variables in the gradient of a loop's body.
+    if is_in_control_flow():
+        return False  # TensorFlow cannot read variables in the gradient of a loop or a branch.
     # Nothing is gained from computing the whole model again, as `RematScope("full")` would.
     model = getattr(function, "__self__", None)
     call = global_state.get_global_attribute("current_call_ctx")
