@@ -7,6 +7,13 @@ from tests.strategies.remat.cases import BLOCKS, SCOPES, reference, trained
 
 WAYS = [("dense", how) for how in [*BLOCKS, *SCOPES] if how not in ("none", "no function")]
 WAYS += [("sequence", how) for how in ["block", *SCOPES]] + [("losses", "block")]
+# Where three or more gradients of a tensor are added up, or Grappler orders factors in another way.
+ROUNDED = {
+    ("dense", "function"),
+    ("dense", "keras.remat"),
+    ("sequence", "full"),
+    ("sequence", "larger_than"),
+}
 # XLA rounds a block that is computed again otherwise.
 WITH_XLA = 1e-12
 _references: dict = {}
@@ -25,7 +32,7 @@ def _ways(*by_default: tuple[str, str]) -> list:
 
 @pytest.mark.parametrize(("model", "how"), _ways(("dense", "block"), ("dense", "full")))
 def test_in_a_graph(model, how):
-    _difference(how, model, 0.0)
+    _difference(how, model, 1e-15 if (model, how) in ROUNDED else 0.0)
 
 
 @pytest.mark.parametrize(("model", "how"), _ways(("losses", "block")))
