@@ -40,7 +40,14 @@ _STRATEGIES = (
     "ParameterServerStrategy",
 )
 
-__all__ = [*_MODULES, *_STRATEGIES, "alone", "estimate_memory", "__version__"]
+# Functions, by the module that has them.
+_FUNCTIONS = {
+    "alone": "strategies.alone",
+    "estimate_memory": "memory",
+    "remat": "strategies.remat",
+}
+
+__all__ = [*_MODULES, *_STRATEGIES, *_FUNCTIONS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -61,10 +68,8 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"{__name__}.{name}")
     elif name in _STRATEGIES:
         value = getattr(importlib.import_module(f"{__name__}.strategies"), name)
-    elif name == "alone":
-        value = importlib.import_module(f"{__name__}.strategies.alone").alone
-    elif name == "estimate_memory":
-        value = importlib.import_module(f"{__name__}.memory").estimate_memory
+    elif name in _FUNCTIONS:
+        value = getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     else:
         return _find_in_tensorflow(name)
     globals()[name] = value

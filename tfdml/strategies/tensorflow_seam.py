@@ -11,16 +11,22 @@ They depend on internals of TensorFlow 2.20 and 2.21.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.context import context
-from tensorflow.python.eager.record import could_possibly_record
+from tensorflow.python.eager.record import (
+    VariableWatcher,
+    could_possibly_record,
+    stop_recording,
+)
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import variable_scope
+from tensorflow.python.ops import gradients_util, variable_scope
+from tensorflow.python.ops.cond_v2 import _CondGradFuncGraph
+from tensorflow.python.ops.while_v2 import _WhileBodyGradFuncGraph
 from tensorflow.python.saved_model.load import _WrapperFunction
 
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -83,6 +89,52 @@ def is_inner(tape: tf.GradientTape) -> bool:
         return could_possibly_record()
     with tape.stop_recording():
         return could_possibly_record()
+
+
+def is_recorded() -> bool:
+    """Returns whether a tape is recording in this thread."""
+    return could_possibly_record()
+
+
+def is_gradient_of_control_flow() -> bool:
+    """Returns whether the gradient of a loop or a branch of the graph is being traced."""
+    graph = None if tf.executing_eagerly() else ops.get_default_graph()
+    while graph is not None and not isinstance(graph, _CondGradFuncGraph | _WhileBodyGradFuncGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def gradients_in(
+    graph: tf.Graph,
+    targets: Sequence[tf.Tensor],
+    sources: Sequence[tf.Tensor | tf.Variable],
+    upstream: Sequence[tf.Tensor],
+) -> list:
+    """Returns gradients of what the graph of a loop or a branch has computed.
+
+    They are computed in the graph of its gradient, which cannot read variables itself.
+
+    Args:
+        graph: Graph of the loop or the branch.
+        targets: Tensors of that graph.
+        sources: Tensors of that graph, or variables that it reads.
+        upstream: Gradients of the targets.
+    """
+    own = [s if isinstance(s, tf.Tensor) else graph.capture(s.handle) for s in sources]
+    return gradients_util._GradientsHelper(targets, own, grad_ys=upstream, src_graph=graph)
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Context manager: no tape records what this thread computes."""
+    return stop_recording()
+
+
+def watching_variables() -> contextlib.AbstractContextManager[VariableWatcher]:
+    """Context manager: sees trainable variables that are read, recorded or not.
+
+    Its value has the method `watched_variables`.
+    """
+    return VariableWatcher()
 
 
 @contextlib.contextmanager

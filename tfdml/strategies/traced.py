@@ -24,7 +24,8 @@ class Traced:
             are not held back.
         compiled_whole: Whether XLA compiles the whole step, including the update.
         takes_gradient: Whether a gradient is being computed; others may be computed inside, as by
-            `tf.recompute_grad`.
+            a block of `remat`.
+        block: Pass of a block of `remat`, see `keras_seam.step.recomputing`; None outside.
     """
 
     scope: Any = None
@@ -32,6 +33,7 @@ class Traced:
     held_back: list | None = None
     compiled_whole: bool = False
     takes_gradient: bool = False
+    block: Any = None
 
 
 _NOTHING = Traced()

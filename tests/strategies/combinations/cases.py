@@ -101,7 +101,8 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
 
 def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras.Model:
     """Returns a compiled model, one of whose matrices is large enough for a codec."""
-    with strategy.scope():
+    blocks = keras.RematScope("full" if "remat" in features else None)
+    with strategy.scope(), blocks:
         seed_ranks_apart()
         model = keras.Sequential(
             [

@@ -29,6 +29,8 @@ FEATURES = {
     "ps_async": "ParameterServerStrategy()",
     "elastic": "tfdml.elastic",
     "hosts": "several processes on each of several hosts",
+    # Layers.
+    "remat": "tfdml.remat, keras.RematScope",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -321,5 +323,27 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "ps_sync": NOT_BETWEEN_WORKERS,
         "ps_async": NOT_BETWEEN_WORKERS,
         "elastic": EQUAL,
+    },
+    # In "full" mode: each layer is a block.
+    "remat": {
+        "cast": ROUNDED,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": EQUAL,
+        "ps_async": EQUAL,
+        "elastic": EQUAL,
+        "hosts": EQUAL,
     },
 }

@@ -15,6 +15,7 @@ from tests.strategies.contract import (
     step_cases,
     training_cases,
 )
+from tests.strategies.remat import cases as remat_cases
 from tests.strategies.seam import scope_cases
 from tfdml.strategies import keras_seam
 from tfdml.strategies.keras_seam import replacing, seam
@@ -80,6 +81,9 @@ NEEDED_BY = {
     "ReplicaContext.all_gather": (custom_step_cases.train, "simclr", 9),
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
+    "core.remat": (remat_cases.on_replicas, "full", "losses", False),
+    "Layer.rematerialized_call": (remat_cases.on_replicas, "larger_than", "losses", False),
+    "Layer.add_loss": (remat_cases.eagerly, "block", "losses", False),
 }
 # These run by default, the others are slow tests.
 QUICK = {

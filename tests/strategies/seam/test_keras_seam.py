@@ -59,6 +59,9 @@ SIGNATURES = {
     "keras.src.models.cloning._clone_sequential_model": "model clone_function input_tensors",
     "ReplicaContext.all_gather": "value axis options",
     "SeedGenerator.next": "ordered",
+    "keras.src.backend.tensorflow.core.remat": "f",
+    "Layer.rematerialized_call": "layer_call args kwargs",
+    "Layer.add_loss": "loss",
     "TensorFlowTrainer.train_on_batch": "x y sample_weight class_weight return_dict",
     "keras.src.saving.saving_lib.deserialize_keras_object": (
         "config custom_objects safe_mode kwargs"

@@ -7,5 +7,6 @@ subpackages follow Keras: `data` (what `fit` reads), `fit` (its loops and callba
 
 from tfdml.strategies.keras_seam.fit.trainer import ReplicaHooks
 from tfdml.strategies.keras_seam.seam import install
+from tfdml.strategies.keras_seam.step.recomputing import recomputed
 
-__all__ = ["ReplicaHooks", "install"]
+__all__ = ["ReplicaHooks", "install", "recomputed"]

@@ -20,6 +20,7 @@ from tfdml.strategies.keras_seam.current import current_strategy
 from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.keras_seam.replacing import Replacement, original
+from tfdml.strategies.keras_seam.step.recomputing import current_pass
 
 
 def _loop(original: Callable) -> Callable:
@@ -114,11 +115,17 @@ def _make_predict_function(original: Callable) -> Callable:
 
 
 def _next_seed(original: Callable) -> Callable:
-    def next_seed(self, ordered=True):
+    def draw(generator: SeedGenerator, ordered: bool) -> tf.Tensor:
         hooks = get_hooks(tf.distribute.get_strategy())
         if hooks is None:
-            return original(self, ordered)
-        return hooks.next_seed(original, self, ordered)
+            return original(generator, ordered)
+        return hooks.next_seed(original, generator, ordered)
+
+    def next_seed(self, ordered=True):
+        block = current_pass()
+        if block is None:
+            return draw(self, ordered)
+        return block.seed(lambda: draw(self, ordered))
 
     return next_seed
 

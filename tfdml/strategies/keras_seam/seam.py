@@ -59,6 +59,9 @@ What else replicas of one job need:
 | `Variable._initialize_with_initializer` | runs outside of the function being traced |
 | `Variable.__array__` | accepts `copy`, as NumPy 2 requires |
 | `Variable._direct_assign` | outside of a step, sets a metric's whole state |
+| `core.remat` | a block computed again does the same, and no more: `recomputing` |
+| `Layer.rematerialized_call` | no crash of merging and recurrent layers in a `RematScope` |
+| `Layer.add_loss` | a loss added in such a block has a gradient |
 | `saving_lib.get_attr_skipset` | creates no variables in the scope: one rank may save alone |
 
 What else parameter servers need, installed with the first `ParameterServerStrategy`:
@@ -92,6 +95,7 @@ from tfdml.strategies.keras_seam.step import (
     gradients,
     momentum,
     normalization,
+    recomputing,
     replica_math,
     updates,
 )
@@ -107,6 +111,7 @@ REPLACEMENTS: list[Replacement] = [
     *adopting.REPLACEMENTS,
     *gathered.REPLACEMENTS,
     *normalization.REPLACEMENTS,
+    *recomputing.REPLACEMENTS,
     *variables.REPLACEMENTS,
 ]
 

@@ -11,6 +11,7 @@ from keras.src.saving import saving_lib
 
 from tfdml.strategies.keras_seam.current import get_extended, is_outside_of_replicas
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.recomputing import note_change
 
 
 def _initialize(original: Callable) -> Callable:
@@ -35,9 +36,13 @@ def _array(original: Callable) -> Callable:
 
 
 def _direct_assign(original: Callable) -> Callable:
-    """Assigns the whole of a metric's state, which is the sum over the replicas."""
+    """Assigns the whole of a metric's state, which is the sum over the replicas.
+
+    In a block of `remat`, the value before is noted.
+    """
 
     def direct_assign(self, value):
+        note_change(self)
         extended = get_extended(tf.distribute.get_strategy())
         summed = self.aggregation == "sum" and self.synchronization == "on_read"
         if extended is None or not summed or not tf.distribute.in_cross_replica_context():

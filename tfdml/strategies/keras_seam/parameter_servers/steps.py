@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.variables import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -13,6 +13,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from tfdml.strategies.keras_seam.parameter_servers.data import model_of
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.recomputing import note_change
 from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.step.gradient_encoding import sent_to_servers
@@ -38,6 +39,9 @@ def _tf_sync(original: Callable) -> Callable:
 def _is_on_server(variable: Variable) -> bool:
     """Returns whether a worker's step is being traced in which the variable is its server's."""
     step = current_step()
+    if get_stateless_scope() is not step:
+        # In a scope within the step no variable changes, as where `remat` computes a block again.
+        return False
     return _is_in_own_loop() if step is None else not step.owns(variable)
 
 
@@ -53,6 +57,7 @@ def _assign_add(original: Callable) -> Callable:
     def assign_add(self, value):
         if not _is_on_server(self):
             return original(self, value)
+        note_change(self)
         return add_on_server(self, keras.ops.convert_to_tensor(value, self._dtype))
 
     return assign_add
@@ -62,6 +67,7 @@ def _assign_sub(original: Callable) -> Callable:
     def assign_sub(self, value):
         if not _is_on_server(self):
             return original(self, value)
+        note_change(self)
         return add_on_server(self, -keras.ops.convert_to_tensor(value, self._dtype))
 
     return assign_sub

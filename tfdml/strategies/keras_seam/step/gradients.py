@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.current import current_share
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.recomputing import check_tape
 from tfdml.strategies.tensorflow_seam import is_inner
 from tfdml.strategies.traced import traced, tracing
 
@@ -47,6 +48,7 @@ def _jacobian(original: Callable) -> Callable:
 
 
 def _taken(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    check_tape()
     with tracing(takes_gradient=True):
         return original(*args, **kwargs)
 

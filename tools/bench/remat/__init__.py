@@ -1,0 +1,1 @@
+"""Benchmark of gradient checkpointing, see `__main__`."""
