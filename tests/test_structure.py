@@ -160,8 +160,8 @@ FRAMEWORK_ATTRIBUTES = {
     " _get_variable_index _iterations _learning_rate _trainable_variables"
     " _update_model_variables_moving_average _var_key",
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
-    " _initial_epoch _inputs _metrics _non_trainable_variables _save_model _symbolic_build"
-    " _variables",
+    " _initial_epoch _inputs _inputs_struct _metrics _non_trainable_variables _outputs_struct"
+    " _save_model _symbolic_build _variables",
     "variables": "_direct_assign _initialize _primary _shape _unique_id _value",
     "data of `fit`": "_batch_size _current_iterator _distributed_dataset _epoch_iterator"
     " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",

@@ -350,7 +350,7 @@ def test_codec_of_a_strategy():
     assert coded.residuals > 4 * WIDTH * HIDDEN * 1.5
 
 
-@pytest.mark.parametrize("codec", ["powersgd", "onebit"])
+@pytest.mark.parametrize("codec", [pytest.param("powersgd", marks=pytest.mark.slow), "onebit"])
 def test_residuals_and_slots_are_those_of_real_ranks(ranks, codec):
     for estimated, real in ranks(2).run(cases.estimated_and_real, codec):
         assert estimated == real

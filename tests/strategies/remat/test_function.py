@@ -230,6 +230,7 @@ def test_a_variable_that_a_block_reads_and_assigns():
         assert float(counter) == 5.0
 
 
+@pytest.mark.slow
 def test_states_of_a_recurrent_layer():
     x = _tensor(2, 3, 4)
     lstm = layers.LSTM(4, stateful=True, dtype="float64")
