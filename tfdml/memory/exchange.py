@@ -11,13 +11,13 @@ from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.compression.compressor import ChunkCompressor, SummableCompressor
 from tfdml.compression.exchange.two_phase import chunk_length, payload_bytes
 from tfdml.memory.graph_nodes import nbytes_of
-from tfdml.memory.step_graph import Update
+from tfdml.memory.step_graph import OptimizerUpdate
 
 # Values, decoded values and their sum: copies in float32 of the bucket that is being encoded.
 _COPIES = 3
 
 
-def step_gradients(update: Update) -> StepGradients:
+def step_gradients(update: OptimizerUpdate) -> StepGradients:
     """Returns an update's gradients as an exchange gets them."""
     pairs = [
         (g, v) for g, v in zip(update.gradients, update.variables, strict=True) if g is not None

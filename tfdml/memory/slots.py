@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import keras
 
 from tfdml.memory.graph_nodes import nbytes_of
-from tfdml.memory.step_graph import Update
+from tfdml.memory.step_graph import OptimizerUpdate
 
 
-def slot_bytes(updates: Sequence[Update]) -> int:
+def slot_bytes(updates: Sequence[OptimizerUpdate]) -> int:
     """Returns the bytes of all slots: everything that the optimizers keep, averages included.
 
     A built optimizer's own variables are counted, otherwise those that its traced copy has built.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class OptimizerUpdate:
     """One optimizer's update in a traced step.
 
     Attributes:
@@ -38,7 +38,7 @@ class StepGraph:
     """
 
     graph: tf.Graph
-    updates: list[Update]
+    updates: list[OptimizerUpdate]
     first_of_update: int
     results: Any
 
@@ -70,7 +70,7 @@ def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
 
     def step(batch: Any) -> None:
         graph = tf.compat.v1.get_default_graph()
-        updates: list[Update] = []
+        updates: list[OptimizerUpdate] = []
         firsts: list[int] = []
         with _recording(model, copies, updates, lambda: firsts.append(_count(graph))):
             results = model.train_step(batch)
@@ -102,7 +102,7 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 @contextlib.contextmanager
 def _recording(
-    model: keras.Model, copies: Copies, updates: list[Update], on_apply: Callable[[], None]
+    model: keras.Model, copies: Copies, updates: list[OptimizerUpdate], on_apply: Callable[[], None]
 ) -> Iterator[None]:
     """Context manager: copies of the model's optimizers make its updates, and metrics are left out.
 
@@ -123,14 +123,14 @@ def _recording(
 def _recorded(
     optimizer: keras.Optimizer,
     copy: keras.Optimizer,
-    updates: list[Update],
+    updates: list[OptimizerUpdate],
     on_apply: Callable[[], None],
 ) -> Callable:
     def apply(grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         variables = getattr(optimizer, "_trainable_variables", None)
         variables = list(variables if trainable_variables is None else trainable_variables)
         on_apply()
-        updates.append(Update(optimizer, copy, list(grads), variables))
+        updates.append(OptimizerUpdate(optimizer, copy, list(grads), variables))
         copy.apply(list(grads), [_on_one_device(v) for v in variables])
 
     return apply

@@ -11,7 +11,7 @@ They depend on internals of TensorFlow 2.20 and 2.21.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,8 @@ from tensorflow.python.eager.record import (
     stop_recording,
 )
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import gradients_util, variable_scope
-from tensorflow.python.ops.cond_v2 import _CondGradFuncGraph
-from tensorflow.python.ops.while_v2 import _WhileBodyGradFuncGraph
+from tensorflow.python.ops import variable_scope
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.saved_model.load import _WrapperFunction
 
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
@@ -96,32 +95,12 @@ def is_recorded() -> bool:
     return could_possibly_record()
 
 
-def is_gradient_of_control_flow() -> bool:
-    """Returns whether the gradient of a loop or a branch of the graph is being traced."""
+def is_in_control_flow() -> bool:
+    """Returns whether a loop or a branch of the graph is being traced."""
     graph = None if tf.executing_eagerly() else ops.get_default_graph()
-    while graph is not None and not isinstance(graph, _CondGradFuncGraph | _WhileBodyGradFuncGraph):
+    while graph is not None and not isinstance(graph, ControlFlowFuncGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
-
-
-def gradients_in(
-    graph: tf.Graph,
-    targets: Sequence[tf.Tensor],
-    sources: Sequence[tf.Tensor | tf.Variable],
-    upstream: Sequence[tf.Tensor],
-) -> list:
-    """Returns gradients of what the graph of a loop or a branch has computed.
-
-    They are computed in the graph of its gradient, which cannot read variables itself.
-
-    Args:
-        graph: Graph of the loop or the branch.
-        targets: Tensors of that graph.
-        sources: Tensors of that graph, or variables that it reads.
-        upstream: Gradients of the targets.
-    """
-    own = [s if isinstance(s, tf.Tensor) else graph.capture(s.handle) for s in sources]
-    return gradients_util._GradientsHelper(targets, own, grad_ys=upstream, src_graph=graph)
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:

@@ -39,8 +39,7 @@ from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.tensorflow_seam import (
-    gradients_in,
-    is_gradient_of_control_flow,
+    is_in_control_flow,
     is_recorded,
     unrecorded,
     watching_variables,
@@ -210,6 +209,8 @@ def _is_a_block(function: Callable) -> bool:
     """Returns whether there is a gradient to be taken, for which recomputing saves memory."""
     if isinstance(traced().block, FirstPass):
         return False  # What it computes is not kept anyhow.
+    if is_in_control_flow():
+        return False  # TensorFlow cannot read variables in the gradient of a loop or a branch.
     # Nothing is gained from computing the whole model again, as `RematScope("full")` would.
     model = getattr(function, "__self__", None)
     call = global_state.get_global_attribute("current_call_ctx")
@@ -258,8 +259,6 @@ class _Block:
         def block(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable]:
             # Without a reference to what the first pass has computed.
             gradient = functools.partial(self._gradient, captured, variables, count)
-            if self._first.graph is not None:
-                gradient = functools.partial(self._gradient_in_graph, [*values, *losses], gradient)
             return [*values, *losses], lambda *upstream: gradient(upstream)
 
         computed = block(*inputs)
@@ -324,16 +323,6 @@ class _Block:
         outputs = _floats(results)
         second.check(len(outputs), count)
         return [*outputs, *second.losses]
-
-    def _gradient_in_graph(
-        self, outputs: list[tf.Tensor], gradient: Callable, upstream: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor | None]:
-        """Returns `gradient(upstream)`, or that of the first pass where nothing can be read."""
-        if not is_gradient_of_control_flow():
-            return gradient(upstream)
-        captured, variables, _ = gradient.args
-        sources = [*self._inputs, *captured, *variables]
-        return gradients_in(self._first.graph, outputs, sources, upstream)
 
     def _gradient(
         self,
@@ -404,8 +393,11 @@ def _current_graph() -> tf.Graph | None:
 
 
 def _taken_from_elsewhere(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
-    """Returns the inputs of operations that are not computed by one of them."""
-    own = {operation.name for operation in operations if operation.type != "Placeholder"}
+    """Returns the inputs of operations that are not computed by one of them.
+
+    A graph that reads a small tensor from outside has a constant of it.
+    """
+    own = {o.name for o in operations if o.type not in ("Placeholder", "Const")}
     inputs = [tensor for operation in operations for tensor in operation.inputs]
     return [tensor for tensor in inputs if tensor.op.name not in own]
 
