@@ -52,6 +52,7 @@ def test_a_script_runs_until_its_first_fit(tfdml_command, tmp_path, script):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_nothing_fits(tfdml_command, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     done = tfdml_command("estimate-memory", "--memory", "10B", str(tmp_path / "train.py"))
@@ -65,8 +66,8 @@ def test_nothing_fits(tfdml_command, tmp_path):
     ("text", "message"),
     [
         ("print('nothing')", "SCRIPT must call `fit`"),
-        ("raise SystemExit(3)", "exit code 3"),
-        ("import keras; m = keras.Sequential(); m.fit([1.0])", "estimate-memory"),
+        pytest.param("raise SystemExit(3)", "exit code 3", marks=pytest.mark.slow),
+        ("import keras; m = keras.Sequential(); m.fit([1.0])", "`fit` must get arrays"),
     ],
 )
 def test_scripts_that_cannot_be_estimated(tfdml_command, tmp_path, text, message):

@@ -122,6 +122,11 @@ def _is_arrays(x: Any) -> bool:
 
 
 def _spec_of_array(array: Any) -> tf.TensorSpec:
+    if not hasattr(array, "shape"):
+        raise ValueError(
+            f"`fit` must get arrays, a dataset or batches of arrays. Received: {array!r} among its "
+            f"data. Call `tfdml.estimate_memory` in the script, with `data=`."
+        )
     dtype = getattr(array, "dtype", None)
     dtype = np.asarray(array).dtype if dtype is None else dtype
     dtype = tf.as_dtype(dtype)
