@@ -38,6 +38,8 @@ PARTS = {
     "tools.bench.parameter_server.chief": "tools.bench.parameter_server",
     "tools.bench.parameter_server.host": "tools.bench.parameter_server",
     "tools.bench.recovery.rank": "tools.bench.recovery",
+    "tools.bench.remat.keras_job": "tools.bench.remat",
+    "tools.bench.remat.torch_job": "tools.bench.remat",
 }
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {

@@ -1,6 +1,6 @@
 """Candidate of `tools.bench.remat` in Keras, on the backend that `KERAS_BACKEND` names."""
 
-import sys
+import argparse
 
 from tools.bench.harness import report
 from tools.bench.remat.model import BLOCKS, DROPOUT, INNER, RATE, ROWS, STEPS, WIDTH, measured
@@ -54,4 +54,7 @@ def main(way: str, jit: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", help='"none", "tfdml.remat" or "keras.RematScope".')
+    parser.add_argument("jit", help='Whether XLA compiles the step: "jit" or "graph".')
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """Candidate of `tools.bench.remat` in PyTorch, in an environment without TensorFlow."""
 
-import sys
+import argparse
 
 from tools.bench.harness import report
 from tools.bench.remat.model import BLOCKS, DROPOUT, INNER, RATE, ROWS, STEPS, WIDTH, measured
@@ -47,4 +47,6 @@ def main(way: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", help='"none" or "torch.utils.checkpoint".')
+    main(**vars(parser.parse_args()))
