@@ -1,4 +1,4 @@
-"""What gradient checkpointing would leave of a step's activations, by the best division in blocks.
+"""Activations that gradient checkpointing leaves of a step, by the best division in blocks.
 
 Inside a checkpointed block the forward pass keeps nothing; the backward pass computes the block
 again. So what is kept is each block's input, and the inside of one block at a time.

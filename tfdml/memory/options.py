@@ -1,4 +1,4 @@
-"""What an estimate needs to know of a strategy."""
+"""Options of a strategy that an estimate depends on."""
 
 import dataclasses
 import math

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tfdml.memory.report import MemoryReport
 
-# Colours that can be told apart by colour-blind readers (Okabe and Ito), by part.
+# Colours of the parts that colour-blind readers can distinguish (Okabe and Ito).
 _COLOURS = {
     "weights": "#0072B2",
     "slots": "#56B4E9",

@@ -22,7 +22,7 @@ class Choice:
         activations: The batch, what the forward pass keeps for the backward pass, and what the
             backward pass takes besides gradients.
         exchange: Sums of gradients and encoded gradients, if all are in flight at once.
-        residuals: What compression keeps from step to step.
+        residuals: State that compression keeps from step to step, in bytes.
         peak: Most bytes at one moment. It is less than the sum of the parts: activations are
             given up while gradients appear.
     """
@@ -56,7 +56,7 @@ class MemoryReport:
         blocks: Number of blocks that checkpointing is estimated for.
         choices: The choices: fewer ranks first, and for each number of ranks what costs no time
             before what does.
-        notes: What the estimate does not know or leaves out.
+        notes: Sentences on tensors that the estimate leaves out or does not know.
     """
 
     model: str

@@ -34,7 +34,7 @@ class StepGraph:
         graph: The graph.
         updates: The updates, in the order in which the step makes them.
         first_of_update: Number of operations before those of the first update.
-        results: What the step returned: a structure of symbolic tensors.
+        results: Structure of symbolic tensors that the step returned.
     """
 
     graph: tf.Graph
@@ -60,7 +60,7 @@ def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
 
     Args:
         model: A built and compiled model.
-        data: What `train_step` gets: a structure of `tf.TensorSpec`.
+        data: Structure of `tf.TensorSpec` that `train_step` gets.
         copies: Copies of the model's optimizers; several traces may share them.
 
     Raises:

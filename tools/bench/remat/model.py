@@ -1,4 +1,4 @@
-"""What all candidates train: a residual network of equal blocks, and how they are measured."""
+"""The residual network of equal blocks that all candidates train, and its measurement."""
 
 import ctypes
 import time
