@@ -42,7 +42,18 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(option for option in OPTIONS if option != "half"),
+        pytest.param(
+            "half",
+            marks=pytest.mark.xfail(
+                strict=True, reason="Keras adds this model's float16 losses to float32 ones"
+            ),
+        ),
+    ],
+)
 def test_options_of_training(ranks, feature_kind, option):
     if feature_kind == "parameter_server" and option in ("jit", "eager"):
         pytest.skip("Parameter servers refuse it, see the table of combinations.")
