@@ -45,6 +45,7 @@ _FUNCTIONS = {
     "alone": "strategies.alone",
     "estimate_memory": "memory",
     "remat": "strategies.remat",
+    "Sharding": "strategies.sharding",
 }
 
 __all__ = [*_MODULES, *_STRATEGIES, *_FUNCTIONS, "__version__"]

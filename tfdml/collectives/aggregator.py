@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.cut import Cut
 from tfdml.collectives.duplicate_rows import add_up_rows
 
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -41,6 +42,10 @@ class StepGradients:
             they are used, because not every optimizer has a learning rate.
         devices: This process's device that exchanges each gradient and receives its sum; empty for
             the current device.
+        cuts: Division of each gradient among the ranks, None for one that all ranks own; empty if
+            no optimizer state is divided.
+        may_overflow: Whether the gradients contain a loss scale, so that all ranks must see the
+            same overflows.
     """
 
     values: Sequence[Gradient]
@@ -48,6 +53,8 @@ class StepGradients:
     label: str
     factors: Callable[[], StepFactors] = StepFactors
     devices: Sequence[str] = ()
+    cuts: Sequence[Cut | None] = ()
+    may_overflow: bool = False
 
     def at(self, indices: Sequence[int]) -> "StepGradients":
         """Returns the gradients of the given indices.
@@ -60,6 +67,7 @@ class StepGradients:
             values=[self.values[i] for i in indices],
             names=[self.names[i] for i in indices],
             devices=[self.devices[i] for i in indices] if self.devices else (),
+            cuts=[self.cuts[i] for i in indices] if self.cuts else (),
         )
 
 
@@ -190,7 +198,7 @@ def sum_in_buckets(
     for i, gradient in enumerate(gradients):
         if isinstance(gradient, tf.IndexedSlices):
             with on_device(devices, [i]) as device:
-                sums[i] = _gathered(collective.on(device), gradient, f"{name}/sparse_{i}")
+                sums[i] = gather_rows_of(collective.on(device), gradient, f"{name}/sparse_{i}")
     return sums
 
 
@@ -234,7 +242,14 @@ def on_device(devices: Sequence[str], indices: Sequence[int]) -> Iterator[str | 
         yield devices[indices[0]]
 
 
-def _gathered(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+def gather_rows_of(collective: Collective, own: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    """Sums a sparse gradient over all processes, by gathering the rows of all.
+
+    Args:
+        collective: Collective that moves tensors between processes.
+        own: This process's gradient.
+        name: Prefix of the exchanges' names, before `_values` and `_indices`.
+    """
     return add_up_rows(
         tf.IndexedSlices(
             collective.all_gather(own.values, f"{name}_values"),

@@ -122,6 +122,38 @@ class Collective(abc.ABC):
             A tensor of the same shape, whose row i was sent by process i.
         """
 
+    def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Sends consecutive rows of the tensor to each process.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[sum of counts, ...]`.
+            counts: The number of rows for each process, the same on every process, not all 0.
+            name: The operation's name.
+
+        Returns:
+            A tensor of shape `[size, counts[rank], ...]`, whose row i was sent by process i.
+        """
+        most, rest = max(counts), [[0, 0]] * (tensor.shape.rank - 1)
+        rows = [
+            tf.pad(part, [[0, most - count], *rest])
+            for part, count in zip(tf.split(tensor, list(counts)), counts, strict=True)
+        ]
+        return self.all_to_all(tf.stack(rows), name)[:, : counts[self.rank]]
+
+    def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; every process knows how many rows each one has.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[counts[rank], ...]`.
+            counts: The number of rows of each process, not all 0.
+            name: The operation's name.
+
+        Returns:
+            A tensor of shape `[sum of counts, ...]`, the same on every process.
+        """
+        gathered = self.all_gather(tensor, name)
+        return tf.ensure_shape(gathered, [sum(counts), *tensor.shape.as_list()[1:]])
+
     @abc.abstractmethod
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of process `root` to every process.
@@ -153,6 +185,10 @@ class LocalCollective(Collective):
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sends row i to process i; see `Collective`."""
         return tensor
+
+    def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Sends consecutive rows to each process; see `Collective`."""
+        return tensor[tf.newaxis]
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""

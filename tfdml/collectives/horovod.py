@@ -90,6 +90,12 @@ class HorovodCollective(Collective):
         """Sends row i to process i; see `Collective`."""
         return tf.ensure_shape(self._send_rows(tensor, [1] * self.size, name), tensor.shape)
 
+    def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Sends consecutive rows to each process; see `Collective`."""
+        received = self._send_rows(tensor, counts, name)
+        own = [self.size, counts[self.rank], *tensor.shape.as_list()[1:]]
+        return tf.reshape(received, own)
+
     def _send_rows(
         self, tensor: tf.Tensor, counts: Sequence[tf.Tensor | int], name: str
     ) -> tf.Tensor:

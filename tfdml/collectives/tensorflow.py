@@ -66,6 +66,17 @@ class _GroupCollective(Collective):
             gathered = tf.boolean_mask(gathered, tf.reshape(present, [-1]))
             return tf.ensure_shape(unpack(gathered), [None, *tensor.shape.as_list()[1:]])
 
+    def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
+        with tf.device(self._device):
+            wire, unpack = _as_wire(tensor)
+            most, rest = max(counts), wire.shape.as_list()[1:]
+            padded = tf.pad(wire, [[0, most - counts[self.rank]], *[[0, 0]] * len(rest)])
+            gathered = self._gather(tf.reshape(padded, [-1]), name)
+            rows = tf.unstack(tf.reshape(gathered, [self.size, most, *rest]))
+            present = [row[:count] for row, count in zip(rows, counts, strict=True)]
+            return unpack(tf.concat(present, 0))
+
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sends row i to process i; see `Collective`."""
         with tf.device(self._device):

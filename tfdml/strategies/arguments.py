@@ -9,6 +9,7 @@ from typing import Any
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
 from tfdml.row_split import integer_weights
+from tfdml.strategies.sharding import Sharding
 
 # Metadata of a field that may differ between processes. All others must be the same on all.
 _OWN = {"own": True}
@@ -26,6 +27,7 @@ class ReplicaOptions:
         batch_split: Integer weights of the replicas' parts of a batch, "auto", or None for equal
             parts.
         silence_limit: Seconds of silence after which another process is taken for lost.
+        sharding: What the processes divide among themselves; None for nothing.
     """
 
     compression: Compressor | None = None
@@ -34,6 +36,12 @@ class ReplicaOptions:
     communication_options: str = ""
     batch_split: tuple[int, ...] | str | None = None
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
+    sharding: Sharding | None = None
+
+    @property
+    def shards_optimizers(self) -> bool:
+        """Whether the state of optimizers is divided among the processes."""
+        return self.sharding is not None and self.sharding.optimizer_state
 
     @property
     def must_match(self) -> dict[str, Any]:
@@ -51,6 +59,7 @@ def check(
     bucket_bytes: int = BUCKET_BYTES,
     communication_options: str = "",
     batch_split: Sequence[float] | str | None = None,
+    sharding: Sharding | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments that the strategies share; returns them as options.
 
@@ -62,6 +71,7 @@ def check(
         bucket_bytes: Size of a gradient bucket in bytes.
         communication_options: Options of TensorFlow's collectives, as text.
         batch_split: A positive number for each replica, "auto", or None for equal parts.
+        sharding: What the processes divide among themselves; None for nothing.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -82,13 +92,25 @@ def check(
             f"`bucket_bytes` must be a positive number of bytes. Received: "
             f"bucket_bytes={bucket_bytes!r}. Use for example {BUCKET_BYTES}, the default."
         )
+    if sharding is not None and not isinstance(sharding, Sharding):
+        raise ValueError(
+            f"`sharding` must be a `tfdml.Sharding`, or None. Received: sharding={sharding!r}. Use "
+            f"for example `tfdml.Sharding(optimizer_state=True)`."
+        )
+    compressor = get(compression)
+    if sharding is not None and sharding.optimizer_state and compressor is not None:
+        raise ValueError(
+            f"`compression` must be None with `sharding`, because new weights are sent as they "
+            f"are. Received: compression={compression!r} and sharding={sharding!r}. Leave one out."
+        )
     return ReplicaOptions(
-        get(compression),
+        compressor,
         bucket_bytes,
         check_desync,
         communication_options,
         check_batch_split(batch_split),
         silence_limit,
+        sharding,
     )
 
 

@@ -10,6 +10,7 @@ from tfdml.compression import Compressor
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
+from tfdml.strategies.sharding import Sharding
 
 
 class HorovodStrategy(ReplicaStrategy):
@@ -53,6 +54,8 @@ class HorovodStrategy(ReplicaStrategy):
             measures each replica's time per row and gives faster ones more rows, in new parts from
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
+        sharding: What the processes divide among themselves: `tfdml.Sharding(optimizer_state=True)`
+            for the optimizer's slots. None for nothing.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -70,6 +73,7 @@ class HorovodStrategy(ReplicaStrategy):
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
+        sharding: Sharding | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
     ):
@@ -80,11 +84,18 @@ class HorovodStrategy(ReplicaStrategy):
             check_desync=check_desync,
             bucket_bytes=bucket_bytes,
             batch_split=batch_split,
+            sharding=sharding,
         )
         if topology.is_elastic() and isinstance(options.batch_split, tuple):
             raise ValueError(
                 f"`batch_split` must be 'auto' or None in an elastic job, because the number of "
                 f"processes changes. Received: batch_split={batch_split!r}. Use 'auto'."
+            )
+        if topology.is_elastic() and options.shards_optimizers:
+            raise ValueError(
+                f"`sharding` must be None in an elastic job, because a lost rank takes its part of "
+                f"the optimizer's state along. Received: sharding={sharding!r}. Start the job "
+                f"without `--min-np`, and resume it by `tfdml.callbacks.FaultTolerantCheckpoint`."
             )
         collective = _collective()
         own = own_devices(devices, topology.launched(), most=1)

@@ -14,6 +14,7 @@ from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.cluster_member import join
 from tfdml.strategies.replica_strategy import ReplicaStrategy
+from tfdml.strategies.sharding import Sharding
 
 
 class MultiWorkerMirroredStrategy(ReplicaStrategy):
@@ -52,6 +53,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             measures each replica's time per row and gives faster ones more rows, in new parts from
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
+        sharding: What the processes divide among themselves: `tfdml.Sharding(optimizer_state=True)`
+            for the optimizer's slots. None for nothing.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
@@ -68,6 +71,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
+        sharding: Sharding | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
         start_limit: float = 300.0,
@@ -86,6 +90,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             bucket_bytes=bucket_bytes,
             communication_options=f"{implementation} {communication_options.timeout_seconds}",
             batch_split=batch_split,
+            sharding=sharding,
         )
         arguments.check_seconds("start_limit", start_limit)
         self._cluster_resolver = (

@@ -51,8 +51,16 @@ def check(model: keras.Model, arguments: Mapping[str, Any], collective: Collecti
             f"{type(optimizer).__name__}, made outside. Move its construction under "
             "`with strategy.scope():`, or pass it to `compile` by name."
         )
+    shards = model.distribute_strategy.extended.options.shards_optimizers
     callbacks = arguments.get("callbacks")
     for callback in getattr(callbacks, "callbacks", callbacks) or []:
+        if shards and isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise ValueError(
+                "`SwapEMAWeights` must not be used with `sharding`, because each rank has the "
+                "averages of its own part of the weights. Received: SwapEMAWeights in `callbacks`. "
+                "Leave it out: `fit` ends with the averages, and `ema_overwrite_frequency` takes "
+                "them during training."
+            )
         if _is_horovods(callback):
             raise ValueError(
                 "`callbacks` must not hold Horovod's own, because the strategy broadcasts the "

@@ -1,6 +1,7 @@
 """The variables of a model in training: weights, optimizers, metrics, seeds of layers."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +11,12 @@ from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
 from tfdml.strategies.parameter_server.partition import with_parts
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
+from tfdml.strategies.sharded.variable_parts import (
+    own_numbers,
+    part_of_whole,
+    shard_of,
+    whole_shapes,
+)
 
 
 class ModelState:
@@ -32,6 +39,12 @@ class ModelState:
         self._groups["model"] = [v for v in self._groups["model"] if id(v) not in metrics]
         self._groups["metrics"] = list(model.metrics_variables)
         self._copies = {g: [components(v) for v in vs] for g, vs in self._groups.items()}
+        # The shapes of variables without sharding; this rank may have a part only.
+        self._shapes = {g: [tuple(v.shape) for v in vs] for g, vs in self._groups.items()}
+        for name in self._optimizers:
+            if any(shard_of(v) for v in self._groups[name]):
+                collective = model.distribute_strategy.extended.collective
+                self._shapes[name] = whole_shapes(self._groups[name], collective)
         # Read now, as the program created them, because training changes a learning rate.
         self._architecture = _architecture(model)
         self._configs = {name: _config(o) for name, o in self._optimizers.items()}
@@ -46,7 +59,10 @@ class ModelState:
         The architecture is None for models without a configuration, as many subclassed ones are.
         """
         groups = {
-            group: [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+            group: [
+                [v.path, list(shape), str(v.dtype)]
+                for v, shape in zip(variables, self._shapes[group], strict=True)
+            ]
             for group, variables in self._groups.items()
         }
         return {
@@ -56,20 +72,48 @@ class ModelState:
         }
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns all values, by group and index; see `values_of`."""
+        """Returns the values that all ranks have, by group and index; see `values_of`."""
         found = {}
         for group, copies in self._copies.items():
-            values = values_of(copies, summed=group == "metrics")
-            found.update({f"{group}/{i}": value for i, value in enumerate(values)})
+            indices = [i for i, v in enumerate(self._groups[group]) if shard_of(v) is None]
+            values = values_of([copies[i] for i in indices], summed=group == "metrics")
+            names = [f"{group}/{i}" for i in indices]
+            found.update(zip(names, values, strict=True))
         return found
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Assigns the values that `read` returned, but for accepted changes; see `check`."""
+    def read_parts(self) -> dict[str, np.ndarray]:
+        """Returns this rank's parts of divided variables, flat, by group and index."""
+        found = {}
+        for group, variables in self._groups.items():
+            for i, variable in enumerate(variables):
+                own = own_numbers(variable) if shard_of(variable) else None
+                if own is not None:
+                    found[f"{group}/{i}"] = own
+        return found
+
+    def restore(
+        self, arrays: dict[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]] = ()
+    ) -> None:
+        """Assigns the values that were read, but for accepted changes; see `check`.
+
+        Args:
+            arrays: The values that `read` returned.
+            parts: The parts that each rank's `read_parts` returned, in rank order, for any number
+                of ranks.
+        """
         for group, copies in self._copies.items():
             if group in self._kept_groups:
                 continue
-            values = [arrays[f"{group}/{i}"] for i in range(len(copies))]
-            assign_values(copies, values, summed=group == "metrics")
+            for i, variable in enumerate(self._groups[group]):
+                value = arrays.get(f"{group}/{i}")
+                if value is None:
+                    own = [of_rank.get(f"{group}/{i}") for of_rank in parts]
+                    value = np.concatenate([v for v in own if v is not None])
+                    value = value.reshape(self._shapes[group][i])
+                if shard_of(variable) is not None:
+                    value = part_of_whole(variable, value)
+                if value is not None:
+                    assign_values([copies[i]], [value], summed=group == "metrics")
         self._restore_rates()
 
     def check(self, saved: dict[str, Any], path: str, accepts: bool = False) -> list[str]:

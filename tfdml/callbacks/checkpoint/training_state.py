@@ -82,8 +82,11 @@ class TrainingState:
             "batch_split": self._ranks.batch_split,
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
+        parts = {f"part/{name}": value for name, value in self._model_state.read_parts().items()}
         # Callbacks may have different state on each rank.
-        own = OwnState({**random, **ranks, **arrays}, {"random": notes, "callbacks": callbacks})
+        own = OwnState(
+            {**random, **ranks, **parts, **arrays}, {"random": notes, "callbacks": callbacks}
+        )
         return Snapshot(shared, self._model_state.read(), own)
 
     def check(self, shared: dict[str, Any], path: str, accepts: bool) -> list[str]:
@@ -110,11 +113,15 @@ class TrainingState:
             tensors: A snapshot's `tensors`.
             own: State of each rank at the time, in rank order, for any number of ranks.
         """
-        self._model_state.restore(tensors)
-        states = [{k[5:]: v for k, v in o.tensors.items() if k[:5] == "kept/"} for o in own]
-        self._ranks.restore(states)
+        self._model_state.restore(tensors, [_below("part/", o.tensors) for o in own])
+        self._ranks.restore([_below("kept/", o.tensors) for o in own])
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))
         mine = own[self._ranks.rank % len(own)]
         self._callback_state.restore(mine.notes["callbacks"], mine.tensors)
         random_state.restore(mine.notes["random"], mine.tensors)
+
+
+def _below(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the arrays whose names have a prefix, by the rest of the name."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

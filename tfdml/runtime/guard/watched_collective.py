@@ -65,6 +65,16 @@ class WatchedCollective(Collective):
         with self._watched("all_to_all", name, [self._in_words(tensor, tensor.shape)]):
             return self._collective.all_to_all(tensor, name)
 
+    def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Sends consecutive rows of the tensor to each process; see `Collective`."""
+        with self._watched("all_to_all", name, [self._in_words(tensor, tensor.shape)]):
+            return self._collective.all_to_all_rows(tensor, counts, name)
+
+    def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Concatenates the processes' tensors; see `Collective`."""
+        with self._watched("all_gather", name, [self._in_words(tensor, tensor.shape[1:])]):
+            return self._collective.all_gather_rows(tensor, counts, name)
+
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Gives every process the tensor of `root`; see `Collective`."""
         with self._watched("broadcast", name, [self._in_words(tensor, tensor.shape)]):

@@ -42,7 +42,7 @@ class Accumulator:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for v in optimizer._trainable_variables
+                for v in strategy.extended.whole_variables(optimizer)
             ]
 
     @property

@@ -18,6 +18,7 @@ from keras.src.saving import saving_lib, serialization_lib
 from tfdml.strategies.alone import check_not_alone, model_made_outside, strategy_made_last
 from tfdml.strategies.keras_seam.current import get_extended, is_tfdml_strategy
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.sharded_optimizers import divide_when_built
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.replicas.replica_step import all_metrics
 
@@ -101,6 +102,7 @@ def _adopt_optimizer(optimizer: keras.Optimizer, strategy: tf.distribute.Strateg
     for one in (optimizer, inner, *getattr(optimizer, "optimizers", ())):
         if one is not None:
             one._distribution_strategy = strategy
+            divide_when_built(one)
 
 
 def _given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

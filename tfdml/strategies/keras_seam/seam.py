@@ -62,6 +62,15 @@ What else replicas of one job need:
 | `core.remat` | a block computed again does the same, and no more: `recomputing` |
 | `Layer.rematerialized_call` | no crash of merging and recurrent layers in a `RematScope` |
 | `Layer.add_loss` | a loss added in such a block has a gradient |
+| `TFOptimizer.__init__` | its `build` divides variables: `sharded_optimizers` |
+| `TFOptimizer._overwrite_model_variables_with_average_value` | averages of parts are gathered |
+| `BaseOptimizer.save_own_variables` | files hold whole slots: `optimizer_files` |
+| `BaseOptimizer.load_own_variables` | the same |
+| `saving_lib.save_model` | with divided slots, all ranks take part; rank 0 writes |
+| `saving_lib.save_weights_only` | the same |
+| `legacy_h5_format.save_model_to_hdf5` | refused for divided slots |
+| `distribution_lib.set_distribution` | refused in the scope: Keras ignores it on TensorFlow |
+| `distribution.set_distribution` | the same |
 | `saving_lib.get_attr_skipset` | creates no variables in the scope: one rank may save alone |
 
 What else parameter servers need, installed with the first `ParameterServerStrategy`:
@@ -80,14 +89,18 @@ What else parameter servers need, installed with the first `ParameterServerStrat
 | `Layer.trainable_weights` | the same |
 | `Embedding.call` | looks rows up on the server; Keras would fetch the whole table |
 | `TFOptimizer.add_variable_from_reference` | a slot knows which part it belongs to |
-| `BaseOptimizer.save_own_variables` | files hold whole slots |
-| `BaseOptimizer.load_own_variables` | the same |
 | `BaseOptimizer._clip_gradients` | `clipnorm` clips by the norm of the whole variable |
 """
 
 import keras
 
-from tfdml.strategies.keras_seam import adopting, entry, variables
+from tfdml.strategies.keras_seam import (
+    adopting,
+    distribution,
+    entry,
+    optimizer_files,
+    variables,
+)
 from tfdml.strategies.keras_seam.fit import trainer
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 from tfdml.strategies.keras_seam.step import (
@@ -97,6 +110,7 @@ from tfdml.strategies.keras_seam.step import (
     normalization,
     recomputing,
     replica_math,
+    sharded_optimizers,
     updates,
 )
 
@@ -113,6 +127,9 @@ REPLACEMENTS: list[Replacement] = [
     *normalization.REPLACEMENTS,
     *recomputing.REPLACEMENTS,
     *variables.REPLACEMENTS,
+    *sharded_optimizers.REPLACEMENTS,
+    *optimizer_files.REPLACEMENTS,
+    *distribution.REPLACEMENTS,
 ]
 
 

@@ -64,6 +64,10 @@ class ReplicaExtended(BatchExtended):
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
+        # Each optimizer's parts, if its state is divided among the ranks.
+        self.optimizer_parts: weakref.WeakKeyDictionary[keras.Optimizer, Any]
+        self.optimizer_parts = weakref.WeakKeyDictionary()
+        self._makes_own_variables = False
         # Whether the ranks are not connected yet, see `join`; until then no rank may train.
         self.must_join = self._is_elastic = False
         # Variables that already hold the whole job's value: reading them exchanges nothing.
@@ -86,6 +90,15 @@ class ReplicaExtended(BatchExtended):
         self.share_equally()
         self._aggregators.clear()
         leave_sessions(self._container_strategy())
+
+    def whole_variables(self, optimizer: keras.Optimizer) -> list[keras.Variable]:
+        """Returns the variables that an optimizer trains, without division into parts.
+
+        Args:
+            optimizer: A built optimizer, without a loss scale around it.
+        """
+        parts = self.optimizer_parts.get(optimizer)
+        return optimizer._trainable_variables if parts is None else parts.wholes
 
     @property
     def compressor(self) -> Compressor | None:
@@ -179,7 +192,8 @@ class ReplicaExtended(BatchExtended):
             return lambda: tf.zeros_like(
                 tf.convert_to_tensor(start() if callable(start) else start, dtype=dtype)
             )
-        if replica_id > 0 or self.collective.size == 1 or self._is_elastic:
+        own = self._is_elastic or self._makes_own_variables
+        if replica_id > 0 or self.collective.size == 1 or own:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )
@@ -191,6 +205,15 @@ class ReplicaExtended(BatchExtended):
                 return self.collective.broadcast(own, name)
 
         return initial_value
+
+    @contextlib.contextmanager
+    def making_own_variables(self) -> Iterator[None]:
+        """Context manager: new variables belong to this rank, which gives them their values."""
+        before, self._makes_own_variables = self._makes_own_variables, True
+        try:
+            yield
+        finally:
+            self._makes_own_variables = before
 
     @contextlib.contextmanager
     def making_variable(self, variable: str) -> Iterator[None]:

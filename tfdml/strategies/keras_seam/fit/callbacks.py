@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -13,6 +13,7 @@ from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_from_rank_0
+from tfdml.strategies.sharded.variable_parts import shard_of
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -31,7 +32,8 @@ class CommonStart(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Broadcasts weights, optimizer state and the initial epoch."""
         optimizer = self.model.optimizer
-        slots = optimizer.variables if optimizer is not None else []
+        variables = optimizer.variables if optimizer is not None else []
+        slots = [v for v in variables if shard_of(v) is None]
         start_from_rank_0([*self.model.variables, *slots], self._collective)
         epoch = agree_on_number(self.model._initial_epoch, self._collective)
         self.model._initial_epoch = epoch
@@ -152,7 +154,7 @@ def for_this_process(
             if isinstance(
                 callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore
             ):
-                callback._save_model = _save_nothing
+                callback._save_model = _save_of_other_ranks(callback, extended)
                 callback.delete_checkpoint = False
     if not trains:
         return [*user_callbacks, CommonStart(extended)]
@@ -163,5 +165,16 @@ def for_this_process(
     return [*([Watch(extended.guard)] if extended.guard else []), *user_callbacks, *own_callbacks]
 
 
-def _save_nothing(*args, **kwargs) -> None:
-    del args, kwargs
+def _save_of_other_ranks(
+    callback: keras.callbacks.Callback, extended: ReplicaExtended
+) -> Callable[..., None]:
+    """Returns what ranks other than 0 do where a callback saves the model.
+
+    They save nothing. If the optimizer's slots are divided, they send their parts to rank 0.
+    """
+    if not extended.options.shards_optimizers:
+        return lambda *args, **kwargs: None
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        # It decides by the logs whether it saves, as on rank 0.
+        return callback._save_model
+    return lambda *args, **kwargs: callback.model.save_weights("taking_part.weights.h5")

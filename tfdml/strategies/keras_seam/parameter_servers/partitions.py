@@ -13,12 +13,9 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.partition import (
-    assign_joined,
     clip_by_whole_norm,
     groups,
-    joined,
     note_slot,
-    whole_slots,
     with_parts,
 )
 
@@ -59,31 +56,6 @@ def _add_variable_from_reference(original: Callable) -> Callable:
         return slot
 
     return add_variable_from_reference
-
-
-def _has_parts(optimizer: BaseOptimizer) -> bool:
-    return any(hasattr(v, "slot_of") for v in optimizer.variables)
-
-
-def _save_own_variables(original: Callable) -> Callable:
-    def save_own_variables(self, store):
-        if not _has_parts(self):
-            return original(self, store)
-        for i, parts in enumerate(whole_slots(self.variables)):
-            store[str(i)] = joined(parts)
-
-    return save_own_variables
-
-
-def _load_own_variables(original: Callable) -> Callable:
-    def load_own_variables(self, store):
-        slots = whole_slots(self.variables)
-        if not _has_parts(self) or len(store.keys()) != len(slots):
-            return original(self, store)
-        for i, parts in enumerate(slots):
-            assign_joined(parts, store[str(i)])
-
-    return load_own_variables
 
 
 def _clip_gradients(original: Callable) -> Callable:
@@ -136,7 +108,5 @@ REPLACEMENTS: list[Replacement] = [
     (Layer, "trainable_weights", _variables),
     (Embedding, "call", _embedding_call),
     (TFOptimizer, "add_variable_from_reference", _add_variable_from_reference),
-    (BaseOptimizer, "save_own_variables", _save_own_variables),
-    (BaseOptimizer, "load_own_variables", _load_own_variables),
     (BaseOptimizer, "_clip_gradients", _clip_gradients),
 ]

@@ -19,8 +19,11 @@ from tfdml.strategies.keras_seam.current import (
 )
 from tfdml.strategies.keras_seam.keras_versions import distinct_name
 from tfdml.strategies.keras_seam.step.compiled import hold_back
+from tfdml.strategies.keras_seam.step.sharded_optimizers import get_parts
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.gradient_exchange import sum_over_replicas
+from tfdml.strategies.sharded.sharded_update import OptimizerParts
+from tfdml.strategies.sharded.variable_parts import is_empty
 from tfdml.strategies.traced import traced
 
 
@@ -55,9 +58,9 @@ def _update(
 ) -> None:
     """Makes the update in every replica, or accumulates the gradients for a later one."""
     inner = inner_of(optimizer)
-    variables = list(inner._trainable_variables if given is None else given)
-    grads = [sum_repeated_rows(g, v) for g, v in zip(gradients, variables, strict=True)]
     extended = current_replicas()
+    variables = list(_whole_variables(extended, inner) if given is None else given)
+    grads = [sum_repeated_rows(g, v) for g, v in zip(gradients, variables, strict=True)]
     if extended is None:
         with updating():
             keras_apply(optimizer, grads, given)
@@ -77,10 +80,47 @@ def _update(
         grads = accumulator.take(grads, variables)
     grads = _summed(extended, optimizer, grads, variables)
     before = tf.convert_to_tensor(inner._iterations)
-    with updating():
-        keras_apply(optimizer, grads, variables)
+    parts = get_parts(extended, inner)
+    if parts is None:
+        with updating():
+            keras_apply(optimizer, grads, variables)
+    else:
+        _update_parts(keras_apply, optimizer, parts, grads, variables)
     if inner is not optimizer and inner.gradient_accumulation_steps:
         restart(inner, before)
+
+
+def _update_parts(
+    keras_apply: Callable,
+    optimizer: keras.Optimizer,
+    parts: OptimizerParts,
+    grads: Sequence,
+    variables: Sequence,
+) -> None:
+    """Updates this rank's parts of variables, then gathers all new values.
+
+    Args:
+        keras_apply: Keras's own `apply`.
+        optimizer: The optimizer.
+        parts: The optimizer's parts.
+        grads: Gradients of this rank's parts.
+        variables: The whole variables.
+    """
+    own = parts.of(variables)
+    parts.refresh(own)
+    pairs = [(g, p) for g, p in zip(grads, own, strict=True) if not is_empty(p)]
+    with updating():
+        keras_apply(optimizer, [g for g, _ in pairs], [p for _, p in pairs])
+    present = [p for g, p in zip(grads, own, strict=True) if g is not None]
+    parts.gather(present, f"weights/{distinct_name(optimizer)}")
+
+
+def _whole_variables(
+    extended: ReplicaExtended | None, optimizer: keras.Optimizer
+) -> Sequence[keras.Variable]:
+    return (
+        optimizer._trainable_variables if extended is None else extended.whole_variables(optimizer)
+    )
 
 
 def _summed(
@@ -91,11 +131,14 @@ def _summed(
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+    parts = get_parts(extended, inner)
     given = StepGradients(
         [None if r else g for g, r in zip(grads, replaces, strict=True)],
         _distinct_names(inner, variables),
         label,
         functools.partial(_step_factors, outer, inner),
+        cuts=() if parts is None else parts.cuts(variables),
+        may_overflow=inner is not outer,
     )
     sums = sum_over_replicas(extended, extended.get_aggregator(outer), given)
     indices = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
@@ -120,17 +163,25 @@ def _apply_same_gradients(
         if not outer.built and given is not None:
             # Variables must be created outside of the replicas.
             outer.build(list(given))
-        variables = list(inner._trainable_variables if given is None else given)
+        variables = list(_whole_variables(strategy.extended, inner) if given is None else given)
         grads = [sum_repeated_rows(g, v) for g, v in zip(grads, variables, strict=True)]
+        parts = get_parts(strategy.extended, inner)
+        if parts is not None:
+            grads = parts.parts_of(grads, variables)
 
         def update(values: list) -> None:
+            if parts is not None:
+                _update_parts(original, outer, parts, values, variables)
+                return
             with updating():
                 original(outer, values, given)
 
         if not inner.gradient_accumulation_steps:
             strategy.run(update, args=(grads,))
             return
-        gathered = SharedGatheredGradients(inner, variables)
+        gathered = SharedGatheredGradients(
+            inner, variables if parts is None else parts.of(variables)
+        )
         before = tf.convert_to_tensor(inner._iterations) + 0
 
         def take() -> None:

@@ -7,6 +7,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdml.strategies.keras_seam.current import current_extended, current_replicas
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.sharded_optimizers import clip_gradients
 
 
 def _backend_apply_gradients(original: Callable) -> Callable:
@@ -16,7 +17,7 @@ def _backend_apply_gradients(original: Callable) -> Callable:
         extended = current_extended()
         if extended is None:
             return original(self, grads, trainable_variables)
-        grads = self._clip_gradients(grads)
+        grads = clip_gradients(self, grads, trainable_variables)
         self._apply_weight_decay(trainable_variables)
         self._backend_update_step(grads, trainable_variables, self.learning_rate)
         if self.use_ema:

@@ -1,0 +1,126 @@
+"""Checks that training with divided optimizer state gives the numbers of training without."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.strategies.compare import assert_close
+from tests.strategies.sharded import cases
+
+BY_ROWS = (
+    "sgd",
+    "plain_sgd",
+    "adam",
+    "amsgrad",
+    "adamw",
+    "adagrad",
+    "adadelta",
+    "adamax",
+    "nadam",
+    "ftrl",
+    "lion",
+    "rmsprop",
+    "centered",
+)
+WHOLE = ("adafactor", "muon", "keras_lamb", "lars", "lamb", "unknown")
+# By default one optimizer of each kind; the others are slow tests.
+SHOWN = ("adam", "lamb", "unknown")
+
+
+def _slow_unless(names: tuple[str, ...], shown: tuple[str, ...] = SHOWN) -> list:
+    return [pytest.param(n, marks=() if n in shown else pytest.mark.slow) for n in names]
+
+
+def _without_bytes(result: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in result.items() if k != "bytes"}
+
+
+def _assert_same(expected: dict, results: list[dict]) -> None:
+    """Asserts that all ranks have the same bits: of weights, whole slots and logs."""
+    for result in results:
+        for kind in ("weights", "slots"):
+            pairs = zip(expected[kind], result[kind], strict=True)
+            differing = [i for i, (a, b) in enumerate(pairs) if a.tobytes() != b.tobytes()]
+            assert not differing, f"{kind} {differing} differ"
+        np.testing.assert_equal(result["history"], expected["history"])
+
+
+@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE))
+def test_same_bits_on_two_ranks(ranks, name):
+    expected = ranks(2).run(cases.trained, name, False)[0]
+    _assert_same(expected, ranks(2).run(cases.trained, name, True))
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE, ("adam", "unknown")))
+def test_numbers_of_one_process_in_float64(ranks, name, size):
+    arguments = (name, True, None, "float64")
+    results = ranks.run_sizes((1, size), cases.trained, *arguments)
+    for result in results[size]:
+        one = _without_bytes(results[1][0])
+        assert_close(one, _without_bytes(result), rtol=1e-10, atol=1e-12)
+
+
+OPTIONS = {
+    "clipvalue": {"clipvalue": 0.01},
+    "weight_decay": {"weight_decay": 0.05},
+    "ema": {"use_ema": True, "ema_momentum": 0.9},
+    "ema_overwriting": {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "clipnorm": {"clipnorm": 0.1},
+}
+
+
+@pytest.mark.parametrize("option", _slow_unless(tuple(OPTIONS), ("ema", "accumulation")))
+def test_options_of_optimizers_keep_the_bits(ranks, option):
+    arguments = ("adam", False, OPTIONS[option])
+    expected = ranks(2).run(cases.trained, *arguments)[0]
+    _assert_same(expected, ranks(2).run(cases.trained, "adam", True, OPTIONS[option]))
+
+
+@pytest.mark.parametrize("name", ["adam", pytest.param("lamb", marks=pytest.mark.slow)])
+def test_global_clipnorm_is_that_of_all_parts(ranks, name):
+    options = {"global_clipnorm": 0.05}
+    expected = ranks(2).run(cases.trained, name, False, options, "float64")[0]
+    for result in ranks(2).run(cases.trained, name, True, options, "float64"):
+        assert_close(_without_bytes(expected), _without_bytes(result), rtol=1e-10, atol=1e-12)
+    plain = ranks(2).run(cases.trained, name, True, None, "float64")[0]
+    assert not np.allclose(plain["slots"][2], result["slots"][2], rtol=0.1), "It clips nothing."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": 2},
+        {"compile_options": {"jit_compile": True}},
+        {"compile_options": {"steps_per_execution": 3}},
+        {"compile_options": {"run_eagerly": True}},
+        {"dtype": "mixed_float16"},
+        {"scaled": True},
+        {"constraint": 0.5},
+    ],
+    ids=["devices", "jit", "steps_per_execution", "eager", "half", "scaled", "constraint"],
+)
+def test_ways_to_train_keep_the_bits(ranks, options):
+    expected = ranks(2).run(_trained_with, options, False)[0]
+    _assert_same(expected, ranks(2).run(_trained_with, options, True))
+
+
+def _trained_with(options: dict, sharded: bool) -> dict:
+    return cases.trained("adam", sharded, **options)
+
+
+@pytest.mark.parametrize("name", ["adam", "unknown"])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_slots_are_divided(ranks, name, size):
+    unsharded = ranks(size).run(cases.trained, name, False)[0]
+    whole = unsharded["bytes"]
+    parts = [result["bytes"] for result in ranks(size).run(cases.trained, name, True)]
+    # What all ranks keep: the slots of small variables, and a few scalars.
+    common = 700
+    # An unknown optimizer's variables are not cut, and its slots are as large as they.
+    largest = max(w.nbytes for w in unsharded["weights"]) if name == "unknown" else 0
+    assert max(parts) < max(whole / size * 1.1, largest) + common
+    assert whole <= sum(parts) <= whole + common * size

@@ -1,0 +1,216 @@
+"""Exchange of variables in parts: sums of gradients to their owners, new values to everyone.
+
+An all-reduce is these two exchanges one after the other. Between them each owner updates its part,
+so sharded training sends the same bytes.
+
+Reference:
+    Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+    arXiv:1910.02054.
+"""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdml.collectives.aggregator import (
+    Gradient,
+    GradientAggregator,
+    StepGradients,
+    dense_buckets,
+    gather_rows_of,
+    on_device,
+)
+from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.cut import Cut
+
+
+class PartAggregator(GradientAggregator):
+    """Aggregator that sums each gradient on the rank that owns it, and has no state.
+
+    A gradient that all ranks own (its cut is None) is summed on all of them, from the same message.
+
+    Args:
+        collective: Collective that moves tensors between processes.
+        bucket_bytes: Bytes of gradients that are exchanged together.
+    """
+
+    def __init__(self, collective: Collective, bucket_bytes: int = BUCKET_BYTES):
+        self._collective = collective
+        self._bucket_bytes = bucket_bytes
+
+    def buckets(self, gradients: StepGradients) -> list[Bucket]:
+        """Returns which gradients are exchanged together; see `GradientAggregator`."""
+        return dense_buckets(gradients.values, self._bucket_bytes)
+
+    def aggregate(self, gradients: StepGradients) -> list[Gradient]:
+        """Returns the sums of this rank's parts of the gradients.
+
+        Args:
+            gradients: The caller's gradients, whole, with their cuts.
+        """
+        values, cuts, rank = gradients.values, gradients.cuts, self._collective.rank
+        sums: list[Gradient | None] = [None] * len(values)
+        received: list[tf.Tensor] = []
+        for number, bucket in enumerate(self.buckets(gradients)):
+            with on_device(gradients.devices, bucket.indices) as device:
+                total, totals = _sum_parts(
+                    self._collective.on(device),
+                    [values[i] for i in bucket.indices],
+                    [cuts[i] for i in bucket.indices],
+                    f"{gradients.label}/parts_{number}",
+                )
+            received.append(total)
+            for i, own in zip(bucket.indices, totals, strict=True):
+                sums[i] = own
+        for i, gradient in enumerate(values):
+            if isinstance(gradient, tf.IndexedSlices):
+                with on_device(gradients.devices, [i]) as device:
+                    name = f"{gradients.label}/sparse_{i}"
+                    total = gather_rows_of(self._collective.on(device), gradient, name)
+                    sums[i] = total if cuts[i] is None else own_rows(total, cuts[i], rank)
+                    received.append(total.values)
+        sums = _after(received, sums)
+        return self._agreed(sums, gradients.label) if gradients.may_overflow else sums
+
+    def _agreed(self, sums: list[Gradient], label: str) -> list[Gradient]:
+        """Makes all sums NaN on all ranks if one of them is not finite on any."""
+        finite = [tf.reduce_all(tf.math.is_finite(_values_of(total))) for total in sums]
+        overflows = tf.cast(tf.logical_not(tf.reduce_all(tf.stack(finite))), tf.int32)
+        votes = self._collective.all_reduce([tf.reshape(overflows, [1])], f"{label}/overflow")[0]
+        factor = tf.where(votes[0] > 0, math.nan, 1.0)
+        return [_times(total, factor) for total in sums]
+
+
+def _sum_parts(
+    collective: Collective, group: Sequence[tf.Tensor], cuts: Sequence[Cut | None], name: str
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns the sums of this rank's parts of tensors of one dtype, packed and one by one."""
+    ranks, own = collective.size, collective.rank
+    sizes = [_sizes(tensor, cut, ranks) for tensor, cut in zip(group, cuts, strict=True)]
+    pieces = [
+        [tf.reshape(tensor, [-1])] * ranks
+        if cut is None
+        else tf.split(tf.reshape(tensor, [-1]), cut.sizes)
+        for tensor, cut in zip(group, cuts, strict=True)
+    ]
+    if len(group) == 1 and cuts[0] is not None:
+        packed = tf.reshape(group[0], [-1])
+    else:
+        packed = tf.concat([piece[rank] for rank in range(ranks) for piece in pieces], 0)
+    counts = [sum(size[rank] for size in sizes) for rank in range(ranks)]
+    if not all(counts):
+        # A rank that owns nothing gets one number, so that its result is not empty; see `_after`.
+        chunks = tf.split(packed, counts)
+        packed = tf.concat([c if n else packed[:1] for c, n in zip(chunks, counts, strict=True)], 0)
+        counts = [max(count, 1) for count in counts]
+    received = tf.unstack(collective.all_to_all_rows(packed, counts, name))
+    # Added in the order of the ranks, so that the sums of what all own are the same everywhere.
+    wide = tf.float32 if group[0].dtype == tf.bfloat16 else group[0].dtype
+    total = tf.cast(received[0], wide)
+    for more in received[1:]:
+        total += tf.cast(more, wide)
+    total = tf.cast(total, group[0].dtype)
+    own_sizes = [size[own] for size in sizes]
+    parts = tf.split(total[: sum(own_sizes)], own_sizes)
+    shapes = [
+        tensor.shape if cut is None else cut.part_shape(own)
+        for tensor, cut in zip(group, cuts, strict=True)
+    ]
+    return total, [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _after(received: Sequence[tf.Tensor], sums: list[Gradient]) -> list[Gradient]:
+    """Returns the sums, of which a small one needs the results of all exchanges.
+
+    TensorFlow would drop an exchange from a rank's graph if the rank owns nothing of what it sums,
+    and the other ranks would wait for it. Only the use of its value prevents that: a control
+    dependency is optimized away.
+
+    Args:
+        received: A tensor from each exchange.
+        sums: This rank's sums.
+    """
+    sizes = [_values_of(total).shape.num_elements() or math.inf for total in sums]
+    index = sizes.index(min(sizes))
+    # Always true, but TensorFlow cannot know.
+    arrived = tf.reduce_all(tf.stack([_is_there(t) for t in received]))
+    values = _values_of(sums[index])
+    values = tf.where(arrived, values, tf.zeros_like(values))
+    return [*sums[:index], _with_values(sums[index], values), *sums[index + 1 :]]
+
+
+def _is_there(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns True, computed from a tensor's first number, or its size if it may have none."""
+    if not tensor.shape.num_elements():
+        return tf.size(tensor) >= 0
+    first = tf.reshape(tensor, [-1])[0]
+    return tf.logical_or(tf.math.is_nan(first), tf.abs(first) >= 0)
+
+
+def gather_parts(
+    collective: Collective,
+    parts: Sequence[tf.Tensor],
+    cuts: Sequence[Cut],
+    name: str,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> list[tf.Tensor]:
+    """Returns whole tensors, of which each rank has the part that it owns.
+
+    Args:
+        collective: Collective that moves tensors between processes.
+        parts: This rank's parts.
+        cuts: Their cuts, the same on all ranks.
+        name: Prefix of the exchanges' names.
+        bucket_bytes: Bytes of whole tensors that are gathered together.
+    """
+    wholes: list[tf.Tensor | None] = [None] * len(parts)
+    nbytes = [sum(cut.sizes) * part.dtype.size for part, cut in zip(parts, cuts, strict=True)]
+    buckets = plan_buckets(nbytes, [part.dtype for part in parts], bucket_bytes)
+    for number, (indices, _) in enumerate(buckets):
+        packed = tf.concat([tf.reshape(parts[i], [-1]) for i in indices], 0)
+        sizes = [[cuts[i].sizes[rank] for i in indices] for rank in range(collective.size)]
+        counts = [sum(of_rank) for of_rank in sizes]
+        gathered = collective.all_gather_rows(packed, counts, f"{name}/whole_{number}")
+        pieces = tf.split(gathered, [size for of_rank in sizes for size in of_rank])
+        for position, i in enumerate(indices):
+            of_variable = pieces[position :: len(indices)]
+            wholes[i] = tf.reshape(tf.concat(of_variable, 0), cuts[i].shape)
+    return wholes
+
+
+def _sizes(tensor: tf.Tensor, cut: Cut | None, ranks: int) -> list[int]:
+    return [tensor.shape.num_elements()] * ranks if cut is None else cut.sizes
+
+
+def own_rows(gradient: tf.IndexedSlices, cut: Cut, rank: int) -> Gradient:
+    """Returns the rows of a sparse gradient that a rank owns, counted from its first one.
+
+    Args:
+        gradient: A sparse gradient, the same on all ranks.
+        cut: The division of its variable.
+        rank: The rank.
+    """
+    if cut.row_shape != cut.shape[1:]:
+        return cut.part_of(tf.convert_to_tensor(gradient), rank)
+    first, end = cut.bounds[rank : rank + 2]
+    own = tf.logical_and(gradient.indices >= first, gradient.indices < end)
+    shape = tf.constant(cut.part_shape(rank), tf.int64)
+    return tf.IndexedSlices(
+        tf.boolean_mask(gradient.values, own), tf.boolean_mask(gradient.indices, own) - first, shape
+    )
+
+
+def _values_of(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    return _with_values(gradient, _values_of(gradient) * tf.cast(factor, gradient.dtype))
+
+
+def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values

@@ -1,0 +1,139 @@
+"""Keras's optimizers on parts of variables: their slots, norms and averages of weights."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+from tfdml.strategies.keras_seam.current import current_extended, get_extended
+from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.sharded.sharded_update import OptimizerParts
+from tfdml.strategies.sharded.variable_parts import PartList, shard_of
+
+
+def get_parts(
+    extended: ReplicaExtended | None, optimizer: keras.Optimizer
+) -> OptimizerParts | None:
+    """Returns a built optimizer's parts; None if its state is not divided.
+
+    Args:
+        extended: The strategy's extended part; None outside of our strategies.
+        optimizer: The optimizer, without a loss scale around it.
+
+    Raises:
+        ValueError: If its state should be divided, but is not.
+    """
+    if extended is None or not _divides(extended):
+        return None
+    if optimizer not in extended.optimizer_parts:
+        raise ValueError(
+            f"An optimizer must be built in the scope of a strategy with `sharding`, on the "
+            f"model's variables. Received on rank {extended.collective.rank}: {optimizer.name}, "
+            f"not built there. Create and compile it in `strategy.scope()`; in a custom loop, call "
+            f"`optimizer.build(model.trainable_variables)` before the first step."
+        )
+    return extended.optimizer_parts[optimizer]
+
+
+def _divides(extended: ReplicaExtended) -> bool:
+    return extended.options.shards_optimizers and extended.collective.size > 1
+
+
+def divide_when_built(optimizer: keras.Optimizer) -> None:
+    """Makes optimizers of this one's class divide their variables when they are built.
+
+    Each class has a `build` of its own, which makes its slots.
+    """
+    kind = type(optimizer)
+    if issubclass(kind, keras.optimizers.LossScaleOptimizer) or _is_ours(kind.build):
+        return
+    build = kind.build
+
+    @functools.wraps(build)
+    def build_on_parts(self: keras.Optimizer, variables: Sequence) -> None:
+        extended = get_extended(self._distribution_strategy)
+        # A class may inherit this function, and build the optimizer by calling that of its parent.
+        if self.built or extended is None or not _divides(extended):
+            build(self, variables)
+        elif self not in extended.optimizer_parts:
+            _build_on_parts(build, self, extended, list(variables))
+        else:
+            build(self, variables)
+
+    build_on_parts._tfdml_divides = True
+    kind.build = build_on_parts
+
+
+def _is_ours(build: Callable) -> bool:
+    return getattr(build, "_tfdml_divides", False)
+
+
+def _build_on_parts(
+    build: Callable, optimizer: keras.Optimizer, extended: ReplicaExtended, variables: list
+) -> None:
+    strategy = optimizer._distribution_strategy
+    with tf.init_scope(), strategy.scope(), extended.making_own_variables():
+        parts = OptimizerParts(extended, optimizer, variables)
+        extended.optimizer_parts[optimizer] = parts
+        build(optimizer, PartList(parts.variables, optimizer))
+
+
+def _init(original: Callable) -> Callable:
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        divide_when_built(self)
+
+    return __init__
+
+
+def clip_gradients(
+    optimizer: keras.Optimizer, gradients: Sequence, variables: Sequence[keras.Variable]
+) -> list:
+    """Clips gradients; parts by the norm of all ranks' gradients; called in replica context.
+
+    Args:
+        optimizer: The optimizer, without a loss scale around it.
+        gradients: Gradients of `variables`, or None.
+        variables: Variables, or this rank's parts of them.
+    """
+    limit, parts = optimizer.global_clipnorm, get_parts(current_extended(), optimizer)
+    if not limit or parts is None:
+        return optimizer._clip_gradients(gradients)
+    norm = tf.sqrt(parts.squared_norm(gradients, variables))
+    # As Keras computes it. The difference is 0, or NaN for a norm that is not finite.
+    factor = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+    return [None if g is None else _times(g, factor) for g in gradients]
+
+
+def _times(gradient, factor: tf.Tensor):
+    factor = tf.cast(factor, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _overwrite_with_average(original: Callable) -> Callable:
+    """Gives the model the averages of its weights, which their owners have."""
+
+    def overwrite_with_average(self, variables):
+        extended = get_extended(self._distribution_strategy)
+        parts = get_parts(extended, self)
+        if parts is None:
+            return original(self, variables)
+        own = parts.of(variables)
+        original(self, own)
+        strategy = self._distribution_strategy
+        with strategy.scope():
+            strategy.run(parts.gather, args=([p for p in own if shard_of(p)], "averages"))
+        return None
+
+    return overwrite_with_average
+
+
+REPLACEMENTS: list[Replacement] = [
+    (TFOptimizer, "__init__", _init),
+    (TFOptimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_average),
+]

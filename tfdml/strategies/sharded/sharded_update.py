@@ -1,0 +1,155 @@
+"""Update of an optimizer whose state is divided: each rank updates its parts, then all gather."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.cut import Cut
+from tfdml.collectives.part_exchange import gather_parts, own_rows
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.sharded.variable_parts import Shard, cuts_for, make_part, shard_of
+
+
+class OptimizerParts:
+    """This rank's parts of one optimizer's variables.
+
+    Attributes:
+        wholes: The whole variables.
+        variables: The parts, and those variables that all ranks update.
+
+    Args:
+        extended: The strategy's extended part.
+        optimizer: The optimizer, without a loss scale around it.
+        variables: The whole variables.
+    """
+
+    def __init__(
+        self,
+        extended: ReplicaExtended,
+        optimizer: keras.Optimizer,
+        variables: Sequence[keras.Variable],
+    ):
+        collective = extended.collective
+        cuts = cuts_for(optimizer, variables, collective.size)
+        self.variables = [
+            variable if cut is None else make_part(variable, cut, collective.rank)
+            for variable, cut in zip(variables, cuts, strict=True)
+        ]
+        self.wholes = list(variables)
+        self._by_whole = {id(v): part for v, part in zip(variables, self.variables, strict=True)}
+
+    def of(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+        """Returns the parts of whole variables; those that all ranks update themselves."""
+        return [self._by_whole.get(id(v), v) for v in variables]
+
+    def cuts(self, variables: Sequence[keras.Variable]) -> list[Cut | None]:
+        """Returns the divisions of whole variables, None for those that all ranks update."""
+        shards = map(shard_of, self.of(variables))
+        return [None if shard is None else shard.cut for shard in shards]
+
+    def parts_of(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
+        """Returns this rank's parts of gradients that are the same on all ranks.
+
+        Args:
+            gradients: Dense or sparse gradients, or None.
+            variables: Their variables, whole.
+        """
+        return [
+            gradient if gradient is None or not shard_of(part) else _part_of(gradient, part.shard)
+            for gradient, part in zip(gradients, self.of(variables), strict=True)
+        ]
+
+    def refresh(self, parts: Sequence[keras.Variable]) -> None:
+        """Copies the weights into the parts that have memory of their own; in replica context."""
+        copied = [p for p in parts if shard_of(p) and not (p.shard.is_whole or p.shard.is_empty)]
+
+        def merge(strategy: tf.distribute.Strategy) -> None:
+            for part in copied:
+                shard = part.shard
+                strategy.extended.update(
+                    part.value,
+                    lambda own, whole, shard=shard: own.assign(
+                        shard.cut.part_of(tf.convert_to_tensor(whole), shard.rank)
+                    ),
+                    (shard.whole.value,),
+                )
+
+        tf.distribute.get_replica_context().merge_call(merge)
+
+    def gather(self, parts: Sequence[keras.Variable], label: str) -> None:
+        """Gives the whole variables the new values of all ranks' parts; in replica context.
+
+        Args:
+            parts: Parts and whole variables that have been updated.
+            label: Name of the exchange.
+        """
+        divided = [part for part in parts if shard_of(part) is not None]
+
+        def merge(strategy: tf.distribute.Strategy) -> None:
+            extended = strategy.extended
+            with tf.device(extended.local_devices[0]):
+                own = [own_value(part) for part in divided]
+                wholes = gather_parts(
+                    extended.collective,
+                    own,
+                    [part.shard.cut for part in divided],
+                    label,
+                    extended.options.bucket_bytes,
+                )
+            for part, value in zip(divided, wholes, strict=True):
+                extended.update(
+                    part.shard.whole.value,
+                    lambda whole, new: whole.assign(new),
+                    (extended.on_all_devices(value),),
+                )
+
+        if divided:
+            tf.distribute.get_replica_context().merge_call(merge)
+
+    def squared_norm(self, gradients: Sequence, parts: Sequence[keras.Variable]) -> tf.Tensor:
+        """Returns the squared norm of all variables' whole gradients; in replica context.
+
+        Args:
+            gradients: Gradients of this rank's parts.
+            parts: The parts.
+        """
+        doubles = any(v.dtype == "float64" for v in self.variables)
+        dtype = tf.float64 if doubles else tf.float32
+        own_total = common_total = tf.zeros((), dtype)
+        for gradient, part in zip(gradients, parts, strict=True):
+            if gradient is not None and shard_of(part) is None:
+                common_total += _squares(gradient, dtype)
+            elif gradient is not None:
+                own_total += _squares(gradient, dtype)
+
+        def merge(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
+            extended: ReplicaExtended = strategy.extended
+            collective: Collective = extended.collective
+            here = tf.reshape(extended.parts_of(per_replica)[0], [1])
+            name = extended.unique_name("sharded_norm")
+            return extended.on_all_devices(collective.all_reduce([here], name)[0][0])
+
+        total = tf.distribute.get_replica_context().merge_call(merge, args=(own_total,))
+        return total + common_total
+
+
+def _part_of(gradient: Any, shard: Shard) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return own_rows(gradient, shard.cut, shard.rank)
+    return shard.cut.part_of(gradient, shard.rank)
+
+
+def own_value(part: keras.Variable) -> tf.Tensor:
+    """Returns this rank's part of a variable as a tensor; empty if it owns nothing."""
+    if part.shard.is_empty:
+        return tf.zeros(part.shard.cut.part_shape(part.shard.rank), part.dtype)
+    value = part.value
+    return tf.convert_to_tensor(getattr(value, "values", [value])[0])
+
+
+def _squares(gradient: Any, dtype: tf.DType) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.reduce_sum(tf.square(tf.cast(values, dtype)))

@@ -1,0 +1,210 @@
+"""Parts of variables as an optimizer sees them, and the slots that belong to them."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+from tfdml.collectives.cut import Cut, cut_in_rows, own_whole
+
+# These compute each number of a variable on its own, so they may be given any rows.
+_BY_ROWS = frozenset(
+    {
+        keras.optimizers.SGD,
+        keras.optimizers.Adam,
+        keras.optimizers.AdamW,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adamax,
+        keras.optimizers.Nadam,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+        keras.optimizers.RMSprop,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What a part is a part of; the attribute `shard` of the part, and of its slots.
+
+    Attributes:
+        whole: The whole variable.
+        cut: The division of its rows among the ranks.
+        rank: The rank that this process has.
+    """
+
+    whole: keras.Variable
+    cut: Cut
+    rank: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank owns the whole variable."""
+        return self.cut.owner == self.rank
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank owns nothing of it."""
+        return self.cut.rows(self.rank) == 0
+
+
+def shard_of(variable: Any) -> Shard | None:
+    """Returns what a variable is a part of, or a slot of such a part; None for a whole one."""
+    return getattr(variable, "shard", None)
+
+
+def is_empty(variable: Any) -> bool:
+    """Returns whether a variable is a part of which this rank owns nothing."""
+    shard = shard_of(variable)
+    return shard is not None and shard.is_empty
+
+
+def whole_of(variable: keras.Variable) -> keras.Variable:
+    """Returns the whole of a part; a whole variable itself."""
+    shard = shard_of(variable)
+    return variable if shard is None else shard.whole
+
+
+def cuts_for(
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable], ranks: int
+) -> list[Cut | None]:
+    """Returns how an optimizer's variables are divided; None for those that all ranks update.
+
+    Args:
+        optimizer: The optimizer, without a loss scale around it.
+        variables: The whole variables.
+        ranks: The number of ranks.
+    """
+    by_rows = type(optimizer) in _BY_ROWS and not optimizer.clipnorm
+    cuts: list[Cut | None] = [None] * len(variables)
+    needs_whole = []
+    for index, variable in enumerate(variables):
+        if getattr(variable, "overwrite_with_gradient", False):
+            continue
+        if by_rows and variable.constraint is None:
+            cuts[index] = cut_in_rows(variable.shape, ranks)
+        else:
+            needs_whole.append(index)
+    owned = own_whole([variables[i].shape for i in needs_whole], ranks)
+    for index, cut in zip(needs_whole, owned, strict=True):
+        cuts[index] = cut
+    return cuts
+
+
+def make_part(whole: keras.Variable, cut: Cut, rank: int) -> keras.Variable:
+    """Returns this rank's part of a variable; the optimizer knows it as the whole one.
+
+    A part of some rows has memory of its own, and gets its value before each update. The part that
+    is the whole variable shares the variable's memory.
+
+    Args:
+        whole: The whole variable.
+        cut: Its division among the ranks.
+        rank: The rank of this process.
+    """
+    part = copy.copy(whole)
+    part.shard = Shard(whole, cut, rank)
+    if part.shard.is_whole:
+        return part
+    part._shape = cut.part_shape(rank)
+    part._value = tf.Variable(
+        tf.zeros(part._shape, whole.dtype), trainable=False, name=whole.value.name.split(":")[0]
+    )
+    # Optimizers identify a variable by this id.
+    getattr(part._value, "_primary", part._value)._unique_id = whole.value._unique_id
+    return part
+
+
+class PartList(list):
+    """The variables that an optimizer is built on, which mark the slots made for each part.
+
+    An optimizer makes a variable's slots while it iterates over its variables.
+
+    Args:
+        variables: Parts and whole variables.
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable], optimizer: keras.Optimizer):
+        super().__init__(variables)
+        self._optimizer = optimizer
+
+    def __iter__(self) -> Iterator[keras.Variable]:
+        """Yields the variables."""
+        for variable in super().__iter__():
+            before = len(self._optimizer.variables)
+            yield variable
+            if shard_of(variable) is not None:
+                for slot in self._optimizer.variables[before:]:
+                    slot.shard = variable.shard
+
+
+# -- Whole slots -------------------------------------------------------------------------------
+
+
+def own_numbers(slot: keras.Variable) -> np.ndarray | None:
+    """Returns the part of a slot that this rank contributes to the whole one; None for nothing.
+
+    Args:
+        slot: A slot with a `shard`.
+    """
+    shard = slot.shard
+    if shard.is_empty or not (shard.cut.owner is None or shard.is_whole):
+        return None
+    return slot.numpy().reshape(-1)
+
+
+def part_of_whole(slot: keras.Variable, value: np.ndarray) -> np.ndarray | None:
+    """Returns this rank's part of a whole slot's value; None if it owns nothing.
+
+    Args:
+        slot: A slot with a `shard`.
+        value: The whole value.
+    """
+    shard = slot.shard
+    if shard.is_empty:
+        return None
+    return np.asarray(value) if shard.is_whole else shard.cut.part_of(np.asarray(value), shard.rank)
+
+
+def whole_shapes(
+    variables: Sequence[keras.Variable], collective: Collective
+) -> list[tuple[int, ...]]:
+    """Returns the shapes that an optimizer's variables have without sharding; all ranks call this.
+
+    Args:
+        variables: The optimizer's variables.
+        collective: Collective between the ranks.
+    """
+    axes = max((len(v.shape) for v in variables), default=0)
+    table = [[len(v.shape), *v.shape, *[0] * (axes - len(v.shape))] for v in variables]
+    own = tf.constant(table, tf.int64, shape=(len(variables), axes + 1))
+    by_rank = collective.all_gather(own[tf.newaxis], "sharded/shapes").numpy()
+    shapes = []
+    for index, variable in enumerate(variables):
+        shard = shard_of(variable)
+        if shard is not None and shard.cut.owner is None:
+            shapes.append(shard.cut.shape)
+        else:
+            rank = 0 if shard is None else shard.cut.owner
+            number, *shape = by_rank[rank, index].tolist()
+            shapes.append(tuple(shape[:number]))
+    return shapes
+
+
+def whole_value(slot: keras.Variable, collective: Collective) -> np.ndarray:
+    """Returns the numbers of a whole slot, flat; all ranks call this.
+
+    Args:
+        slot: A slot with a `shard`.
+        collective: Collective between the ranks.
+    """
+    own = own_numbers(slot)
+    own = np.zeros(0, slot.numpy().dtype) if own is None else own
+    return collective.all_gather(tf.constant(own), "sharded/slot").numpy()

@@ -1,0 +1,44 @@
+"""`Sharding`: what a strategy's processes divide among themselves, instead of each keeping it."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """Divides an optimizer's state among the processes of a job.
+
+    ```python
+    strategy = tfdml.HorovodStrategy(sharding=tfdml.Sharding(optimizer_state=True))
+    ```
+
+    Each process owns a part of every variable, keeps the optimizer's slots for that part alone, and
+    updates it; then all gather the new weights. With N processes, slots take 1/N of the memory, and
+    a step sends the bytes of an all-reduce. Weights, losses and metrics are those of training
+    without it.
+
+    Keras's optimizers that compute each number on its own are divided by rows: `SGD`, `Adam`,
+    `AdamW`, `Adagrad`, `Adadelta`, `Adamax`, `Nadam`, `Ftrl`, `Lion` and `RMSprop`, unless they
+    have a `clipnorm`. All others, such as `LARS`, `LAMB`, `Adafactor`, `Muon` and your own, need
+    whole variables: each process owns some of them.
+
+    Saving a model together with its optimizer gathers the slots: all ranks must call `model.save`
+    or `save_weights`, and rank 0 writes the file.
+
+    Args:
+        optimizer_state: Whether the optimizer's slots are divided. False is the same as no
+            `Sharding`.
+
+    Reference:
+        Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+        arXiv:1910.02054.
+    """
+
+    optimizer_state: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        if not isinstance(self.optimizer_state, bool):
+            raise ValueError(
+                f"`optimizer_state` must be True or False. Received: "
+                f"optimizer_state={self.optimizer_state!r}."
+            )
