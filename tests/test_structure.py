@@ -72,11 +72,12 @@ MAY_IMPORT_WITHIN = {
     "strategies/input": set(),
     "strategies/aggregation": set(),
     "strategies/replicas": {"aggregation", "input", "observers"},
+    "strategies/sharded": {"replicas"},
     "strategies/parameter_server": {"input", "replicas", "keras_seam"},
     "strategies/parameter_server/step": set(),
     "strategies/parameter_server/cluster": set(),
     "strategies/parameter_server/chief": {"step"},
-    "strategies/keras_seam": {"aggregation", "input", "parameter_server", "replicas"},
+    "strategies/keras_seam": {"aggregation", "input", "parameter_server", "replicas", "sharded"},
     "strategies/keras_seam/data": set(),
     "strategies/keras_seam/step": set(),
     "strategies/keras_seam/fit": {"data", "step"},
@@ -158,7 +159,7 @@ def test_framework_internals_are_used_in_one_module(file):
 FRAMEWORK_ATTRIBUTES = {
     "optimizers": "_accumulated_gradients _distribution_strategy"
     " _get_variable_index _iterations _learning_rate _trainable_variables"
-    " _update_model_variables_moving_average _var_key",
+    " _update_model_variables_moving_average _var_key _clip_gradients",
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
     " _initial_epoch _inputs _inputs_struct _metrics _non_trainable_variables _outputs_struct"
     " _save_model _symbolic_build _variables",

@@ -58,6 +58,18 @@ def contract(collective: Collective, summed: Sequence[str] = DTYPES) -> dict:
             collective.all_to_all(table, f"to/{dtype}") == mine,
             [[True] * 4] * size,
         )
+        # Each rank has another number of rows, which all know.
+        counts = list(range(1, size + 1))
+        rows = tf.reshape(tf.range(2 * sum(counts)) % 7, [-1, 2])
+        first = sum(counts[:rank])
+        mine = rows[first : first + counts[rank]]
+        received = collective.all_to_all_rows(
+            tf.cast(rows + rank, dtype), counts, f"rows_to/{dtype}"
+        )
+        wanted = tf.cast(tf.stack([mine + sender for sender in range(size)]), dtype)
+        check(f"all_to_all_rows {dtype}", tf.reduce_all(received == wanted), True)
+        gathered = collective.all_gather_rows(tf.cast(mine, dtype), counts, f"rows_of/{dtype}")
+        check(f"all_gather_rows {dtype}", tf.reduce_all(gathered == tf.cast(rows, dtype)), True)
     check("scalar", collective.broadcast(tf.constant(rank), "scalar"), 0)
     return {"got": got, "expected": expected}
 

@@ -73,7 +73,8 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
         return compression.Auto([CODECS[other]])
     if not families:
         # Gradients are summed by hosts only if they are compressed.
-        return CODECS["quantising"] if "hosts" in features and not servers else None
+        encodes = "hosts" in features and "sharding" not in features and not servers
+        return CODECS["quantising"] if encodes else None
     if len(families) > 1:
         return [CODECS[name] for name in families]
     if {"hosts", "all_values"} & set(features):
@@ -85,6 +86,8 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
+    if "sharding" in features:
+        given["sharding"] = tfdml.Sharding(optimizer_state=True)
     if "batch_split" in features:
         measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
         parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
@@ -202,6 +205,9 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
     processes.
     """
     with contextlib.ExitStack() as decided:
+        if {"elastic", "sharding"} <= set(features):
+            # Refused before the ranks are connected.
+            decided.enter_context(mock.patch.object(topology, "is_elastic", return_value=True))
         if "auto" in features:
             decided.enter_context(mock.patch.object(auto_aggregator, "CandidateChoice", Decided))
         if "hosts" in features:
@@ -214,10 +220,15 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
 def outcome_of(features: Iterable[str], model: keras.Model, history: keras.callbacks.History):
     """Returns the results that must be equal with any two features."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    slots = [v for v in optimizer.variables if "momentum" in v.path]
+    values = list(optimizer.variables)
+    if "sharding" in features:
+        whole: dict[str, np.ndarray] = {}
+        optimizer.save_own_variables(whole)
+        values = [whole[str(i)] for i in range(len(values))]
+    slots = zip(optimizer.variables, values, strict=True)
     result = {
         "weights": [v.numpy() for v in model.weights],
-        "slots": [np.asarray(v) for v in slots],
+        "slots": [np.asarray(value) for v, value in slots if "momentum" in v.path],
     }
     if "loss_scaling" not in features:  # The overflowing batch has no loss.
         result["history"] = {k: np.array(v) for k, v in history.history.items()}

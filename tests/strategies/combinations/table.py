@@ -31,6 +31,8 @@ FEATURES = {
     "hosts": "several processes on each of several hosts",
     # Layers.
     "remat": "tfdml.remat, keras.RematScope",
+    # Optimizers.
+    "sharding": "Sharding(optimizer_state=True)",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -47,6 +49,7 @@ ARGUMENTS = {
     "backup_workers": "",
     "max_staleness": "",
     "batch_split": "batch_split",
+    "sharding": "sharding",
     "bucket_bytes": "",
     "check_desync": "",
     "silence_limit": "",
@@ -112,6 +115,10 @@ NO_DEVICES = Apart(
 )
 NOT_BETWEEN_WORKERS = Apart(
     "workers send to servers, not to one another", "`TF_CONFIG` must describe the cluster"
+)
+NO_CODEC = Refused("`compression` must be None with `sharding`", by_default=True)
+NO_SHARDING = Apart(
+    "slots are on the servers", "__init__() got an unexpected keyword argument 'sharding'"
 )
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
@@ -345,5 +352,27 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "ps_async": EQUAL,
         "elastic": EQUAL,
         "hosts": EQUAL,
+    },
+    "sharding": {
+        "cast": NO_CODEC,
+        "quantising": NO_CODEC,
+        "sign": NO_CODEC,
+        "sparse": NO_CODEC,
+        "low_rank": NO_CODEC,
+        "momentum": NO_CODEC,
+        "auto": NO_CODEC,
+        "accumulation": EQUAL,
+        "loss_scaling": SHOWN,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": NO_SHARDING,
+        "ps_async": NO_SHARDING,
+        "elastic": Refused("`sharding` must be None in an elastic job", by_default=True),
+        "hosts": EQUAL,
+        "remat": EQUAL,
     },
 }

@@ -124,3 +124,9 @@ def test_slots_are_divided(ranks, name, size):
     largest = max(w.nbytes for w in unsharded["weights"]) if name == "unknown" else 0
     assert max(parts) < max(whole / size * 1.1, largest) + common
     assert whole <= sum(parts) <= whole + common * size
+
+
+@pytest.mark.parametrize("name", ["adam", pytest.param("unknown", marks=pytest.mark.slow)])
+def test_same_bits_between_workers(ranks, name):
+    expected = ranks(2, "multi_worker").run(cases.trained, name, False)[0]
+    _assert_same(expected, ranks(2, "multi_worker").run(cases.trained, name, True))

@@ -13,8 +13,8 @@ from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
 from tfdml.strategies.sharded.variable_parts import (
     own_numbers,
+    ownership_of,
     part_of_whole,
-    shard_of,
     whole_shapes,
 )
 
@@ -42,7 +42,7 @@ class ModelState:
         # The shapes of variables without sharding; this rank may have a part only.
         self._shapes = {g: [tuple(v.shape) for v in vs] for g, vs in self._groups.items()}
         for name in self._optimizers:
-            if any(shard_of(v) for v in self._groups[name]):
+            if any(ownership_of(v) for v in self._groups[name]):
                 collective = model.distribute_strategy.extended.collective
                 self._shapes[name] = whole_shapes(self._groups[name], collective)
         # Read now, as the program created them, because training changes a learning rate.
@@ -75,7 +75,7 @@ class ModelState:
         """Returns the values that all ranks have, by group and index; see `values_of`."""
         found = {}
         for group, copies in self._copies.items():
-            indices = [i for i, v in enumerate(self._groups[group]) if shard_of(v) is None]
+            indices = [i for i, v in enumerate(self._groups[group]) if ownership_of(v) is None]
             values = values_of([copies[i] for i in indices], summed=group == "metrics")
             names = [f"{group}/{i}" for i in indices]
             found.update(zip(names, values, strict=True))
@@ -86,7 +86,7 @@ class ModelState:
         found = {}
         for group, variables in self._groups.items():
             for i, variable in enumerate(variables):
-                own = own_numbers(variable) if shard_of(variable) else None
+                own = own_numbers(variable) if ownership_of(variable) else None
                 if own is not None:
                     found[f"{group}/{i}"] = own
         return found
@@ -110,7 +110,7 @@ class ModelState:
                     own = [of_rank.get(f"{group}/{i}") for of_rank in parts]
                     value = np.concatenate([v for v in own if v is not None])
                     value = value.reshape(self._shapes[group][i])
-                if shard_of(variable) is not None:
+                if ownership_of(variable) is not None:
                     value = part_of_whole(variable, value)
                 if value is not None:
                     assign_values([copies[i]], [value], summed=group == "metrics")

@@ -14,8 +14,8 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.parameter_server.partition import assign_joined, joined, whole_slots
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.sharded.variable_parts import (
+    ownership_of,
     part_of_whole,
-    shard_of,
     whole_shapes,
     whole_value,
 )
@@ -43,7 +43,7 @@ def _load_own_variables(original: Callable) -> Callable:
         elif _on_ranks(self) and len(store.keys()) == len(self.variables):
             for i, variable in enumerate(self.variables):
                 value = np.asarray(store[str(i)])
-                if shard_of(variable) is not None:
+                if ownership_of(variable) is not None:
                     value = part_of_whole(variable, value)
                 if value is not None:
                     variable.assign(value)
@@ -58,7 +58,7 @@ def _on_servers(optimizer: keras.Optimizer) -> bool:
 
 
 def _on_ranks(optimizer: keras.Optimizer) -> bool:
-    return any(shard_of(v) is not None for v in optimizer.variables)
+    return any(ownership_of(v) is not None for v in optimizer.variables)
 
 
 def _gather_into(store: Any, optimizer: keras.Optimizer) -> None:
@@ -71,7 +71,7 @@ def _gather_into(store: Any, optimizer: keras.Optimizer) -> None:
     collective = get_extended(optimizer._distribution_strategy).collective
     shapes = whole_shapes(optimizer.variables, collective)
     for i, (variable, shape) in enumerate(zip(optimizer.variables, shapes, strict=True)):
-        divided = shard_of(variable) is not None
+        divided = ownership_of(variable) is not None
         value = whole_value(variable, collective) if divided else variable.numpy()
         if store is not None:
             store[str(i)] = value.reshape(shape)

@@ -10,7 +10,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
 from tfdml.collectives.part_exchange import gather_parts, own_rows
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.sharded.variable_parts import Shard, cuts_for, make_part, shard_of
+from tfdml.strategies.sharded.variable_parts import Ownership, cuts_for, make_part, ownership_of
 
 
 class OptimizerParts:
@@ -47,8 +47,8 @@ class OptimizerParts:
 
     def cuts(self, variables: Sequence[keras.Variable]) -> list[Cut | None]:
         """Returns the divisions of whole variables, None for those that all ranks update."""
-        shards = map(shard_of, self.of(variables))
-        return [None if shard is None else shard.cut for shard in shards]
+        shards = map(ownership_of, self.of(variables))
+        return [None if ownership is None else ownership.cut for ownership in shards]
 
     def parts_of(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
         """Returns this rank's parts of gradients that are the same on all ranks.
@@ -58,23 +58,29 @@ class OptimizerParts:
             variables: Their variables, whole.
         """
         return [
-            gradient if gradient is None or not shard_of(part) else _part_of(gradient, part.shard)
+            gradient
+            if gradient is None or not ownership_of(part)
+            else _part_of(gradient, part.ownership)
             for gradient, part in zip(gradients, self.of(variables), strict=True)
         ]
 
     def refresh(self, parts: Sequence[keras.Variable]) -> None:
         """Copies the weights into the parts that have memory of their own; in replica context."""
-        copied = [p for p in parts if shard_of(p) and not (p.shard.is_whole or p.shard.is_empty)]
+        copied = [
+            p
+            for p in parts
+            if ownership_of(p) and not (p.ownership.is_whole or p.ownership.is_empty)
+        ]
 
         def merge(strategy: tf.distribute.Strategy) -> None:
             for part in copied:
-                shard = part.shard
+                ownership = part.ownership
                 strategy.extended.update(
                     part.value,
-                    lambda own, whole, shard=shard: own.assign(
-                        shard.cut.part_of(tf.convert_to_tensor(whole), shard.rank)
+                    lambda own, whole, ownership=ownership: own.assign(
+                        ownership.cut.part_of(tf.convert_to_tensor(whole), ownership.rank)
                     ),
-                    (shard.whole.value,),
+                    (ownership.whole.value,),
                 )
 
         tf.distribute.get_replica_context().merge_call(merge)
@@ -86,7 +92,7 @@ class OptimizerParts:
             parts: Parts and whole variables that have been updated.
             label: Name of the exchange.
         """
-        divided = [part for part in parts if shard_of(part) is not None]
+        divided = [part for part in parts if ownership_of(part) is not None]
 
         def merge(strategy: tf.distribute.Strategy) -> None:
             extended = strategy.extended
@@ -95,13 +101,13 @@ class OptimizerParts:
                 wholes = gather_parts(
                     extended.collective,
                     own,
-                    [part.shard.cut for part in divided],
+                    [part.ownership.cut for part in divided],
                     label,
                     extended.options.bucket_bytes,
                 )
             for part, value in zip(divided, wholes, strict=True):
                 extended.update(
-                    part.shard.whole.value,
+                    part.ownership.whole.value,
                     lambda whole, new: whole.assign(new),
                     (extended.on_all_devices(value),),
                 )
@@ -120,7 +126,7 @@ class OptimizerParts:
         dtype = tf.float64 if doubles else tf.float32
         own_total = common_total = tf.zeros((), dtype)
         for gradient, part in zip(gradients, parts, strict=True):
-            if gradient is not None and shard_of(part) is None:
+            if gradient is not None and ownership_of(part) is None:
                 common_total += _squares(gradient, dtype)
             elif gradient is not None:
                 own_total += _squares(gradient, dtype)
@@ -136,16 +142,16 @@ class OptimizerParts:
         return total + common_total
 
 
-def _part_of(gradient: Any, shard: Shard) -> Any:
+def _part_of(gradient: Any, ownership: Ownership) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return own_rows(gradient, shard.cut, shard.rank)
-    return shard.cut.part_of(gradient, shard.rank)
+        return own_rows(gradient, ownership.cut, ownership.rank)
+    return ownership.cut.part_of(gradient, ownership.rank)
 
 
 def own_value(part: keras.Variable) -> tf.Tensor:
     """Returns this rank's part of a variable as a tensor; empty if it owns nothing."""
-    if part.shard.is_empty:
-        return tf.zeros(part.shard.cut.part_shape(part.shard.rank), part.dtype)
+    if part.ownership.is_empty:
+        return tf.zeros(part.ownership.cut.part_shape(part.ownership.rank), part.dtype)
     value = part.value
     return tf.convert_to_tensor(getattr(value, "values", [value])[0])
 

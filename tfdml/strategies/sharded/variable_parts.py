@@ -30,8 +30,8 @@ _BY_ROWS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
-    """What a part is a part of; the attribute `shard` of the part, and of its slots.
+class Ownership:
+    """What a part is a part of; the attribute `ownership` of the part, and of its slots.
 
     Attributes:
         whole: The whole variable.
@@ -54,21 +54,21 @@ class Shard:
         return self.cut.rows(self.rank) == 0
 
 
-def shard_of(variable: Any) -> Shard | None:
+def ownership_of(variable: Any) -> Ownership | None:
     """Returns what a variable is a part of, or a slot of such a part; None for a whole one."""
-    return getattr(variable, "shard", None)
+    return getattr(variable, "ownership", None)
 
 
 def is_empty(variable: Any) -> bool:
     """Returns whether a variable is a part of which this rank owns nothing."""
-    shard = shard_of(variable)
-    return shard is not None and shard.is_empty
+    ownership = ownership_of(variable)
+    return ownership is not None and ownership.is_empty
 
 
 def whole_of(variable: keras.Variable) -> keras.Variable:
     """Returns the whole of a part; a whole variable itself."""
-    shard = shard_of(variable)
-    return variable if shard is None else shard.whole
+    ownership = ownership_of(variable)
+    return variable if ownership is None else ownership.whole
 
 
 def cuts_for(
@@ -109,8 +109,8 @@ def make_part(whole: keras.Variable, cut: Cut, rank: int) -> keras.Variable:
         rank: The rank of this process.
     """
     part = copy.copy(whole)
-    part.shard = Shard(whole, cut, rank)
-    if part.shard.is_whole:
+    part.ownership = Ownership(whole, cut, rank)
+    if part.ownership.is_whole:
         return part
     part._shape = cut.part_shape(rank)
     part._value = tf.Variable(
@@ -140,9 +140,9 @@ class PartList(list):
         for variable in super().__iter__():
             before = len(self._optimizer.variables)
             yield variable
-            if shard_of(variable) is not None:
+            if ownership_of(variable) is not None:
                 for slot in self._optimizer.variables[before:]:
-                    slot.shard = variable.shard
+                    slot.ownership = variable.ownership
 
 
 # -- Whole slots -------------------------------------------------------------------------------
@@ -152,10 +152,10 @@ def own_numbers(slot: keras.Variable) -> np.ndarray | None:
     """Returns the part of a slot that this rank contributes to the whole one; None for nothing.
 
     Args:
-        slot: A slot with a `shard`.
+        slot: A slot with a `ownership`.
     """
-    shard = slot.shard
-    if shard.is_empty or not (shard.cut.owner is None or shard.is_whole):
+    ownership = slot.ownership
+    if ownership.is_empty or not (ownership.cut.owner is None or ownership.is_whole):
         return None
     return slot.numpy().reshape(-1)
 
@@ -164,13 +164,17 @@ def part_of_whole(slot: keras.Variable, value: np.ndarray) -> np.ndarray | None:
     """Returns this rank's part of a whole slot's value; None if it owns nothing.
 
     Args:
-        slot: A slot with a `shard`.
+        slot: A slot with a `ownership`.
         value: The whole value.
     """
-    shard = slot.shard
-    if shard.is_empty:
+    ownership = slot.ownership
+    if ownership.is_empty:
         return None
-    return np.asarray(value) if shard.is_whole else shard.cut.part_of(np.asarray(value), shard.rank)
+    return (
+        np.asarray(value)
+        if ownership.is_whole
+        else ownership.cut.part_of(np.asarray(value), ownership.rank)
+    )
 
 
 def whole_shapes(
@@ -188,11 +192,11 @@ def whole_shapes(
     by_rank = collective.all_gather(own[tf.newaxis], "sharded/shapes").numpy()
     shapes = []
     for index, variable in enumerate(variables):
-        shard = shard_of(variable)
-        if shard is not None and shard.cut.owner is None:
-            shapes.append(shard.cut.shape)
+        ownership = ownership_of(variable)
+        if ownership is not None and ownership.cut.owner is None:
+            shapes.append(ownership.cut.shape)
         else:
-            rank = 0 if shard is None else shard.cut.owner
+            rank = 0 if ownership is None else ownership.cut.owner
             number, *shape = by_rank[rank, index].tolist()
             shapes.append(tuple(shape[:number]))
     return shapes
@@ -202,7 +206,7 @@ def whole_value(slot: keras.Variable, collective: Collective) -> np.ndarray:
     """Returns the numbers of a whole slot, flat; all ranks call this.
 
     Args:
-        slot: A slot with a `shard`.
+        slot: A slot with a `ownership`.
         collective: Collective between the ranks.
     """
     own = own_numbers(slot)

@@ -13,7 +13,7 @@ from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_from_rank_0
-from tfdml.strategies.sharded.variable_parts import shard_of
+from tfdml.strategies.sharded.variable_parts import ownership_of
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -33,7 +33,7 @@ class CommonStart(keras.callbacks.Callback):
         """Broadcasts weights, optimizer state and the initial epoch."""
         optimizer = self.model.optimizer
         variables = optimizer.variables if optimizer is not None else []
-        slots = [v for v in variables if shard_of(v) is None]
+        slots = [v for v in variables if ownership_of(v) is None]
         start_from_rank_0([*self.model.variables, *slots], self._collective)
         epoch = agree_on_number(self.model._initial_epoch, self._collective)
         self.model._initial_epoch = epoch

@@ -11,7 +11,7 @@ from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.sharded_update import OptimizerParts
-from tfdml.strategies.sharded.variable_parts import PartList, shard_of
+from tfdml.strategies.sharded.variable_parts import PartList, ownership_of
 
 
 def get_parts(
@@ -127,7 +127,7 @@ def _overwrite_with_average(original: Callable) -> Callable:
         original(self, own)
         strategy = self._distribution_strategy
         with strategy.scope():
-            strategy.run(parts.gather, args=([p for p in own if shard_of(p)], "averages"))
+            strategy.run(parts.gather, args=([p for p in own if ownership_of(p)], "averages"))
         return None
 
     return overwrite_with_average
