@@ -44,7 +44,9 @@ class Calls(layers.Layer):
 
     def _both(self, inputs, options: dict, shifted: bool = False):
         hidden = self.layer(inputs) * options["scale"]
-        return {"hidden": hidden + 1.0 if shifted else hidden, "name": self.name}
+        # Behind a function that is not linear, so that the sum is not part of the residual one,
+        # whose terms Grappler would add in another order where no block is around them.
+        return {"hidden": keras.ops.tanh(hidden + 1.0) if shifted else hidden, "name": self.name}
 
     def call(self, inputs):
         """Returns the layer's outputs, scaled and shifted."""
