@@ -5,7 +5,7 @@ losses added inside, masks, recurrent layers.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -20,12 +20,18 @@ NAMES = ["block_0", "block_1"]
 
 
 @keras.saving.register_keras_serializable("tests")
+def mean_square(tensor):
+    """Returns a small loss; with half precision in float32, to which Keras adds no other losses."""
+    return 0.05 * keras.ops.mean(keras.ops.square(keras.ops.cast(tensor, keras.config.floatx())))
+
+
+@keras.saving.register_keras_serializable("tests")
 class AddsLoss(layers.Layer):
     """Adds a loss of its inputs."""
 
     def call(self, inputs):
         """Returns the inputs."""
-        self.add_loss(0.05 * keras.ops.mean(keras.ops.square(inputs)))
+        self.add_loss(mean_square(inputs))
         return inputs
 
 
@@ -62,7 +68,7 @@ def _dense_block(name: str, dropout: bool, statistics: bool) -> keras.Sequential
             layers.Dropout(0.4 if dropout else 0.0),
             *([layers.BatchNormalization()] if statistics else []),
             AddsLoss(),
-            layers.Dense(WIDTH, activation="relu", activity_regularizer="l2"),
+            layers.Dense(WIDTH, activation="relu", activity_regularizer=mean_square),
         ],
         name=name,
     )
@@ -136,6 +142,16 @@ def data(model: str) -> tuple[np.ndarray, np.ndarray]:
     if model == "sequence":
         return rng.integers(0, 9, size=(ROWS, STEPS)).astype("int32"), targets
     return rng.normal(size=(ROWS, WIDTH)), targets
+
+
+@contextlib.contextmanager
+def no_arithmetic_of_grappler() -> Iterator[None]:
+    """Context manager: sums and products of graphs are computed in the order in which they are."""
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
 
 
 def trained(

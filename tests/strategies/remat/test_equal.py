@@ -1,13 +1,15 @@
 """Checks that blocks give the numbers of the same model without them."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
-import tensorflow as tf
 
 from tests.strategies.compare import assert_close
-from tests.strategies.remat.cases import BLOCKS, SCOPES, reference, trained
+from tests.strategies.remat.cases import (
+    BLOCKS,
+    SCOPES,
+    no_arithmetic_of_grappler,
+    reference,
+    trained,
+)
 
 WAYS = [("dense", how) for how in [*BLOCKS, *SCOPES] if how not in ("none", "no function")]
 WAYS += [("sequence", how) for how in ["block", *SCOPES]] + [("losses", "block")]
@@ -38,19 +40,9 @@ def test_in_a_graph(model, how):
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "how"), sorted(ROUNDED))
 def test_only_grappler_adds_in_another_order(model, how):
-    with _no_arithmetic_of_grappler():
+    with no_arithmetic_of_grappler():
         plain, ours = (trained(each, model) for each in (reference(how), how))
     assert_close(plain, ours, rtol=0, atol=0)
-
-
-@contextlib.contextmanager
-def _no_arithmetic_of_grappler() -> Iterator[None]:
-    """Context manager: sums and products of graphs are computed as they are written."""
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
 
 
 @pytest.mark.parametrize(("model", "how"), _ways(("losses", "block")))
