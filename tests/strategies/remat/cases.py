@@ -211,3 +211,8 @@ def eagerly(how: str, model: str, dropout: bool = True) -> dict:
 def on_replicas(how: str, model: str, dropout: bool = True, **options) -> dict:
     """Trains on the ranks of a job."""
     return trained(how, model, rank_job.strategy(), dropout, **options)
+
+
+def asynchronously(how: str, model: str) -> dict:
+    """Trains on asynchronous parameter servers, whose chief this is."""
+    return trained(how, model, tfdml.ParameterServerStrategy())
