@@ -25,7 +25,7 @@ class Traced:
         compiled_whole: Whether XLA compiles the whole step, including the update.
         takes_gradient: Whether a gradient is being computed; others may be computed inside, as by
             a block of `remat`.
-        block: Pass of a block of `remat`, see `keras_seam.step.recomputing`; None outside.
+        block: Pass of a block of `remat`, see `keras_seam.step.block_passes`; None outside.
     """
 
     scope: Any = None

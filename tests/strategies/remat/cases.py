@@ -5,7 +5,7 @@ losses added inside, masks, recurrent layers.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -20,12 +20,18 @@ NAMES = ["block_0", "block_1"]
 
 
 @keras.saving.register_keras_serializable("tests")
+def mean_square(tensor):
+    """Returns a small loss; with half precision in float32, to which Keras adds no other losses."""
+    return 0.05 * keras.ops.mean(keras.ops.square(keras.ops.cast(tensor, keras.config.floatx())))
+
+
+@keras.saving.register_keras_serializable("tests")
 class AddsLoss(layers.Layer):
     """Adds a loss of its inputs."""
 
     def call(self, inputs):
         """Returns the inputs."""
-        self.add_loss(0.05 * keras.ops.mean(keras.ops.square(inputs)))
+        self.add_loss(mean_square(inputs))
         return inputs
 
 
@@ -44,7 +50,9 @@ class Calls(layers.Layer):
 
     def _both(self, inputs, options: dict, shifted: bool = False):
         hidden = self.layer(inputs) * options["scale"]
-        return {"hidden": hidden + 1.0 if shifted else hidden, "name": self.name}
+        # Behind a function that is not linear, so that the sum is not part of the residual one,
+        # whose terms Grappler would add in another order where no block is around them.
+        return {"hidden": keras.ops.tanh(hidden + 1.0) if shifted else hidden, "name": self.name}
 
     def call(self, inputs):
         """Returns the layer's outputs, scaled and shifted."""
@@ -60,7 +68,7 @@ def _dense_block(name: str, dropout: bool, statistics: bool) -> keras.Sequential
             layers.Dropout(0.4 if dropout else 0.0),
             *([layers.BatchNormalization()] if statistics else []),
             AddsLoss(),
-            layers.Dense(WIDTH, activation="relu", activity_regularizer="l2"),
+            layers.Dense(WIDTH, activation="relu", activity_regularizer=mean_square),
         ],
         name=name,
     )
@@ -136,6 +144,16 @@ def data(model: str) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(ROWS, WIDTH)), targets
 
 
+@contextlib.contextmanager
+def no_arithmetic_of_grappler() -> Iterator[None]:
+    """Context manager: sums and products of graphs are computed in the order in which they are."""
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+
+
 def trained(
     how: str,
     model: str = "dense",
@@ -193,3 +211,8 @@ def eagerly(how: str, model: str, dropout: bool = True) -> dict:
 def on_replicas(how: str, model: str, dropout: bool = True, **options) -> dict:
     """Trains on the ranks of a job."""
     return trained(how, model, rank_job.strategy(), dropout, **options)
+
+
+def asynchronously(how: str, model: str) -> dict:
+    """Trains on asynchronous parameter servers, whose chief this is."""
+    return trained(how, model, tfdml.ParameterServerStrategy())

@@ -1,4 +1,4 @@
-"""Checks that each part of `recomputing` is needed: a case fails without it."""
+"""Checks that each part of `recomputing` and `block_passes` is needed: a case fails without it."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.strategies.compare import assert_close
 from tests.strategies.remat import test_function as functions
 from tests.strategies.remat import test_layer as layers
 from tests.strategies.remat.cases import trained
-from tfdml.strategies.keras_seam.step import recomputing
+from tfdml.strategies.keras_seam.step import block_passes, recomputing
 
 
 def _trains(model: str, how: str = "block", **options) -> None:
@@ -37,54 +37,63 @@ def _in_graph(case: Callable) -> Callable:
     return lambda: case(False)
 
 
+FILES = {"block_passes": block_passes, "recomputing": recomputing}
 # For each part, what is there without it, and a case that needs it.
 PARTS = {
     "seeds": (
-        "SecondPass.seed",
+        "block_passes.SecondPass.seed",
         lambda self, draw: draw(),
         _in_graph(functions.test_blocks_in_blocks),
     ),
     "checks": (
-        "SecondPass.check",
+        "block_passes.SecondPass.check",
         _nothing,
         lambda: functions.test_a_block_that_changes_is_refused("seeds"),
     ),
     "state": (
-        "FirstPass.change",
+        "block_passes.FirstPass.change",
         _nothing,
         functions.test_a_variable_that_a_block_reads_and_assigns,
     ),
-    "state of a scope": ("get_stateless_scope", _nothing, functions.test_stateless_scopes),
+    "state of a scope": (
+        "recomputing.get_stateless_scope",
+        _nothing,
+        functions.test_stateless_scopes,
+    ),
     "no assignments": (
-        "keras.StatelessScope",
+        "recomputing.keras.StatelessScope",
         lambda **options: mock.MagicMock(),
         _in_graph(functions.test_blocks_in_blocks),
     ),
-    "losses": ("FirstPass.add_loss", _add_at_once, lambda: _trains("losses", run_eagerly=True)),
-    "masks": ("set_keras_mask", _nothing, layers.test_masks_go_through_a_function),
-    "masks of cells": ("_cells", _empty, lambda: _trains("sequence", "full")),
+    "losses": (
+        "block_passes.FirstPass.add_loss",
+        _add_at_once,
+        lambda: _trains("losses", run_eagerly=True),
+    ),
+    "masks": ("recomputing.set_keras_mask", _nothing, layers.test_masks_go_through_a_function),
+    "masks of cells": ("block_passes._cells", _empty, lambda: _trains("sequence", "full")),
     "context": (
-        "_in_context",
+        "block_passes._in_context",
         lambda context: contextlib.nullcontext(),
         functions.test_training_of_the_call_is_that_of_the_first_pass,
     ),
     "dtype of the context": (
-        "_CONTEXT",
+        "block_passes._CONTEXT",
         ("current_call_ctx",),
         functions.test_mixed_precision,
     ),
     "tensors from elsewhere": (
-        "_taken_from_elsewhere",
+        "recomputing._taken_from_elsewhere",
         _empty,
         _in_graph(functions.test_tensors_and_variables_of_the_surrounding_code),
     ),
     "tensors from elsewhere, eagerly": (
-        "_closure",
+        "recomputing._closure",
         _empty,
         lambda: functions.test_tensors_and_variables_of_the_surrounding_code(True),
     ),
     "random numbers of TensorFlow": (
-        "_refuse_random",
+        "recomputing._refuse_random",
         _nothing,
         functions.test_random_numbers_of_tensorflow_are_refused,
     ),
@@ -93,9 +102,10 @@ PARTS = {
 
 @pytest.mark.parametrize("part", PARTS)
 def test_case_fails_without_the_part(part):
-    name, replacement, case = PARTS[part]
+    where, replacement, case = PARTS[part]
+    file, name = where.split(".", 1)
     fails = pytest.raises((AssertionError, TypeError, ValueError, pytest.fail.Exception))
-    with mock.patch(f"{recomputing.__name__}.{name}", replacement), fails:
+    with mock.patch(f"{FILES[file].__name__}.{name}", replacement), fails:
         case()
 
 

@@ -20,7 +20,7 @@ from tfdml.strategies.keras_seam.current import current_strategy
 from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.keras_seam.replacing import Replacement, original
-from tfdml.strategies.keras_seam.step.recomputing import current_pass
+from tfdml.strategies.keras_seam.step.block_passes import current_pass
 
 
 def _loop(original: Callable) -> Callable:

@@ -104,6 +104,7 @@ from tfdml.strategies.keras_seam import (
 from tfdml.strategies.keras_seam.fit import trainer
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 from tfdml.strategies.keras_seam.step import (
+    block_passes,
     gathered,
     gradients,
     momentum,
@@ -126,6 +127,7 @@ REPLACEMENTS: list[Replacement] = [
     *gathered.REPLACEMENTS,
     *normalization.REPLACEMENTS,
     *recomputing.REPLACEMENTS,
+    *block_passes.REPLACEMENTS,
     *variables.REPLACEMENTS,
     *sharded_optimizers.REPLACEMENTS,
     *optimizer_files.REPLACEMENTS,

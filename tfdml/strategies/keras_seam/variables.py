@@ -11,7 +11,7 @@ from keras.src.saving import saving_lib
 
 from tfdml.strategies.keras_seam.current import get_extended, is_outside_of_replicas
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.step.recomputing import note_change
+from tfdml.strategies.keras_seam.step.block_passes import note_change
 
 
 def _initialize(original: Callable) -> Callable:

@@ -13,7 +13,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from tfdml.strategies.keras_seam.parameter_servers.data import model_of
 from tfdml.strategies.keras_seam.parameter_servers.partitions import update_wholes
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.step.recomputing import note_change
+from tfdml.strategies.keras_seam.step.block_passes import note_change
 from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.step.gradient_encoding import sent_to_servers

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.current import current_share
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.keras_seam.step.recomputing import check_tape
+from tfdml.strategies.keras_seam.step.block_passes import check_tape
 from tfdml.strategies.tensorflow_seam import is_inner
 from tfdml.strategies.traced import traced, tracing
 
