@@ -82,6 +82,17 @@ def test_ranks_share_a_batch_as_if_each_were_traced():
     assert third.activations == of(model, rows).activations
 
 
+def test_ranks_share_the_rows_of_an_embedding():
+    """Its gradient has another shape for each number of rows."""
+    layers = keras.layers
+    body = [layers.Embedding(100, 16), layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input((7,), dtype="int32"), *body])
+    model.compile("sgd", "mse")
+    report = tfdml.estimate_memory(model, 16, ranks=[1, 2, 4])
+    found = {c.ranks: c.gradients for c in report.choices}
+    assert found == {n: 16 // n * 7 * (4 * 16 + 4) for n in (1, 2, 4)}
+
+
 def test_frozen_layers_have_no_gradients_and_slots():
     model = network()
     model.layers[0].trainable = False
@@ -196,6 +207,34 @@ def test_a_step_of_ones_own_with_two_optimizers():
     assert found.slots == 2 * first + SCALARS + second + SCALARS
     model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0)
     assert of(model) == found
+
+
+class UpdatesTwice(keras.Model):
+    """Model whose step updates all its weights twice, with the same optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            own = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, own), own, strict=True))
+        return {"loss": loss}
+
+
+def test_an_optimizer_that_updates_twice_has_its_slots_once():
+    model = UpdatesTwice()
+    model.build((None, 4))
+    model.compile("adam")
+    found = of(model, data=(np.zeros((1, 4), "float32"), np.zeros((1, 1), "float32")))
+    assert found.slots == 2 * 4 * (4 + 1) + SCALARS
 
 
 # -- Slots -----------------------------------------------------------------------------------------
@@ -348,6 +387,30 @@ def test_codec_of_a_strategy():
     # One residual of the compressed kernel, one of the half that a rank owns; see test_state_bytes.
     assert plain.residuals == 0
     assert coded.residuals > 4 * WIDTH * HIDDEN * 1.5
+
+
+def test_exchange_and_residuals_are_in_the_peak_of_an_update():
+    """Of two ranks with one row each, whose peak is the update's."""
+    strategy = tfdml.MirroredStrategy(["CPU:0"], compression="onebit")
+    one = of(network(), 1)
+    for given in (None, strategy):
+        two = tfdml.estimate_memory(network(), 2, given, ranks=[2]).choices[0]
+        assert two.peak - one.peak == two.exchange + two.residuals > 0
+
+
+def test_accumulated_gradients_of_a_strategy():
+    """A strategy sums gradients over steps in variables of its own, besides Keras's slots."""
+
+    def estimated(steps: int | None, strategy) -> Choice:
+        return of(
+            network(keras.optimizers.Adam(gradient_accumulation_steps=steps)), 1, strategy=strategy
+        )
+
+    strategy = tfdml.MirroredStrategy(["CPU:0"])
+    plain, ours = (estimated(2, given) for given in (None, strategy))
+    assert estimated(None, strategy).gradients == plain.gradients == WEIGHTS
+    assert ours.gradients == 2 * WEIGHTS
+    assert ours.peak - plain.peak == WEIGHTS
 
 
 @pytest.mark.parametrize("codec", [pytest.param("powersgd", marks=pytest.mark.slow), "onebit"])

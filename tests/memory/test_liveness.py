@@ -43,6 +43,11 @@ def test_an_input_that_somebody_else_needs_is_not_taken_over():
     assert find_peak(nodes, [8, 8, 8]) == Peak(16, 1)
 
 
+def test_an_input_of_another_size_is_not_taken_over():
+    nodes = [Node("a", (), (0,)), Node("b", (0,), (1,), in_place=True)]
+    assert find_peak(nodes, [10, 20]) == Peak(30, 1)
+
+
 def test_held_and_weightless_buffers():
     assert find_peak(CHAIN, SIZES, held={1}) == Peak(51, 3)
     assert find_peak(CHAIN, SIZES, weightless={0, 2}) == Peak(20, 1)

@@ -44,6 +44,7 @@ PARTS = {
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
     "tools.bench.compression.__main__": "installs PyTorch",
+    "tools.bench.remat.__main__": "installs Keras on JAX",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }
 # Names that only the harness may use.

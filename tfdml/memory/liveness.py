@@ -9,14 +9,14 @@ class Node:
     """An operation: the buffers that it reads and allocates.
 
     Attributes:
-        name: Name of the operation.
+        name: Name of the operation; another trace of the same step may give it another one.
         reads: Numbers of the buffers that it reads.
         makes: Numbers of the buffers that it allocates; each buffer has one such operation.
         in_place: Whether an output takes over the memory of an input that nobody else needs.
         inside: Bytes that it takes only while it runs, as the body of a loop does.
     """
 
-    name: str
+    name: str = dataclasses.field(compare=False)
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     in_place: bool = False

@@ -1,7 +1,6 @@
 """A train step as nodes, for any number of rows."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,17 +49,24 @@ def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Calla
     def step(rows: int) -> SizedStep:
         if rows in (most, least):
             return large if rows == most else small
-        if large.nodes.nodes != small.nodes.nodes:
-            # Python code of the step depends on the number of rows.
+        if large.nodes.nodes != small.nodes.nodes or _shapes(large) != _shapes(small):
+            # Python code of the step depends on the number of rows, or a gradient's shape does.
             return _traced(model, rows, data, copies)
-        part = (rows - least) / (most - least)
+        # In integers: a float would round some tensors to a byte more.
         sizes = [
-            math.ceil(a + part * (b - a))
+            a - (least - rows) * (b - a) // (most - least)
             for a, b in zip(small.nodes.sizes, large.nodes.sizes, strict=True)
         ]
         return SizedStep(rows, large.graph, dataclasses.replace(large.nodes, sizes=sizes))
 
     return step
+
+
+def _shapes(step: SizedStep) -> list[tf.TensorShape]:
+    """Returns the shapes of a step's gradients."""
+    gradients = [update.gradients for update in step.graph.updates]
+    flat = tf.nest.flatten(gradients, expand_composites=True)
+    return [gradient.shape for gradient in flat if gradient is not None]
 
 
 def _traced(model: keras.Model, rows: int, data: Any, copies: Copies) -> SizedStep:

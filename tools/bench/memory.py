@@ -1,13 +1,16 @@
 """Checks `tfdml.estimate_memory` against the peaks of fresh processes, on five models.
 
     python -m tools.bench.memory
-    python -m tools.bench.memory --only resnet50
+    python -m tools.bench.memory --only convnet
     python -m tools.bench.memory --plot tools/benchmarks/memory.png
 
-Each number comes from processes of its own, one after the other. Weights and slots are what a
-process holds more after making them than before; gradients are what it gives back when it drops
-them. Activations are proportional to rows, so they are twice what a forward and backward pass of a
-batch takes more than one of half the batch. The peak is that of `fit`.
+Each number comes from fresh processes, one after the other. Weights and slots are what a process
+holds more after making them than before; gradients are what it gives back when it drops them.
+Activations are proportional to rows, so they are twice what a forward and backward pass of a batch
+takes more than one of half the batch. The peak is that of `fit`.
+
+TensorFlow and Keras keep 30 to 80 KB for each variable apart from its numbers. So the models have
+few variables for their size.
 
 glibc's allocator returns every block of 64 KiB or more to the system when it is freed, and has one
 arena, so that fragmentation does not hide what is measured. Pages of libraries are not counted, and
@@ -31,8 +34,10 @@ from tools.bench.harness import (
     threads_each,
 )
 
-# Rows of a batch by model.
-MODELS = {"resnet50": 32, "efficientnet": 32, "transformer": 32, "mlp": 4096, "embedding": 8192}
+# Rows of a batch by model; each takes 1 GB or more above the process.
+MODELS = {"mlp": 1024, "convnet": 16, "transformer": 8, "recurrent": 32, "embedding": 8192}
+# Models whose gradients depend on the rows.
+ROWS_ARE_GRADIENTS = ("embedding", "recurrent", "transformer")
 PARTS = ("weights", "slots", "gradients", "activations", "peak")
 BARS = {"weights": 5, "slots": 5, "gradients": 5, "activations": 15}
 # Each block from 64 KiB on is mapped, and unmapped when it is freed.
@@ -44,6 +49,7 @@ _ALLOCATOR = {
     "MALLOC_ARENA_MAX": "1",
 }
 _VOCABULARY, _TOKENS = 8000, 128
+_SIDE, _CLASSES = 112, 1000
 
 
 # -- Models ----------------------------------------------------------------------------------------
@@ -55,61 +61,84 @@ def made(name: str) -> tuple[Any, Callable[[int], tuple]]:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    images = lambda n: (  # noqa: E731
-        rng.random((n, 224, 224, 3), "float32"),
-        rng.integers(0, 1000, n).astype("int32"),
-    )
-    if name == "resnet50":
-        model, batch = keras.applications.ResNet50(weights=None), images
-    elif name == "efficientnet":
-        model, batch = keras.applications.EfficientNetB0(weights=None), images
-    elif name == "transformer":
-        model, batch = transformer(keras), lambda n: _tokens(rng, n, _VOCABULARY)
-    elif name == "mlp":
-        wide = [keras.layers.Dense(4096, "gelu") for _ in range(6)]
-        model = keras.Sequential([keras.Input((1024,)), *wide, keras.layers.Dense(1000)])
-        batch = lambda n: (rng.random((n, 1024), "float32"), rng.integers(0, 1000, n))  # noqa: E731
-    else:
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((32,), dtype="int32"),
-                layers.Embedding(1_000_000, 64),
-                layers.Flatten(),
-                layers.Dense(1024, "relu"),
-                layers.Dense(1024, "relu"),
-                layers.Dense(1000),
-            ]
-        )
-        batch = lambda n: (  # noqa: E731
-            rng.integers(0, 1_000_000, (n, 32)).astype("int32"),
-            rng.integers(0, 1000, n),
-        )
-    is_softmax = name in ("resnet50", "efficientnet")
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not is_softmax)
+    make, shape, highest = {
+        "mlp": (mlp, (1024,), None),
+        "convnet": (convnet, (_SIDE, _SIDE, 3), None),
+        "transformer": (transformer, (_TOKENS,), _VOCABULARY),
+        "recurrent": (recurrent, (_TOKENS,), _VOCABULARY),
+        "embedding": (embedding, (32,), 1_000_000),
+    }[name]
+
+    def batch(rows: int) -> tuple:
+        if highest is None:
+            x = rng.random((rows, *shape), "float32")
+        else:
+            x = rng.integers(0, highest, (rows, *shape)).astype("int32")
+        if name in ("transformer", "recurrent"):
+            return x, x
+        return x, rng.integers(0, _CLASSES, rows).astype("int32")
+
+    model = make(keras)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss)
     return model, batch
 
 
+def mlp(keras: Any) -> Any:
+    """Returns 7 wide layers: 92 million parameters."""
+    wide = [keras.layers.Dense(4096, "gelu") for _ in range(6)]
+    return keras.Sequential([keras.Input((1024,)), *wide, keras.layers.Dense(_CLASSES)])
+
+
+def convnet(keras: Any) -> Any:
+    """Returns VGG-16 with normalization of batches, for small images: 54 million parameters."""
+    layers = keras.layers
+    body: list = []
+    for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            body += [layers.Conv2D(filters, 3, padding="same", use_bias=False)]
+            body += [layers.BatchNormalization(), layers.ReLU()]
+        body.append(layers.MaxPooling2D())
+    body += [layers.Flatten(), layers.Dense(4096, "relu"), layers.Dense(4096, "relu")]
+    return keras.Sequential([keras.Input((_SIDE, _SIDE, 3)), *body, layers.Dense(_CLASSES)])
+
+
+def recurrent(keras: Any) -> Any:
+    """Returns a language model of two LSTMs: 27 million parameters."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((_TOKENS,), dtype="int32"),
+            layers.Embedding(_VOCABULARY, 512),
+            layers.LSTM(1024, return_sequences=True),
+            layers.LSTM(1024, return_sequences=True),
+            layers.Dense(_VOCABULARY),
+        ]
+    )
+
+
+def embedding(keras: Any) -> Any:
+    """Returns a model of a large table: 68 million parameters."""
+    layers = keras.layers
+    wide = [layers.Dense(1024, "relu"), layers.Dense(1024, "relu")]
+    table = [keras.Input((32,), dtype="int32"), layers.Embedding(1_000_000, 64), layers.Flatten()]
+    return keras.Sequential([*table, *wide, layers.Dense(_CLASSES)])
+
+
 def transformer(keras: Any) -> Any:
-    """Returns a language model of 12 blocks, 54 million parameters, of Keras's layers."""
-    layers, width = keras.layers, 512
+    """Returns a language model of 6 blocks of Keras's layers: 92 million parameters."""
+    layers, width = keras.layers, 1024
     x = tokens = keras.Input((_TOKENS,), dtype="int32")
     x = layers.Embedding(_VOCABULARY, width)(x)
-    for _ in range(12):
+    for _ in range(6):
         y = layers.LayerNormalization()(x)
-        y = layers.MultiHeadAttention(8, width // 8)(y, y, use_causal_mask=True)
+        y = layers.MultiHeadAttention(16, width // 16)(y, y, use_causal_mask=True)
         x = layers.Add()([x, layers.Dropout(0.1)(y)])
         y = layers.LayerNormalization()(x)
         y = layers.Dense(4 * width, "gelu")(y)
         x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
     x = layers.LayerNormalization()(x)
     return keras.Model(tokens, layers.Dense(_VOCABULARY)(x), name="transformer")
-
-
-def _tokens(rng: Any, rows: int, vocabulary: int) -> tuple:
-    tokens = rng.integers(0, vocabulary, (rows, _TOKENS)).astype("int32")
-    return tokens, tokens
 
 
 # -- What a process measures -----------------------------------------------------------------------
@@ -158,32 +187,30 @@ def _warm() -> None:
     model.fit(np.zeros((4, 8, 8, 3), "float32"), np.zeros(4, "int32"), verbose=0)
 
 
-def measured(part: str, name: str, rows: int) -> int:
-    """Returns the bytes of a part in this process."""
+def measured(part: str, name: str, rows: int) -> Any:
+    """Returns the bytes of a part in this process; those of several for the "state"."""
     import tensorflow as tf
 
     _warm()
     base = _settled()
     model, batch = made(name)
-    if part == "weights":
-        return _settled() - base
-    if part == "slots":
+    gradients = _gradients(model)
+    if part == "state":
+        found = {"weights": _settled() - base}
         before = _settled()
         model.optimizer.build(model.trainable_variables)
-        return _settled() - before
+        found["slots"] = _settled() - before
+        given = map(tf.constant, batch(rows if name in ROWS_ARE_GRADIENTS else 2))
+        kept = gradients(*given)
+        held = _settled()
+        del kept
+        return found | {"gradients": held - _settled()}
     if part == "peak":
         x, y = batch(rows)
         base += x.nbytes + y.nbytes
         _forget_peak()
         model.fit(x, y, batch_size=rows, verbose=0)
         return _peak() - base
-    gradients = _gradients(model)
-    if part == "gradients":
-        x, y = map(tf.constant, batch(2))
-        found = gradients(x, y)
-        held = _settled()
-        del found
-        return held - _settled()
     x, y = map(tf.constant, batch(rows))
     sums = tf.function(lambda x, y: [tf.reduce_sum(_values(g)) for g in gradients(x, y)])
     _settled()
@@ -234,7 +261,7 @@ def row(name: str) -> str:
     """Measures a model; returns its row of the table."""
     rows = MODELS[name]
     estimate = _of_process("estimate", name, rows)
-    found = {p: _of_process(p, name, rows) for p in ("weights", "slots", "gradients", "peak")}
+    found = _of_process("state", name, rows) | {"peak": _of_process("peak", name, rows)}
     whole, half = (_of_process("activations", name, n) for n in (rows, rows // 2))
     found["activations"] = 2 * (whole - half)
     cells = [f"{name}, {rows} rows"]
