@@ -3,7 +3,8 @@
     fault_program.py DIRECTORY KIND FAULT WHERE RANK [WIDTH]
 
 It records in DIRECTORY when the fault happens. If WHERE is an exchange of gradients that are summed
-by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another.
+by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another. If it is an exchange of parts,
+the optimizer's state is divided among the ranks.
 """
 
 import os
@@ -21,6 +22,7 @@ import tensorflow as tf
 import tfdml
 from tfdml.collectives.hosts import Hosts
 from tfdml.compression.exchange import by_hosts, compressed_aggregator
+from tfdml.runtime.guard.watched_collective import WatchedCollective
 from tfdml.strategies.replicas import extended
 
 directory, kind, fault, where, faulty = sys.argv[1:6]
@@ -64,6 +66,10 @@ class At(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if where == "epoch_end":
             do_fault()
+        if where == "save":
+            if epoch == 1:
+                do_fault()
+            self.model.save(os.path.join(directory, "model.keras"))
 
     def on_predict_batch_end(self, batch, logs=None):
         if where == "predict":
@@ -113,6 +119,28 @@ def sum_by_hosts_until_the_fault() -> None:
     mock.patch.object(by_hosts, "exchanged", faulty_exchange).start()
 
 
+# The halves of an exchange of parts, by the collective's method; and a save, which gathers slots.
+HALVES = {"to_parts": "all_to_all_rows", "to_wholes": "all_gather_rows"}
+DIVIDED = (*HALVES, "save", "save_alone")
+
+
+def exchange_parts_until_the_fault() -> None:
+    """Has the fault before one half of a later step's exchange of parts."""
+    original = getattr(WatchedCollective, HALVES[where])
+
+    def faulty_exchange(collective, tensor, counts, name):
+        def begin() -> np.float32:
+            if strategy.extended.guard.activity.step >= 3:
+                do_fault()
+            return np.float32(0)
+
+        with tf.control_dependencies([tensor, tf.numpy_function(begin, [], tf.float32)]):
+            tensor = tf.identity(tensor)
+        return original(collective, tensor, counts, name)
+
+    mock.patch.object(WatchedCollective, HALVES[where], faulty_exchange).start()
+
+
 def batches():
     """Yields rows, one by one; data function that may fail."""
     for row in range(96):
@@ -123,16 +151,22 @@ def batches():
 
 if where in BY_HOSTS:
     sum_by_hosts_until_the_fault()
-codec = "int8" if where in BY_HOSTS else None
+if where in HALVES:
+    exchange_parts_until_the_fault()
+options = {
+    "silence_limit": 3.0,
+    "compression": "int8" if where in BY_HOSTS else None,
+    "sharding": tfdml.Sharding() if where in DIVIDED else None,
+}
 if kind == "horovod":
-    strategy = tfdml.HorovodStrategy(silence_limit=3.0, compression=codec)
+    strategy = tfdml.HorovodStrategy(**options)
 else:
-    strategy = tfdml.MultiWorkerMirroredStrategy(silence_limit=3.0, compression=codec)
+    strategy = tfdml.MultiWorkerMirroredStrategy(**options)
 if where == "before_the_model":
     do_fault()
 with strategy.scope():
     model = FaultyStep([keras.layers.Input((6,)), keras.layers.Dense(width), keras.layers.Dense(3)])
-    model.compile("sgd", "mse", run_eagerly=False)
+    model.compile("adam" if where in DIVIDED else "sgd", "mse", run_eagerly=False)
 signature = (tf.TensorSpec((6,)), tf.TensorSpec((3,)))
 dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).batch(12)
 x = np.ones((48, 6), "float32")
@@ -140,9 +174,13 @@ y = np.ones((48, 3), "float32")
 if where == "evaluate_alone" and strategy.rank == int(faulty):
     Path(directory, "fault").write_text(str(time.time()))
     model.evaluate(x, y, verbose=0)
+epochs = 1 if where == "save_alone" else 30
 model.fit(
-    dataset, validation_data=(x, y), validation_batch_size=12, epochs=30, verbose=0,
+    dataset, validation_data=(x, y), validation_batch_size=12, epochs=epochs, verbose=0,
     callbacks=[At()],
 )  # fmt: skip
+if where == "save_alone" and strategy.rank == int(faulty):
+    Path(directory, "fault").write_text(str(time.time()))
+    model.save(os.path.join(directory, "model.keras"))
 model.predict(x, batch_size=12, verbose=0, callbacks=[At()])
 print("done", flush=True)

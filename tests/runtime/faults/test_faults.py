@@ -93,6 +93,24 @@ def test_a_fault_in_an_exchange_by_hosts(tmp_path, kind, fault, where, rank):
     check(tmp_path, kind, 3, fault, where, rank, 600)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "SIGKILL", "to_wholes", 1),
+        *[
+            pytest.param(kind, fault, where, rank, marks=pytest.mark.slow)
+            for kind in ("horovod", "multi_worker")
+            for fault in ("SIGKILL", "SIGSTOP")
+            for where in ("to_parts", "to_wholes", "save")
+            for rank in (0, 1)
+            if (kind, fault, where, rank) != ("horovod", "SIGKILL", "to_wholes", 1)
+        ],
+    ],
+)
+def test_a_fault_in_an_exchange_of_parts(tmp_path, kind, fault, where, rank):
+    check(tmp_path, kind, 2, fault, where, rank, 600)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_death_during_a_large_exchange(tmp_path, kind):
@@ -109,6 +127,17 @@ def test_call_made_by_one_rank_only(tmp_path, kind):
     assert "Received for call: evaluate on rank 0, fit on rank 1" in job.output or (
         "Received for call: fit on rank 1, evaluate on rank 0" in job.output
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_model_with_divided_slots_saved_by_one_rank_only(tmp_path, kind):
+    job = run_job(tmp_path, kind, 2, "none", "save_alone", 0, 600)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 60
+    assert not job.left
+    assert "rank 0 waits in all_gather of divided_slots/shapes" in job.message, job.output[-6000:]
+    assert "code that only some ranks run" in job.message
 
 
 @pytest.mark.slow

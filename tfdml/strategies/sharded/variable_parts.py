@@ -189,7 +189,7 @@ def whole_shapes(
     axes = max((len(v.shape) for v in variables), default=0)
     table = [[len(v.shape), *v.shape, *[0] * (axes - len(v.shape))] for v in variables]
     own = tf.constant(table, tf.int64, shape=(len(variables), axes + 1))
-    by_rank = collective.all_gather(own[tf.newaxis], "sharded/shapes").numpy()
+    by_rank = collective.all_gather(own[tf.newaxis], "divided_slots/shapes").numpy()
     shapes = []
     for index, variable in enumerate(variables):
         ownership = ownership_of(variable)
@@ -211,4 +211,4 @@ def whole_value(slot: keras.Variable, collective: Collective) -> np.ndarray:
     """
     own = own_numbers(slot)
     own = np.zeros(0, slot.numpy().dtype) if own is None else own
-    return collective.all_gather(tf.constant(own), "sharded/slot").numpy()
+    return collective.all_gather(tf.constant(own), "divided_slots/values").numpy()
