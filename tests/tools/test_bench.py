@@ -40,6 +40,8 @@ PARTS = {
     "tools.bench.recovery.rank": "tools.bench.recovery",
     "tools.bench.remat.keras_job": "tools.bench.remat",
     "tools.bench.remat.torch_job": "tools.bench.remat",
+    "tools.bench.sharding.rank": "tools.bench.sharding",
+    "tools.bench.sharding.torch_rank": "tools.bench.sharding",
 }
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {

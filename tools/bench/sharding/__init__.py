@@ -1,0 +1,1 @@
+"""Benchmark of optimizer state that is divided among the ranks."""
