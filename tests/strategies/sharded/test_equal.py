@@ -53,7 +53,7 @@ def test_same_bits_on_two_ranks(ranks, name):
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE, ("adam", "unknown")))
+@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE, ("adam",)))
 def test_numbers_of_one_process_in_float64(ranks, name, size):
     arguments = (name, True, None, "float64")
     results = ranks.run_sizes((1, size), cases.trained, *arguments)
@@ -72,7 +72,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("option", _slow_unless(tuple(OPTIONS), ("ema", "accumulation")))
+@pytest.mark.parametrize("option", _slow_unless(tuple(OPTIONS), ("ema",)))
 def test_options_of_optimizers_keep_the_bits(ranks, option):
     arguments = ("adam", False, OPTIONS[option])
     expected = ranks(2).run(cases.trained, *arguments)[0]
@@ -112,7 +112,7 @@ def _trained_with(options: dict, sharded: bool) -> dict:
     return cases.trained("adam", sharded, **options)
 
 
-@pytest.mark.parametrize("name", ["adam", "unknown"])
+@pytest.mark.parametrize("name", ["adam", pytest.param("unknown", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_slots_are_divided(ranks, name, size):
     unsharded = ranks(size).run(cases.trained, name, False)[0]

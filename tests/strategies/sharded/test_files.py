@@ -38,7 +38,7 @@ def test_a_checkpoint_resumes_on_other_ranks_with_or_without_sharding(
         assert _same(whole["slots"], on[0]["slots"])
 
 
-@pytest.mark.parametrize("by_callback", [False, True])
+@pytest.mark.parametrize("by_callback", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", ["adam", pytest.param("unknown", marks=pytest.mark.slow)])
 def test_a_saved_model_has_whole_slots(ranks, tmp_path, name, by_callback):
     path = str(tmp_path / "model.keras")
@@ -52,6 +52,7 @@ def test_a_saved_model_has_whole_slots(ranks, tmp_path, name, by_callback):
         assert _same(expected["slots"], result["slots"])
 
 
+@pytest.mark.slow
 def test_backup_and_restore_restores_slots(ranks, tmp_path):
     for sharded in (False, True):
         directory = str(tmp_path / str(sharded))

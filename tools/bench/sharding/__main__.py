@@ -36,12 +36,15 @@ def main(
             "tools.bench.sharding.torch_rank", *arguments, python=python, **network
         )
     print(f"\n{conditions(load=True)}; {hosts} hosts, {rate or 'no limit'}\n")
-    print("| | ms a step, median | MB sent a step | slots, MB | step / ours without |")
-    print("|---|---:|---:|---:|---:|")
+    titles = ("ms a step, median", "MB sent a step", "of ours without", "slots, MB")
+    print(f"| | {' | '.join(titles)} | step / ours without |")
+    print("|---|---:|---:|---:|---:|---:|")
     first = results["without"]["median"]
     for name, row in results.items():
         ms, sent, slots = row["median"] * 1e3, row["bytes"] / 1e6, row["slots"] / 1e6
-        print(f"| {name} | {ms:,.0f} | {sent:.1f} | {slots:.1f} | {row['median'] / first:.2f} |")
+        of_bytes = row["bytes"] / results["without"]["bytes"]
+        cells = [f"{ms:,.0f}", f"{sent:.1f}", f"{of_bytes:.2f}", f"{slots:.1f}"]
+        print(f"| {name} | {' | '.join(cells)} | {row['median'] / first:.2f} |")
 
 
 if __name__ == "__main__":
