@@ -10,6 +10,7 @@ from tests.harness.pool import RankFailure
 from tests.runtime.guard import guard_cases as cases
 from tfdml.compression import Float16
 from tfdml.strategies import HorovodStrategy, MultiWorkerMirroredStrategy
+from tfdml.strategies.sharding import Sharding
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ OPTIONS = {
     "compression": (Float16(), None),
     "bucket_bytes": (64, 128),
     "check_desync": (1, 2),
+    "sharding": (Sharding(), None),
     "communication_options": (
         tf.distribute.experimental.CommunicationOptions(timeout_seconds=50),
         None,

@@ -72,6 +72,17 @@ SIGNATURES = {
     "keras.src.legacy.saving.legacy_h5_format.load_model_from_hdf5": (
         "filepath custom_objects compile safe_mode"
     ),
+    "TFOptimizer.__init__": "args kwargs",
+    "TFOptimizer._overwrite_model_variables_with_average_value": "trainable_variables",
+    "keras.src.saving.saving_lib.save_model": "model filepath weights_format zipped",
+    "keras.src.saving.saving_lib.save_weights_only": (
+        "model filepath max_shard_size objects_to_skip"
+    ),
+    "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5": (
+        "model filepath overwrite include_optimizer"
+    ),
+    "keras.src.distribution.distribution_lib.set_distribution": "value",
+    "keras.distribution.set_distribution": "value",
     # Only under parameter servers.
     "TFEpochIterator.tf_sync": "",
     "Variable.assign_add": "value",

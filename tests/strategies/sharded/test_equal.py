@@ -54,12 +54,10 @@ def test_same_bits_on_two_ranks(ranks, name):
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE, ("adam",)))
-def test_numbers_of_one_process_in_float64(ranks, name, size):
-    arguments = (name, True, None, "float64")
-    results = ranks.run_sizes((1, size), cases.trained, *arguments)
-    for result in results[size]:
-        one = _without_bytes(results[1][0])
-        assert_close(one, _without_bytes(result), rtol=1e-10, atol=1e-12)
+def test_numbers_without_sharding_in_float64(ranks, name, size):
+    expected = ranks(size).run(cases.trained, name, False, None, "float64")[0]
+    for result in ranks(size).run(cases.trained, name, True, None, "float64"):
+        assert_close(_without_bytes(expected), _without_bytes(result), rtol=1e-10, atol=1e-12)
 
 
 OPTIONS = {
