@@ -100,11 +100,23 @@ GUARDING = {"CallbackList.__init__"}
 FREEING = {"TFEpochIterator._get_iterator"}
 # Needed by several devices of a process: test_scope.py maps layers over data there.
 ON_DEVICES = {"Variable._initialize_with_initializer"}
+# Needed only by sharding: tests/strategies/sharded.
+SHARDING = {
+    "TFOptimizer.__init__",
+    "TFOptimizer._overwrite_model_variables_with_average_value",
+    "BaseOptimizer.save_own_variables",
+    "BaseOptimizer.load_own_variables",
+    "saving_lib.save_model",
+    "saving_lib.save_weights_only",
+    "legacy_h5_format.save_model_to_hdf5",
+    "distribution_lib.set_distribution",
+    "distribution.set_distribution",
+}
 
 
 def test_every_part_of_the_seam_is_listed():
     parts = {_name(o, n) for o, n, _ in seam.REPLACEMENTS}
-    assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES
+    assert parts == NEEDED_BY.keys() | RESUMING | GUARDING | FREEING | ON_DEVICES | SHARDING
 
 
 @pytest.mark.parametrize(

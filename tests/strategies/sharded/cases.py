@@ -1,5 +1,6 @@
 """Cases run by ranks: trainings with and without divided optimizer state, and their results."""
 
+import tempfile
 from typing import Any
 
 import keras
@@ -207,7 +208,8 @@ def error_of(what: str) -> str:
         if what == "h5":
             model = compiled(made, OPTIMIZERS["adam"])
             model.fit(x, y, verbose=0)
-            model.save("model.h5")
+            with tempfile.TemporaryDirectory() as directory:
+                model.save(f"{directory}/model.h5")
         elif what == "built_elsewhere":
             optimizer = keras.optimizers.Adam()
             optimizer.build(make_model().trainable_variables)
