@@ -27,7 +27,7 @@ class ReplicaOptions:
         batch_split: Integer weights of the replicas' parts of a batch, "auto", or None for equal
             parts.
         silence_limit: Seconds of silence after which another process is taken for lost.
-        sharding: What the processes divide among themselves; None for nothing.
+        sharding: Division of optimizer state among the processes; None for no division.
     """
 
     compression: Compressor | None = None
@@ -40,7 +40,7 @@ class ReplicaOptions:
 
     @property
     def shards_optimizers(self) -> bool:
-        """Whether the state of optimizers is divided among the processes."""
+        """Whether each process keeps a part of the optimizers' state."""
         return self.sharding is not None and self.sharding.optimizer_state
 
     @property
@@ -71,7 +71,7 @@ def check(
         bucket_bytes: Size of a gradient bucket in bytes.
         communication_options: Options of TensorFlow's collectives, as text.
         batch_split: A positive number for each replica, "auto", or None for equal parts.
-        sharding: What the processes divide among themselves; None for nothing.
+        sharding: Division of optimizer state among the processes; None for no division.
 
     Raises:
         ValueError: If an argument is wrong.

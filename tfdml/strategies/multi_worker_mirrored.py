@@ -53,8 +53,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             measures each replica's time per row and gives faster ones more rows, in new parts from
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
-        sharding: What the processes divide among themselves: `tfdml.Sharding(optimizer_state=True)`
-            for the optimizer's slots. None for nothing.
+        sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
+            the slots: `tfdml.Sharding(optimizer_state=True)`. None for no division.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.

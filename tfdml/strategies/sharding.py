@@ -1,4 +1,4 @@
-"""`Sharding`: what a strategy's processes divide among themselves, instead of each keeping it."""
+"""`Sharding`: the division of optimizer state among the processes of a job."""
 
 import dataclasses
 

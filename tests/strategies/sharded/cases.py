@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import tfdml
@@ -217,6 +218,11 @@ def error_of(what: str) -> str:
         elif what == "swap":
             model = compiled(made, lambda: OPTIMIZERS["adam"](use_ema=True))
             model.fit(x, y, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights()])
+        elif what == "idle_rank":
+            model = compiled(made, OPTIMIZERS["unknown"])
+            model.optimizer.build(model.trainable_variables)
+            table = model.trainable_variables[0]
+            made.run(lambda: model.optimizer.apply([tf.ones(table.shape)], [table]))
         elif what == "distribution":
             with made.scope():
                 keras.distribution.set_distribution(

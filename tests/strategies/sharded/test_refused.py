@@ -9,6 +9,7 @@ REFUSED = {
     "h5": "`filepath` must end in .keras",
     "built_elsewhere": "must be built in the scope of a strategy with `sharding`",
     "swap": "`SwapEMAWeights` must not be used with `sharding`",
+    "idle_rank": "every rank must own a part of the variables of an update",
     "distribution": "`keras.distribution.set_distribution` must not be called",
 }
 

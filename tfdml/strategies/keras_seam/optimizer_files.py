@@ -65,7 +65,7 @@ def _gather_into(store: Any, optimizer: keras.Optimizer) -> None:
     """Gathers one slot after the other; rank 0 stores each before the next arrives.
 
     Args:
-        store: What rank 0 writes into by index; None on the other ranks.
+        store: Mapping that rank 0 fills with whole slots, by index; None on the other ranks.
         optimizer: The optimizer, with or without a loss scale around it.
     """
     collective = get_extended(optimizer._distribution_strategy).collective

@@ -47,8 +47,29 @@ class OptimizerParts:
 
     def cuts(self, variables: Sequence[keras.Variable]) -> list[Cut | None]:
         """Returns the divisions of whole variables, None for those that all ranks update."""
-        shards = map(ownership_of, self.of(variables))
-        return [None if ownership is None else ownership.cut for ownership in shards]
+        found = map(ownership_of, self.of(variables))
+        return [None if ownership is None else ownership.cut for ownership in found]
+
+    def check_all_update(self, variables: Sequence[keras.Variable]) -> None:
+        """Checks that no rank is left without an update, which would not count the iteration.
+
+        Args:
+            variables: The whole variables that have a gradient.
+
+        Raises:
+            ValueError: On all ranks, if one of them owns none of these variables.
+        """
+        cuts = self.cuts(variables)
+        if not cuts or None in cuts:
+            return
+        idle = [rank for rank in range(cuts[0].ranks) if not any(cut.rows(rank) for cut in cuts)]
+        if idle:
+            names = ", ".join(v.path for v in variables)
+            raise ValueError(
+                f"With `sharding`, every rank must own a part of the variables of an update. "
+                f"Received: an update of {names}, of which rank {', '.join(map(str, idle))} owns "
+                f"nothing. Use an optimizer for these variables alone, built on them."
+            )
 
     def parts_of(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> list:
         """Returns this rank's parts of gradients that are the same on all ranks.
@@ -66,11 +87,7 @@ class OptimizerParts:
 
     def refresh(self, parts: Sequence[keras.Variable]) -> None:
         """Copies the weights into the parts that have memory of their own; in replica context."""
-        copied = [
-            p
-            for p in parts
-            if ownership_of(p) and not (p.ownership.is_whole or p.ownership.is_empty)
-        ]
+        copied = [p for p in parts if ownership_of(p) and p.ownership.is_partial]
 
         def merge(strategy: tf.distribute.Strategy) -> None:
             for part in copied:
@@ -97,7 +114,7 @@ class OptimizerParts:
         def merge(strategy: tf.distribute.Strategy) -> None:
             extended = strategy.extended
             with tf.device(extended.local_devices[0]):
-                own = [own_value(part) for part in divided]
+                own = [_first_copy(part) for part in divided]
                 wholes = gather_parts(
                     extended.collective,
                     own,
@@ -148,12 +165,8 @@ def _part_of(gradient: Any, ownership: Ownership) -> Any:
     return ownership.cut.part_of(gradient, ownership.rank)
 
 
-def own_value(part: keras.Variable) -> tf.Tensor:
-    """Returns this rank's part of a variable as a tensor; empty if it owns nothing."""
-    if part.ownership.is_empty:
-        return tf.zeros(part.ownership.cut.part_shape(part.ownership.rank), part.dtype)
-    value = part.value
-    return tf.convert_to_tensor(getattr(value, "values", [value])[0])
+def _first_copy(part: keras.Variable) -> tf.Tensor:
+    return tf.convert_to_tensor(getattr(part.value, "values", [part.value])[0])
 
 
 def _squares(gradient: Any, dtype: tf.DType) -> tf.Tensor:

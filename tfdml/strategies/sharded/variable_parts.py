@@ -31,7 +31,9 @@ _BY_ROWS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Ownership:
-    """What a part is a part of; the attribute `ownership` of the part, and of its slots.
+    """Division of a variable that this rank has a part of.
+
+    It is the attribute `ownership` of the part, and of the part's slots.
 
     Attributes:
         whole: The whole variable.
@@ -53,9 +55,14 @@ class Ownership:
         """Whether this rank owns nothing of it."""
         return self.cut.rows(self.rank) == 0
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether this rank owns some of its rows, which have memory of their own."""
+        return not (self.is_whole or self.is_empty)
+
 
 def ownership_of(variable: Any) -> Ownership | None:
-    """Returns what a variable is a part of, or a slot of such a part; None for a whole one."""
+    """Returns the `ownership` of a part or of its slot; None for a variable of all ranks."""
     return getattr(variable, "ownership", None)
 
 
@@ -63,12 +70,6 @@ def is_empty(variable: Any) -> bool:
     """Returns whether a variable is a part of which this rank owns nothing."""
     ownership = ownership_of(variable)
     return ownership is not None and ownership.is_empty
-
-
-def whole_of(variable: keras.Variable) -> keras.Variable:
-    """Returns the whole of a part; a whole variable itself."""
-    ownership = ownership_of(variable)
-    return variable if ownership is None else ownership.whole
 
 
 def cuts_for(

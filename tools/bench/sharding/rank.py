@@ -27,8 +27,7 @@ class Timed:
             self.model = mlp()
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             self.model.compile(keras.optimizers.Adam(1e-4), loss)
-        self.clock = Clock()
-        self.rows: list[tuple[float, float, float]] = []
+        self._steps = Clock()
         self.model.fit(*data("mlp", WARM_UP), batch_size=GLOBAL_BATCH, verbose=0)
 
     def run(self, steps: int) -> None:
@@ -40,13 +39,12 @@ class Timed:
         )
         x, y = data("mlp", steps + 1)
         self.model.fit(x, y, batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
-        self.rows += clock.rows[1:]
+        self._steps.rows += clock.rows[1:]
 
     def summary(self) -> dict[str, float]:
         """Returns medians of the steps, and the bytes of this rank's slots."""
-        self.clock.rows = self.rows
         slots = sum(v.numpy().nbytes for v in self.model.optimizer.variables)
-        return {**self.clock.summary(), "slots": slots}
+        return {**self._steps.summary(), "slots": slots}
 
 
 def main(rounds: int, steps: int, rank: Annotated[int, typer.Option(envvar="NETLAB_RANK")]) -> None:

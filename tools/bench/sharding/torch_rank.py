@@ -9,18 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench.compression.model import CLASSES, GLOBAL_BATCH, LAYERS, WARM_UP, WIDTH, Clock
+from tools.bench.compression.model import CLASSES, GLOBAL_BATCH, WARM_UP, WIDTH, Clock
+from tools.bench.compression.torch_rank import build
 from tools.bench.harness import report, threads_each
-
-
-def build() -> Any:
-    """Returns the same model as the TensorFlow ranks."""
-    from torch import nn
-
-    layers: list[nn.Module] = []
-    for _ in range(LAYERS):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
 
 
 def candidate(name: str, ranks: int) -> tuple[Callable[[], None], Any]:

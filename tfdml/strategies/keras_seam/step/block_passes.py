@@ -138,7 +138,7 @@ class SecondPass:
 
 
 class KerasContext:
-    """What Keras passes to layers by context when a block is called.
+    """State that Keras passes to layers by its context, as it is when a block is called.
 
     Args:
         function: The block's function.

@@ -106,6 +106,7 @@ def _update_parts(
         grads: Gradients of this rank's parts.
         variables: The whole variables.
     """
+    parts.check_all_update([v for g, v in zip(grads, variables, strict=True) if g is not None])
     own = parts.of(variables)
     parts.refresh(own)
     pairs = [(g, p) for g, p in zip(grads, own, strict=True) if not is_empty(p)]
