@@ -22,8 +22,9 @@ def picture(size: int) -> bytes:
 
 @pytest.fixture
 def pictures(tmp_path) -> str:
-    image = picture(256)
-    rows = ({"image": image, "label": i % 3} for i in range(3000))
+    # So large that decoding takes 15 times as long as any other stage, of so many records.
+    image = picture(512)
+    rows = ({"image": image, "label": i % 3} for i in range(6000))
     schema = {"image": {"kind": "image"}, "label": "int64"}
     write_tfrecords(rows, str(tmp_path), schema=schema, shards=2)
     return str(tmp_path)

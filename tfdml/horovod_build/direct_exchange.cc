@@ -152,9 +152,8 @@ bool DirectExchange::SendRows(const std::vector<int32_t>& counts, std::vector<in
   }
   for (int peer : Peers()) {
     rows_.counts->send(peer, kValues, peer * sizeof(int32_t), sizeof(int32_t));
-    if (bytes[peer] > 0) {
-      const bool has_room = bytes[peer] <= SlotBytes(rank, peer);
-      rows_.outgoing->send(peer, has_room ? kValues : kResults, offsets[peer], bytes[peer]);
+    if (bytes[peer] > 0 && bytes[peer] <= SlotBytes(rank, peer)) {
+      rows_.outgoing->send(peer, kValues, offsets[peer], bytes[peer]);
     }
   }
   received = counts;
@@ -176,6 +175,7 @@ bool DirectExchange::ReceiveRows(void* rows) {
   const std::vector<size_t> bytes = Bytes(rows_.received, rows_.row_bytes);
   const std::vector<size_t> own = Bytes(rows_.sent, rows_.row_bytes);
   const std::vector<size_t> offsets = Offsets(bytes);
+  const std::vector<size_t> own_offsets = Offsets(own);
   const auto incoming = context_->createUnboundBuffer(rows, offsets.back());
   const auto has_room = [&](int peer) { return bytes[peer] <= SlotBytes(peer, rank); };
   const auto at = [&](int peer) { return static_cast<uint8_t*>(rows) + offsets[peer]; };
@@ -184,7 +184,14 @@ bool DirectExchange::ReceiveRows(void* rows) {
       incoming->recv(peer, kResults, offsets[peer], bytes[peer]);
     }
   }
-  std::memcpy(at(rank), static_cast<const uint8_t*>(rows_.offered) + Offsets(own)[rank], own[rank]);
+  // Large rows leave after this rank has said that it can receive: that word goes through the same
+  // stream, and behind the rows it would let the two directions take turns.
+  for (int peer : Peers()) {
+    if (own[peer] > SlotBytes(rank, peer)) {
+      rows_.outgoing->send(peer, kResults, own_offsets[peer], own[peer]);
+    }
+  }
+  std::memcpy(at(rank), static_cast<const uint8_t*>(rows_.offered) + own_offsets[rank], own[rank]);
   for (int peer : Peers()) {
     if (has_room(peer) && bytes[peer] > 0) {
       std::memcpy(at(peer), inboxes_[peer]->Take(), bytes[peer]);
