@@ -29,6 +29,7 @@ MAY_IMPORT = {
         "runtime",
         "row_split",
         "known_versions",
+        "optimizers",
     },
     "horovod_build": {"topology", "runtime"},
     "optimizers": set(),
@@ -157,7 +158,7 @@ def test_framework_internals_are_used_in_one_module(file):
 
 # Attributes of Keras's and TensorFlow's objects that have no public name.
 FRAMEWORK_ATTRIBUTES = {
-    "optimizers": "_accumulated_gradients _distribution_strategy"
+    "optimizers": "_accumulated_gradients _distribution_strategy _trainable_variables_indices"
     " _get_variable_index _iterations _learning_rate _trainable_variables"
     " _update_model_variables_moving_average _var_key _clip_gradients",
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"

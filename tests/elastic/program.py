@@ -1,6 +1,5 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
-It notes in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
 It records in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
 STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `end` the
 training's end, while the last checkpoint is written) RANK does ACTION: it kills itself (`kill`),
@@ -9,7 +8,8 @@ hosts (`notified`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
 ranks, and keeps the order of the samples; `disk` also saves checkpoints in OUT, every third step;
 commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
-instead of arrays, and keeps a ledger in OUT.
+instead of arrays, and keeps a ledger in OUT; `sharded` divides the optimizer's state, and
+`replicated` keeps each part twice.
 """
 
 import json
@@ -93,7 +93,10 @@ def do(action: str) -> None:
 
 
 keras.utils.set_random_seed(5)
-strategy = tfdml.HorovodStrategy()
+sharding = None
+if {"sharded", "replicated"} & set(sys.argv):
+    sharding = tfdml.Sharding(replicated="replicated" in sys.argv)
+strategy = tfdml.HorovodStrategy(sharding=sharding)
 with strategy.scope():
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]
@@ -134,5 +137,6 @@ result = {
     "iterations": int(model.optimizer.iterations.numpy()),
     "history": history.history,
     "weights": [np.asarray(w).tolist() for w in model.get_weights()],
+    "slots": [int(np.prod(v.shape)) for v in model.optimizer.variables],
 }
 Path(out, f"result{strategy.rank}.json").write_text(json.dumps(result))

@@ -108,6 +108,47 @@ def test_a_lost_rank_comes_back(tmp_path, whole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_lost_rank_leaves_its_part_of_the_slots_to_the_next(tmp_path, whole, lost):
+    (result,) = run(tmp_path, [A, B], f"{lost}:9:kill", "replicated")
+    same(result, whole)
+    assert result["sizes"] == [2] * 8 + [1] * 16
+
+
+@pytest.mark.slow
+def test_divided_slots_follow_the_ranks(tmp_path, whole):
+    """1, 3, 2 ranks: slots are divided again, from all former ranks' parts."""
+    three = f"hosts={A}+{B}+{C}"
+    results = run(tmp_path, [A], f"0:5:{three}", "0:7:notified", "2:15:kill", "replicated")
+    assert len(results) == 2
+    for result in results:
+        same(result, whole)
+    assert results[0]["sizes"] == [1] * 8 + [3] * 6 + [2] * 10
+    # Two moments of each: half of 96 numbers, 16 and 32 of 48, whole biases of 16 and 3.
+    own = [16, 32]
+    for result, part in zip(results, own, strict=True):
+        assert sorted(result["slots"]) == sorted([1, 1, 48, 48, part, part, 16, 16, 3, 3])
+
+
+@pytest.mark.slow
+def test_two_neighbours_are_lost_with_their_parts(tmp_path):
+    """No rank has the part of the first one: with a checkpoint it resumes there, else it ends."""
+    plans = ("1:9:kill", "2:9:kill", "replicated")
+    ended = start(tmp_path, [A, B, C], *plans)
+    assert not ended.ok
+    assert "lost ranks must leave their parts of the optimizer's state" in ended.output
+    assert "Use `tfdml.Sharding(replicated=True)`" in ended.output
+
+
+@pytest.mark.slow
+def test_a_lost_part_comes_from_the_disk(tmp_path, whole):
+    (result,) = run(tmp_path, [A, B], "1:9:kill", "sharded", "disk often")
+    assert result["iterations"] == STEPS * EPOCHS
+    for one, other in zip(result["weights"], whole["weights"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_hosts_come_and_go(tmp_path, whole):
     """1, 2, 1 ranks, following the output of the discovery script."""
     both = f"hosts={A}+{B}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdml.optimizers.norms import squared_norm
+from tfdml.optimizers.norms import FEW, ROW, row_norms, squared_norm
 
 SHAPES = [(), (0,), (3,), (20_000,), (5, 7), (3, 3, 128, 130), (70_001, 4)]
 
@@ -21,6 +21,15 @@ def test_sum_of_squares_is_accurate(shape, dtype):
     assert found.dtype == (tf.float64 if dtype == "float64" else tf.float32)
     rtol = 1e-13 if dtype == "float64" else 1e-6
     np.testing.assert_allclose(found, (values.astype("float64") ** 2).sum(), rtol=rtol)
+
+
+@pytest.mark.parametrize("numbers", [FEW + 1, 3 * FEW + 5, 20 * FEW])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_norms_of_the_rows_of_parts_have_the_bits_of_the_whole(numbers, dtype):
+    values = np.random.default_rng(0).normal(size=numbers).astype(dtype)
+    cuts = [0, 2 * ROW, 9 * ROW, numbers]
+    rows = [row_norms(tf.constant(values[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
+    assert squared_norm(tf.concat(rows, 0)).numpy() == squared_norm(tf.constant(values)).numpy()
 
 
 PROGRAM = """

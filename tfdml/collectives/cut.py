@@ -60,21 +60,22 @@ class Cut:
         return rows((self.bounds[-1], *self.row_shape))[self.bounds[rank] : self.bounds[rank + 1]]
 
 
-def cut_in_rows(shape: Sequence[int], ranks: int) -> Cut | None:
+def cut_in_rows(shape: Sequence[int], ranks: int, multiple: int = _UNIT) -> Cut | None:
     """Cuts a variable into parts of about equal size; returns None if it is too small.
 
     Args:
         shape: The variable's shape.
         ranks: The number of ranks.
+        multiple: Parts begin at multiples of so many numbers: 16, or a multiple of that.
     """
     shape, numbers = tuple(shape), math.prod(shape)
-    if numbers < _UNIT * ranks:
+    if numbers < multiple * ranks:
         return None
     row_shape = shape[1:]
-    unit = _UNIT // math.gcd(math.prod(row_shape), _UNIT)
+    unit = multiple // math.gcd(math.prod(row_shape), multiple)
     rows = shape[0]
     if rows < _UNITS_PER_RANK * ranks * unit:
-        row_shape, unit, rows = (), _UNIT, numbers
+        row_shape, unit, rows = (), multiple, numbers
     units = -(-rows // unit)
     bounds = [min(rows, rank * units // ranks * unit) for rank in range(ranks)]
     return Cut(shape, row_shape, (*bounds, rows))

@@ -34,11 +34,15 @@ class PartAggregator(GradientAggregator):
     Args:
         collective: Collective that moves tensors between processes.
         bucket_bytes: Bytes of gradients that are exchanged together.
+        prefix: Prefix of the exchanges' names.
     """
 
-    def __init__(self, collective: Collective, bucket_bytes: int = BUCKET_BYTES):
+    def __init__(
+        self, collective: Collective, bucket_bytes: int = BUCKET_BYTES, prefix: str = ""
+    ) -> None:
         self._collective = collective
         self._bucket_bytes = bucket_bytes
+        self._prefix = prefix
 
     def buckets(self, gradients: StepGradients) -> list[Bucket]:
         """Returns which gradients are exchanged together; see `GradientAggregator`."""
@@ -50,16 +54,26 @@ class PartAggregator(GradientAggregator):
         Args:
             gradients: The caller's gradients, whole, with their cuts.
         """
+        sums, received = self.sums(gradients)
+        sums = after_all(received, sums)
+        if gradients.may_overflow:
+            label = f"{self._prefix}{gradients.label}"
+            sums, _ = nan_unless_finite(self._collective, sums, all_finite(sums), label)
+        return sums
+
+    def sums(self, gradients: StepGradients) -> tuple[list[Gradient], list[tf.Tensor]]:
+        """Returns the sums, and a tensor from each exchange; see `after_all`."""
         values, cuts, rank = gradients.values, gradients.cuts, self._collective.rank
         sums: list[Gradient | None] = [None] * len(values)
         received: list[tf.Tensor] = []
+        label = f"{self._prefix}{gradients.label}"
         for number, bucket in enumerate(self.buckets(gradients)):
             with on_device(gradients.devices, bucket.indices) as device:
                 total, totals = _sum_parts(
                     self._collective.on(device),
                     [values[i] for i in bucket.indices],
                     [cuts[i] for i in bucket.indices],
-                    f"{gradients.label}/parts_{number}",
+                    f"{label}/parts_{number}",
                 )
             received.append(total)
             for i, own in zip(bucket.indices, totals, strict=True):
@@ -67,20 +81,37 @@ class PartAggregator(GradientAggregator):
         for i, gradient in enumerate(values):
             if isinstance(gradient, tf.IndexedSlices):
                 with on_device(gradients.devices, [i]) as device:
-                    name = f"{gradients.label}/sparse_{i}"
+                    name = f"{label}/sparse_{i}"
                     total = gather_rows_of(self._collective.on(device), gradient, name)
                     sums[i] = total if cuts[i] is None else own_rows(total, cuts[i], rank)
                     received.append(total.values)
-        sums = _after(received, sums)
-        return self._agreed(sums, gradients.label) if gradients.may_overflow else sums
+        return sums, received
 
-    def _agreed(self, sums: list[Gradient], label: str) -> list[Gradient]:
-        """Makes all sums NaN on all ranks if one of them is not finite on any."""
-        finite = [tf.reduce_all(tf.math.is_finite(_values_of(total))) for total in sums]
-        overflows = tf.cast(tf.logical_not(tf.reduce_all(tf.stack(finite))), tf.int32)
-        votes = self._collective.all_reduce([tf.reshape(overflows, [1])], f"{label}/overflow")[0]
-        factor = tf.where(votes[0] > 0, math.nan, 1.0)
-        return [_times(total, factor) for total in sums]
+
+def all_finite(sums: Sequence[Gradient]) -> tf.Tensor:
+    """Returns whether all of this rank's sums are finite: bool, shape `[]`."""
+    finite = [tf.reduce_all(tf.math.is_finite(_values_of(total))) for total in sums]
+    return tf.reduce_all(tf.stack(finite))
+
+
+def nan_unless_finite(
+    collective: Collective, sums: Sequence[Gradient], finite: tf.Tensor, label: str
+) -> tuple[list[Gradient], tf.Tensor]:
+    """Makes all sums NaN on all ranks if some are not finite on any.
+
+    Args:
+        collective: Collective that moves tensors between processes.
+        sums: This rank's sums.
+        finite: Whether they are finite: bool, shape `[]`.
+        label: Name of the exchanges.
+
+    Returns:
+        The sums, and whether those of all ranks are finite.
+    """
+    overflows = tf.cast(tf.logical_not(finite), tf.int32)
+    votes = collective.all_reduce([tf.reshape(overflows, [1])], f"{label}/overflow")[0]
+    factor = tf.where(votes[0] > 0, math.nan, 1.0)
+    return [_times(total, factor) for total in sums], votes[0] == 0
 
 
 def _sum_parts(
@@ -101,7 +132,7 @@ def _sum_parts(
         packed = tf.concat([piece[rank] for rank in range(ranks) for piece in pieces], 0)
     counts = [sum(size[rank] for size in sizes) for rank in range(ranks)]
     if not all(counts):
-        # A rank that owns nothing gets one number, so that its result is not empty; see `_after`.
+        # A rank that owns nothing gets one number: its result is not empty then; see `after_all`.
         chunks = tf.split(packed, counts)
         packed = tf.concat([c if n else packed[:1] for c, n in zip(chunks, counts, strict=True)], 0)
         counts = [max(count, 1) for count in counts]
@@ -121,7 +152,7 @@ def _sum_parts(
     return total, [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _after(received: Sequence[tf.Tensor], sums: list[Gradient]) -> list[Gradient]:
+def after_all(received: Sequence[tf.Tensor], sums: list[Gradient]) -> list[Gradient]:
     """Returns the sums, of which a small one needs the results of all exchanges.
 
     TensorFlow would drop an exchange from a rank's graph if the rank owns nothing of what it sums,

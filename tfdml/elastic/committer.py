@@ -46,7 +46,7 @@ class _Fit:
         """Restores the training's state from the commit."""
         snapshot = self.commit.snapshot
         own = self.commit.own or [snapshot.own]
-        self.training.restore(snapshot.shared, snapshot.tensors, own)
+        self.training.restore(snapshot.shared, snapshot.tensors, own, self.commit.parts)
 
 
 class Committer(ResumingCallback):

@@ -5,12 +5,14 @@ from typing import Any
 
 import keras
 
+from tfdml import topology
 from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCheckpoint
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.elastic.commit_store import CommitStore
 from tfdml.elastic.committer import Committer
 from tfdml.elastic.lost_ranks import translated
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
+from tfdml.strategies.keras_seam.step.sharded_optimizers import divide_all_again
 
 
 class KerasState:
@@ -38,9 +40,10 @@ class KerasState:
                 f"of ranks may change. Received: a model of {type(self._strategy).__name__}. Use "
                 "`FaultTolerantCheckpoint` with another strategy."
             )
-        if not model.optimizer.built:
-            with self._strategy.scope():
-                model.optimizer.build(model.trainable_variables)
+        # Divided state is made when the ranks have met: here every rank would have all of it.
+        shards = self._strategy.extended.options.shards_optimizers and topology.is_elastic()
+        if not model.optimizer.built and not shards:
+            self._build()
         self._names = list(values)
         self.__dict__.update(values)
         self._commits = CommitStore(self._strategy, values)
@@ -82,10 +85,18 @@ class KerasState:
     def _meet(self) -> None:
         self._commits.leave()
         self._strategy.extended.join(_collective())
+        if self._strategy.extended.options.shards_optimizers:
+            divide_all_again(self._strategy.extended)
+        if not self._model.optimizer.built:
+            self._build()
         self._model.train_function = self._model.test_function = None
         self._model.predict_function = None
         self._commits.take_newest()
         self.restore()
+
+    def _build(self) -> None:
+        with self._strategy.scope():
+            self._model.optimizer.build(self._model.trainable_variables)
 
     def restore(self) -> None:
         """Rolls `values` back to the last commit; `fit` restores the training's part of it."""

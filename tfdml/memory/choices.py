@@ -5,6 +5,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdml.compression.auto.auto_aggregator import goes_to_owners
 from tfdml.memory.checkpointing import Blocks
 from tfdml.memory.exchange import exchange_bytes, residual_bytes, step_gradients
 from tfdml.memory.graph_nodes import nbytes_of
@@ -40,11 +41,12 @@ def choices_of(
         for update in updates
     ]
     exchange = sum(exchange_bytes(*each) for each in exchanged)
-    residuals = sum(residual_bytes(*each) for each in exchanged)
     saved = blocks.kept - blocks.nbytes
+    may_shard = ranks > 1 and goes_to_owners(options.compressor)
     found = []
     for checkpointing in (False, True):
-        for sharding in (False, True)[: 1 if ranks == 1 else 2]:
+        for sharding in (False, True)[: 2 if may_shard else 1]:
+            residuals = sum(residual_bytes(*each, sharding) for each in exchanged)
             own_slots = math.ceil(slots / ranks) if sharding else slots
             less = saved if checkpointing else 0
             found.append(

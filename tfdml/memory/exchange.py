@@ -39,7 +39,11 @@ def _with_shape(gradient: tf.Tensor | tf.IndexedSlices, variable: object):
 
 
 def residual_bytes(
-    gradients: StepGradients, size: int, compressor: Compressor | None, bucket_bytes: int
+    gradients: StepGradients,
+    size: int,
+    compressor: Compressor | None,
+    bucket_bytes: int,
+    sharding: bool = False,
 ) -> int:
     """Returns the bytes that compression keeps on a rank from step to step.
 
@@ -48,10 +52,12 @@ def residual_bytes(
         size: The number of ranks.
         compressor: Their compressor, None for none.
         bucket_bytes: Size of a bucket.
+        sharding: Whether optimizer state is divided.
     """
     if size == 1:
         return 0
-    aggregator = make_aggregator(LoopbackCollective(size), compressor, bucket_bytes)
+    collective = LoopbackCollective(size)
+    aggregator = make_aggregator(collective, compressor, bucket_bytes, to_owners=sharding)
     return sum(aggregator.state_bytes(gradients).values())
 
 

@@ -120,8 +120,9 @@ class LAMB(LayerwiseOptimizer):
         ]
         rate = tf.cast(learning_rate, wide) * scale
         if self._get_variable_index(variables[0]) in self._adapting:
-            norm = scale * self._norm(updates)
-            ratio = trust_ratio(self._norm(variables), norm, norm)
+            weights, norm = self._norms(variables, variables, updates)
+            norm *= scale
+            ratio = trust_ratio(weights, norm, norm)
             if self.trust_ratio_clip is not None:
                 ratio = tf.minimum(ratio, tf.constant(self.trust_ratio_clip, wide))
             self._note_ratio(ratio, variables[0])

@@ -158,12 +158,9 @@ class LARS(LayerwiseOptimizer):
         """Returns the trust ratio: float32 or float64."""
         if self._get_variable_index(variables[0]) not in self._adapting:
             return 1.0
-        weights = self._norm(variables)
-        if self.trust_denominator == "joint":
-            norm = denominator = self._norm(updates)
-        else:
-            norm = self._norm(gradients)
-            denominator = norm + decay * weights + self.epsilon
+        is_joint = self.trust_denominator == "joint"
+        weights, norm = self._norms(variables, variables, updates if is_joint else gradients)
+        denominator = norm if is_joint else norm + decay * weights + self.epsilon
         ratio = trust_ratio(self.trust_coefficient * weights, norm, denominator)
         self._note_ratio(ratio, variables[0])
         return ratio

@@ -1,6 +1,6 @@
 """Base class of LARS and LAMB: learning rates per layer, by the norms of weights and updates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.optimizers.exclusion import Exclusion, whole_path
-from tfdml.optimizers.norms import squared_norm
+from tfdml.optimizers.norms import row_norms, squared_norm
 
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
@@ -46,6 +46,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._undecayed = Exclusion("exclude_from_weight_decay", exclude_from_weight_decay)
         self._unadapted = Exclusion("exclude_from_layer_adaptation", exclude_from_layer_adaptation)
         self._trust_ratios: TrustRatios | None = None
+        # Set by a strategy that divides variables among ranks: function of a variable's index and
+        # the `row_norms` of tensors of the shape of its part. It returns those of all ranks' parts,
+        # or None for a variable that is not divided.
+        self.gather_row_norms: Callable[[int, list[tf.Tensor]], list[tf.Tensor] | None] | None
+        self.gather_row_norms = None
 
     def build(self, variables: Sequence) -> None:
         """Decides for each variable whether it decays and adapts; subclasses create their slots.
@@ -115,9 +120,19 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     # -- For subclasses ------------------------------------------------------------------------
 
-    def _norm(self, tensors: Sequence) -> tf.Tensor:
-        """Returns the norm of all tensors together: float32 or float64."""
-        return tf.sqrt(tf.add_n([squared_norm(t) for t in tensors]))
+    def _norms(self, variables: Sequence, *values: Sequence) -> list[tf.Tensor]:
+        """Returns norms of values of a whole variable: scalars, float32 or float64.
+
+        Args:
+            variables: The variable's parts.
+            *values: For each norm, the values that belong to the parts.
+        """
+        if self.gather_row_norms is not None:
+            index = self._get_variable_index(variables[0])
+            rows = self.gather_row_norms(index, [row_norms(part) for (part,) in values])
+            if rows is not None:
+                return [tf.sqrt(squared_norm(r)) for r in rows]
+        return [tf.sqrt(tf.add_n([squared_norm(part) for part in parts])) for parts in values]
 
     def _note_ratio(self, ratio: tf.Tensor, variable: Any) -> None:
         if self._trust_ratios is not None:

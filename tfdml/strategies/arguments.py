@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, get
+from tfdml.compression.auto.auto_aggregator import goes_to_owners
 from tfdml.row_split import integer_weights
 from tfdml.strategies.sharding import Sharding
 
@@ -98,10 +99,13 @@ def check(
             f"for example `tfdml.Sharding(optimizer_state=True)`."
         )
     compressor = get(compression)
-    if sharding is not None and sharding.optimizer_state and compressor is not None:
+    shards = sharding is not None and sharding.optimizer_state
+    if shards and not goes_to_owners(compressor):
         raise ValueError(
-            f"`compression` must be None with `sharding`, because new weights are sent as they "
-            f"are. Received: compression={compression!r} and sharding={sharding!r}. Leave one out."
+            f"`compression` must encode the part of each owner on its own with `sharding`. "
+            f"Received: compression={compressor!r}, whose sums every rank must have, or which "
+            f"computes the optimizer's momentum. Use for example tfdml.compression.QSGD(8), or "
+            f"leave out `sharding`."
         )
     return ReplicaOptions(
         compressor,

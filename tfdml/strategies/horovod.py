@@ -91,12 +91,6 @@ class HorovodStrategy(ReplicaStrategy):
                 f"`batch_split` must be 'auto' or None in an elastic job, because the number of "
                 f"processes changes. Received: batch_split={batch_split!r}. Use 'auto'."
             )
-        if topology.is_elastic() and options.shards_optimizers:
-            raise ValueError(
-                f"`sharding` must be None in an elastic job, because a lost rank takes its part of "
-                f"the optimizer's state along. Received: sharding={sharding!r}. Start the job "
-                f"without `--min-np`, and resume it by `tfdml.callbacks.FaultTolerantCheckpoint`."
-            )
         collective = _collective()
         own = own_devices(devices, topology.launched(), most=1)
         super().__init__(collective, own, options)

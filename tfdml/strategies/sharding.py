@@ -21,12 +21,18 @@ class Sharding:
     have a `clipnorm`. All others, such as `LARS`, `LAMB`, `Adafactor`, `Muon` and your own, need
     whole variables: each process owns some of them.
 
+    `compression` encodes gradients on the way to their owners; new weights are sent as they are, so
+    it saves at most half of the bytes.
+
     Saving a model together with its optimizer gathers the slots: all ranks must call `model.save`
     or `save_weights`, and rank 0 writes the file.
 
     Args:
         optimizer_state: Whether the optimizer's slots are divided. False is the same as no
             `Sharding`.
+        replicated: For `tfdml.elastic`: whether each commit has a process's part twice, its own
+            and a copy on the next process. Training then goes on in memory when a process is lost,
+            or several that do not follow each other; otherwise only from a checkpoint on disk.
 
     Reference:
         Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
@@ -34,11 +40,11 @@ class Sharding:
     """
 
     optimizer_state: bool = True
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        if not isinstance(self.optimizer_state, bool):
-            raise ValueError(
-                f"`optimizer_state` must be True or False. Received: "
-                f"optimizer_state={self.optimizer_state!r}."
-            )
+        for name in ("optimizer_state", "replicated"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")

@@ -42,8 +42,9 @@ CODECS = {
     "momentum": compression.DeepGradientCompression(0.1, momentum=MOMENTUM),
     "auto": compression.Auto([compression.TopK(0.1)]),
 }
-# On two hosts values are selected in each of four chunks instead of two: there all are selected,
-# and so they are in the reference, which is trained with "all_values".
+# On two hosts values are selected in each of four chunks instead of two, and with sharding in each
+# owner's part: there all are selected, and so they are in the reference, which is trained with
+# "all_values".
 SELECTING_ALL = {
     "sparse": compression.TopK(1.0),
     "momentum": compression.DeepGradientCompression(1.0, momentum=MOMENTUM),
@@ -77,7 +78,7 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
         return CODECS["quantising"] if encodes else None
     if len(families) > 1:
         return [CODECS[name] for name in families]
-    if {"hosts", "all_values"} & set(features):
+    if {"hosts", "sharding", "all_values"} & set(features):
         return (CODECS | SELECTING_ALL)[families[0]]
     return (FOR_SERVERS if servers else CODECS)[families[0]]
 
@@ -87,7 +88,7 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
     if "sharding" in features:
-        given["sharding"] = tfdml.Sharding(optimizer_state=True)
+        given["sharding"] = tfdml.Sharding(optimizer_state=True, replicated=topology.is_elastic())
     if "batch_split" in features:
         measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
         parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
@@ -205,9 +206,6 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
     processes.
     """
     with contextlib.ExitStack() as decided:
-        if {"elastic", "sharding"} <= set(features):
-            # Refused before the ranks are connected.
-            decided.enter_context(mock.patch.object(topology, "is_elastic", return_value=True))
         if "auto" in features:
             decided.enter_context(mock.patch.object(auto_aggregator, "CandidateChoice", Decided))
         if "hosts" in features:

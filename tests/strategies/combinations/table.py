@@ -62,7 +62,8 @@ class Equal:
     """The pair is trained on two ranks, and equals the training without it.
 
     With a codec, the reference is the training with the codec alone; if the codec has no peer
-    there, as on parameter servers, the training without a codec, within `rtol` and `atol`.
+    there, as on parameter servers, or encodes but one of two ways, as with sharding, the training
+    without a codec, within `rtol` and `atol`.
 
     Attributes:
         rtol: Relative tolerance.
@@ -116,7 +117,7 @@ NO_DEVICES = Apart(
 NOT_BETWEEN_WORKERS = Apart(
     "workers send to servers, not to one another", "`TF_CONFIG` must describe the cluster"
 )
-NO_CODEC = Refused("`compression` must be None with `sharding`", by_default=True)
+NOT_TO_OWNERS = Refused("`compression` must encode the part of each owner", by_default=True)
 NO_SHARDING = Apart(
     "slots are on the servers", "__init__() got an unexpected keyword argument 'sharding'"
 )
@@ -354,13 +355,13 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "hosts": EQUAL,
     },
     "sharding": {
-        "cast": NO_CODEC,
-        "quantising": NO_CODEC,
-        "sign": NO_CODEC,
-        "sparse": NO_CODEC,
-        "low_rank": NO_CODEC,
-        "momentum": NO_CODEC,
-        "auto": NO_CODEC,
+        "cast": Equal(rtol=1e-3, atol=5e-5),
+        "quantising": Equal(rtol=2e-2, atol=5e-3, by_default=True),
+        "sign": Equal(rtol=5e-2, atol=5e-2),
+        "sparse": EQUAL,
+        "low_rank": NOT_TO_OWNERS,
+        "momentum": NOT_TO_OWNERS,
+        "auto": EQUAL,
         "accumulation": EQUAL,
         "loss_scaling": SHOWN,
         "jit": EQUAL,
@@ -371,7 +372,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "batch_split": EQUAL,
         "ps_sync": NO_SHARDING,
         "ps_async": NO_SHARDING,
-        "elastic": Refused("`sharding` must be None in an elastic job", by_default=True),
+        "elastic": EQUAL,
         "hosts": EQUAL,
         "remat": EQUAL,
     },

@@ -68,7 +68,7 @@ def data(rows: int = 70) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, 0] % CLASSES
 
 
-def make_model(constraint: Any = None) -> keras.Model:
+def make_model(constraint: Any = None, width: int = 33) -> keras.Model:
     """A model with a table, rows that cannot be dealt evenly, and small variables."""
     return keras.Sequential(
         [
@@ -77,7 +77,7 @@ def make_model(constraint: Any = None) -> keras.Model:
             layers.Conv1D(18, 3, activation="tanh"),
             layers.BatchNormalization(),
             layers.Flatten(),
-            layers.Dense(33, activation="tanh", kernel_constraint=constraint),
+            layers.Dense(width, activation="tanh", kernel_constraint=constraint),
             layers.Dropout(0.2, seed=5),
             layers.Dense(CLASSES),
         ]
@@ -91,11 +91,13 @@ def strategy(sharded: bool, devices: int = 1, **options: Any):
     return rank_job.strategy(devices, **options)
 
 
-def compiled(made: Any, optimizer: Any, constraint: Any = None, **options: Any) -> keras.Model:
+def compiled(
+    made: Any, optimizer: Any, constraint: Any = None, width: int = 33, **options: Any
+) -> keras.Model:
     """Returns a compiled model with weights that are the same in each job."""
     with made.scope():
         keras.utils.set_random_seed(11)
-        model = make_model(constraint)
+        model = make_model(constraint, width)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(), loss, metrics=["accuracy"], **options)
     return model
@@ -127,19 +129,24 @@ def trained(
     constraint: float | None = None,
     compile_options: dict | None = None,
     scaled: bool = False,
+    strategy_options: dict | None = None,
 ) -> dict[str, Any]:
-    """Trains for two epochs; returns `outcome`."""
+    """Trains for two epochs; returns `outcome`.
+
+    With LARS and LAMB, the largest matrix is so large that it is cut.
+    """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(dtype)
     try:
-        made = strategy(sharded, devices)
+        made = strategy(sharded, devices, **(strategy_options or {}))
 
         def optimizer() -> keras.Optimizer:
             inner = OPTIMIZERS[name](**(optimizer_options or {}))
             return keras.optimizers.LossScaleOptimizer(inner, 64.0) if scaled else inner
 
         limit = None if constraint is None else keras.constraints.MaxNorm(constraint)
-        model = compiled(made, optimizer, limit, **(compile_options or {}))
+        width = 330 if name in ("lars", "lamb") else 33
+        model = compiled(made, optimizer, limit, width, **(compile_options or {}))
         x, y = data()
         history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
         return outcome(model, history)
@@ -148,7 +155,12 @@ def trained(
 
 
 def resumed(
-    directory: str, epochs: int, name: str, sharded: bool, scaled: bool = False
+    directory: str,
+    epochs: int,
+    name: str,
+    sharded: bool,
+    scaled: bool = False,
+    strategy_options: dict | None = None,
 ) -> dict[str, Any]:
     """Trains up to an epoch, from the last checkpoint if there is one."""
 
@@ -156,7 +168,7 @@ def resumed(
         inner = OPTIMIZERS[name]()
         return keras.optimizers.LossScaleOptimizer(inner, 64.0) if scaled else inner
 
-    model = compiled(strategy(sharded), optimizer)
+    model = compiled(strategy(sharded, **(strategy_options or {})), optimizer)
     x, y = data()
     callbacks = [tfdml.callbacks.FaultTolerantCheckpoint(directory)]
     history = model.fit(

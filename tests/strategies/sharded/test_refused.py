@@ -26,7 +26,12 @@ def test_what_is_refused(ranks, what):
 def test_wrong_arguments_are_refused(cls):
     with pytest.raises(ValueError, match="`sharding` must be a `tfdml.Sharding`, or None"):
         cls(sharding=True)
-    with pytest.raises(ValueError, match="`compression` must be None with `sharding`"):
-        cls(sharding=tfdml.Sharding(), compression="fp16")
+    for compression in (
+        "powersgd",
+        "randomk",
+        tfdml.compression.Auto([tfdml.compression.PowerSGD(4)]),
+    ):
+        with pytest.raises(ValueError, match="`compression` must encode the part of each owner"):
+            cls(sharding=tfdml.Sharding(), compression=compression)
     with pytest.raises(ValueError, match="`optimizer_state` must be True or False"):
         tfdml.Sharding(optimizer_state="yes")

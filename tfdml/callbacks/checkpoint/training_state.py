@@ -1,7 +1,7 @@
 """The whole state of a training at one moment, and its restoration."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,9 @@ from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.model_state import ModelState
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.replicas.rank_state import RankState
+
+# Prefix of the names of a rank's parts of divided variables, also on disk.
+_PART = "part/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,16 @@ class OwnState:
 
     tensors: dict[str, np.ndarray]
     notes: dict[str, Any]
+
+    @property
+    def parts(self) -> dict[str, np.ndarray]:
+        """The rank's parts of variables that are divided among the ranks, by name."""
+        return _below(_PART, self.tensors)
+
+    def without_parts(self) -> "OwnState":
+        """Returns the state without the rank's parts of divided variables."""
+        tensors = {name: v for name, v in self.tensors.items() if not name.startswith(_PART)}
+        return dataclasses.replace(self, tensors=tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +95,7 @@ class TrainingState:
             "batch_split": self._ranks.batch_split,
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
-        parts = {f"part/{name}": value for name, value in self._model_state.read_parts().items()}
+        parts = {f"{_PART}{name}": value for name, value in self._model_state.read_parts().items()}
         # Callbacks may have different state on each rank.
         own = OwnState(
             {**random, **ranks, **parts, **arrays}, {"random": notes, "callbacks": callbacks}
@@ -104,7 +117,11 @@ class TrainingState:
         return bool(self._data.changes)
 
     def restore(
-        self, shared: dict[str, Any], tensors: dict[str, np.ndarray], own: Sequence[OwnState]
+        self,
+        shared: dict[str, Any],
+        tensors: dict[str, np.ndarray],
+        own: Sequence[OwnState],
+        parts: Sequence[Mapping[str, np.ndarray]] | None = None,
     ) -> None:
         """Restores a state.
 
@@ -112,8 +129,12 @@ class TrainingState:
             shared: A snapshot's `shared`.
             tensors: A snapshot's `tensors`.
             own: State of each rank at the time, in rank order, for any number of ranks.
+            parts: Each rank's parts of the variables that were divided among the ranks of that
+                time, which all present ranks ask for in the same order; by default those in `own`.
         """
-        self._model_state.restore(tensors, [_below("part/", o.tensors) for o in own])
+        if parts is None:
+            parts = [o.parts for o in own]
+        self._model_state.restore(tensors, parts)
         self._ranks.restore([_below("kept/", o.tensors) for o in own])
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))

@@ -17,6 +17,7 @@ from tfdml.collectives.aggregator import (
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
+from tfdml.collectives.part_exchange import PartAggregator
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.auto.auto import Auto
 from tfdml.compression.auto.candidate_choice import CandidateChoice
@@ -24,6 +25,8 @@ from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
 from tfdml.compression.auto.measure import Clock, measure_codec, measure_link
 from tfdml.compression.compressor import Compressor
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
+from tfdml.compression.exchange.compressed_parts import CompressedPartAggregator
+from tfdml.compression.exchange.to_owners import can_send_to_owners
 
 # Steps per measurement; their median is used, because some may be outliers.
 WINDOW = 5
@@ -44,6 +47,8 @@ class AutoAggregator(GradientAggregator):
         clock: Function that returns the time; it times steps, links and codecs.
         bucket_bytes: Bytes of gradients that are exchanged together.
         hosts: Hosts and their ranks; None if that does not matter.
+        to_owners: Whether each gradient is summed only where it is owned. Candidates that cannot
+            do that are left out.
     """
 
     def __init__(
@@ -53,17 +58,21 @@ class AutoAggregator(GradientAggregator):
         clock: Clock = tf.timestamp,
         bucket_bytes: int = BUCKET_BYTES,
         hosts: Hosts | None = None,
+        to_owners: bool = False,
     ):
         self._collective = collective
         self._hosts = hosts
         self._bucket_bytes = bucket_bytes
         self._clock = clock
-        self._candidates: list[Compressor | None] = [None, *auto.candidates]
+        self._to_owners = to_owners
+        candidates = auto.candidates
+        if to_owners:
+            candidates = [c for c in candidates if can_send_to_owners(c)]
+        self._candidates: list[Compressor | None] = [None, *candidates]
         self._state: dict[str, tf.Variable] = {}
-        self._parts: list[GradientAggregator] = [PlainAggregator(collective, bucket_bytes, "0/")]
-        self._parts += [
-            CompressedAggregator(collective, c, bucket_bytes, self._state, f"{number}/", hosts)
-            for number, c in enumerate(auto.candidates, start=1)
+        self._parts = [
+            _make_one(collective, c, bucket_bytes, hosts, to_owners, self._state, f"{number}/")
+            for number, c in enumerate(self._candidates)
         ]
         # By the exchanges' label: one for each optimizer.
         self.choices: dict[str, CandidateChoice] = {}
@@ -119,9 +128,12 @@ class AutoAggregator(GradientAggregator):
         dense = [g for g in dense if g.shape.is_fully_defined()]
         shapes, dtypes = [g.shape.as_list() for g in dense], [g.dtype for g in dense]
         rest = (shapes, dtypes, self._collective.size, self._bucket_bytes)
-        ways = [False, *(part.sums_by_hosts(gradients) for part in self._parts[1:])]
+        ways = [
+            isinstance(part, CompressedAggregator) and part.sums_by_hosts(gradients)
+            for part in self._parts
+        ]
         sent = [
-            traffic(c, *rest, self._hosts, by_hosts)
+            traffic(c, *rest, self._hosts, by_hosts, self._to_owners)
             for c, by_hosts in zip(self._candidates, ways, strict=True)
         ]
         choice = CandidateChoice(
@@ -183,11 +195,19 @@ class AutoAggregator(GradientAggregator):
             print(f'tfdml: compression="auto": {text}', flush=True)
 
 
+def goes_to_owners(compressor: Compressor | None) -> bool:
+    """Returns whether `make_aggregator` has an aggregator with `to_owners` for a compressor."""
+    if isinstance(compressor, Auto):
+        return any(map(can_send_to_owners, compressor.candidates))
+    return compressor is None or can_send_to_owners(compressor)
+
+
 def make_aggregator(
     collective: Collective,
     compressor: Compressor | None,
     bucket_bytes: int = BUCKET_BYTES,
     hosts: Hosts | None = None,
+    to_owners: bool = False,
 ) -> GradientAggregator:
     """Creates the aggregator of an optimizer whose gradients are exchanged between processes.
 
@@ -196,12 +216,31 @@ def make_aggregator(
         compressor: Compressor of the gradients; None for no compression.
         bucket_bytes: Bytes of gradients that are exchanged together.
         hosts: Hosts and their ranks; None if that does not matter.
+        to_owners: Whether each gradient is summed only where it is owned; see `goes_to_owners`.
     """
-    if compressor is None:
-        return PlainAggregator(collective, bucket_bytes)
     if isinstance(compressor, Auto):
-        return AutoAggregator(collective, compressor, bucket_bytes=bucket_bytes, hosts=hosts)
-    return CompressedAggregator(collective, compressor, bucket_bytes, hosts=hosts)
+        return AutoAggregator(
+            collective, compressor, bucket_bytes=bucket_bytes, hosts=hosts, to_owners=to_owners
+        )
+    return _make_one(collective, compressor, bucket_bytes, hosts, to_owners, {}, "")
+
+
+def _make_one(
+    collective: Collective,
+    compressor: Compressor | None,
+    bucket_bytes: int,
+    hosts: Hosts | None,
+    to_owners: bool,
+    state: dict[str, tf.Variable],
+    prefix: str,
+) -> GradientAggregator:
+    if to_owners and compressor is None:
+        return PartAggregator(collective, bucket_bytes, prefix)
+    if to_owners:
+        return CompressedPartAggregator(collective, compressor, bucket_bytes, state, prefix)
+    if compressor is None:
+        return PlainAggregator(collective, bucket_bytes, prefix)
+    return CompressedAggregator(collective, compressor, bucket_bytes, state, prefix, hosts)
 
 
 def _listed(names: Sequence[str], seconds: dict[int, float]) -> str:

@@ -53,13 +53,15 @@ def traffic(
     bucket_bytes: int = BUCKET_BYTES,
     hosts: Hosts | None = None,
     by_hosts: bool = False,
+    to_owners: bool = False,
 ) -> Traffic:
     """Returns a host's traffic in one step.
 
     A ring all-reduce crosses a host's link once: 2(N-1)/N of the encoded gradients. In the two
     phases, each of a host's L ranks sends the N-L ranks of other hosts a chunk each, and then the
     sums go round the ring: (L(N-L) + N-1)/N, which is the same for L = 1. Summed by hosts, it is
-    2(H-1)/H for H hosts.
+    2(H-1)/H for H hosts. With divided optimizer state only the way to the owners is encoded, and
+    the weights come back as they are: at most half of the bytes are saved.
 
     Args:
         compressor: Compressor of the gradients; None for no compression.
@@ -69,6 +71,7 @@ def traffic(
         bucket_bytes: Bytes of gradients that are exchanged together.
         hosts: Hosts and their ranks; None for one rank on each.
         by_hosts: Whether gradients are summed within hosts first.
+        to_owners: Whether each gradient is summed only where it is owned.
     """
     taken = [
         compressor is not None and compressor.takes(s, d)
@@ -92,6 +95,13 @@ def traffic(
             ring += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
     sent = 2 * (size - 1) / size * ring
     most = 1 if hosts is None else max(map(len, hosts.ranks))
+    if to_owners:
+        nbytes = [n * d.size for n, d in zip(lengths, dtypes, strict=True)]
+        gathers = len(plan_buckets(nbytes, dtypes, bucket_bytes))
+        to, back = most * (size - most) / size, (size - 1) / size
+        encoded = len(plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes))
+        sent = to * (sum(plain) + chunks) + back * sum(nbytes)
+        return Traffic(sent, exchanges - encoded + gathers, sum(sizes))
     if by_hosts:
         sent += 2 * (hosts.count - 1) / hosts.count * chunks
         return Traffic(sent, exchanges, sum(sizes), (most - 1) / most * (sum(sizes) + chunks))

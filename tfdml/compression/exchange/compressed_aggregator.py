@@ -15,11 +15,11 @@ from tfdml.collectives.aggregator import (
     on_device,
     sum_in_buckets,
 )
-from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
+from tfdml.collectives.buckets import BUCKET_BYTES, Bucket
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
-from tfdml.compression.error_feedback import Scales, State
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.by_hosts import (
     HostGroups,
     can_sum_by_hosts,
@@ -32,6 +32,17 @@ from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDU
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
 from tfdml.compression.exchange.state_bytes import state_bytes
+from tfdml.compression.exchange.step_state import (
+    Commit,
+    can_be_compressed,
+    commit_if,
+    commits_of,
+    compressed_buckets,
+    counted_step,
+    memories_of,
+    step_scales,
+    values_of,
+)
 from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
 from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
@@ -48,7 +59,7 @@ class _Sums:
 
     totals: list[Gradient | None]
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    commits: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+    commits: list[Commit] = dataclasses.field(default_factory=list)
 
 
 class CompressedAggregator(GradientAggregator):
@@ -109,7 +120,10 @@ class CompressedAggregator(GradientAggregator):
             self._compressor,
             self._collective.size,
             gradients.at(plain),
-            [gradients.at(b.indices) for b in self._compressed_buckets(compressed, gradients)],
+            [
+                gradients.at(b.indices)
+                for b in compressed_buckets(compressed, gradients, self._bucket_bytes)
+            ],
             self._name(gradients),
         )
 
@@ -121,13 +135,13 @@ class CompressedAggregator(GradientAggregator):
         """Sums gradients over all processes; see `GradientAggregator`."""
         compressed, plain = self._divided(gradients)
         sums = _Sums([None] * len(gradients.values))
-        scales = self._scales(gradients, sums)
+        scales = step_scales(self._kept, self._compressor, gradients, sums.commits)
         totals = self._sum_plain(plain, gradients, scales, sums)
         if compressed or sums.commits:
             sums.finite += _all_finite(totals)
             self._sum_compressed(compressed, gradients, scales, sums)
             # The sums are the same on all processes, so all take the same branch.
-            _assign_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
+            commit_if(tf.reduce_all(tf.stack(sums.finite)), sums.commits)
         return sums.totals
 
     def buckets(self, gradients: StepGradients) -> list[Bucket]:
@@ -135,32 +149,17 @@ class CompressedAggregator(GradientAggregator):
         compressed, plain = self._divided(gradients)
         uncompressed = dense_buckets([gradients.values[i] for i in plain], self._bucket_bytes)
         return [
-            *self._compressed_buckets(compressed, gradients),
+            *compressed_buckets(compressed, gradients, self._bucket_bytes),
             *(Bucket([plain[i] for i in b.indices], b.nbytes) for b in uncompressed),
         ]
 
     def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
         """Returns the indices of the gradients that are compressed, and of the others."""
         count = len(gradients.values)
-        compressed = [i for i in range(count) if self._is_compressed(gradients.values[i])]
+        compressed = [
+            i for i in range(count) if can_be_compressed(gradients.values[i], self._compressor)
+        ]
         return compressed, [i for i in range(count) if i not in compressed]
-
-    def _compressed_buckets(self, indices: Sequence[int], gradients: StepGradients) -> list[Bucket]:
-        sizes = [4 * gradients.values[i].shape.num_elements() for i in indices]
-        buckets = plan_buckets(sizes, [tf.float32] * len(indices), self._bucket_bytes)
-        return [Bucket([indices[i] for i in b.indices], b.nbytes) for b in buckets]
-
-    def _scales(self, gradients: StepGradients, sums: _Sums) -> Scales:
-        """Returns the step's factors, and records its learning rate for the next step."""
-        loss_scale, learning_rate = gradients.factors()
-        loss = tf.constant(1.0) if loss_scale is None else tf.cast(loss_scale, tf.float32)
-        if learning_rate is None or not self._compressor.biased:
-            return Scales(loss, tf.constant(1.0))
-        now = tf.cast(learning_rate, tf.float32)
-        last = self._kept.scalar(f"learning_rate/{gradients.label}")
-        before = last.read_value()
-        sums.commits.append((last, now))
-        return Scales(loss, tf.where((before > 0) & (now > 0), before / now, 1.0))
 
     def _sum_plain(
         self, indices: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
@@ -185,8 +184,7 @@ class CompressedAggregator(GradientAggregator):
         self, indices: Sequence[int], gradients: StepGradients, scales: Scales, sums: _Sums
     ) -> None:
         """Sums the compressed gradients bucket by bucket, and counts the step."""
-        step = self._kept.scalar("step", tf.int32)
-        sums.commits.append((step, step + 1))
+        step = counted_step(self._kept, sums.commits)
         name = self._name(gradients)
         if isinstance(self._compressor, SummableCompressor):
             exchange = self._in_rounds
@@ -195,7 +193,8 @@ class CompressedAggregator(GradientAggregator):
             exchange = functools.partial(
                 self._encoded, self._by_hosts if by_hosts else self._at_once
             )
-        for number, bucket in enumerate(self._compressed_buckets(indices, gradients)):
+        buckets = compressed_buckets(indices, gradients, self._bucket_bytes)
+        for number, bucket in enumerate(buckets):
             own = gradients.at(bucket.indices)
             with on_device(gradients.devices, bucket.indices) as device:
                 totals, finite, commits = exchange(
@@ -209,20 +208,15 @@ class CompressedAggregator(GradientAggregator):
     def _name(self, gradients: StepGradients) -> str:
         return f"{self._prefix}{gradients.label}"
 
-    def _is_compressed(self, gradient: Gradient) -> bool:
-        if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
-            return False
-        return self._compressor.takes(gradient.shape, gradient.dtype)
-
     def _after_sum(self, total: Gradient, name: str, scales: Scales, sums: _Sums) -> Gradient:
         """Returns the sum of an uncompressed gradient after the memory's update, e.g. momentum."""
         variables = self._kept.gradient_state(name, self._memory.init_plain, total.shape)
         if not variables:
             return total
-        state = {key: value * scales.memory for key, value in _values(variables).items()}
+        state = {key: value * scales.memory for key, value in values_of(variables).items()}
         dense = tf.cast(tf.convert_to_tensor(total), tf.float32) / scales.loss
         result, after = self._memory.after_sum(dense, state)
-        sums.commits += _pairs([variables], [after])
+        sums.commits += commits_of([variables], [after])
         return tf.cast(result * scales.loss, total.dtype)
 
     def _encoded(
@@ -239,13 +233,13 @@ class CompressedAggregator(GradientAggregator):
         sums, finite, after, servers_after = sum_bucket(
             self._compressor,
             gradients.values,
-            [_values(m) for m in memories],
-            [_values(s) for s in servers],
+            [values_of(m) for m in memories],
+            [values_of(s) for s in servers],
             scales,
             step,
             name,
         )
-        return sums, finite, _pairs([*memories, *servers], [*after, *servers_after])
+        return sums, finite, commits_of([*memories, *servers], [*after, *servers_after])
 
     def _at_once(
         self, collective: Collective, gradients: StepGradients
@@ -259,7 +253,11 @@ class CompressedAggregator(GradientAggregator):
             self._server(codec, [own[i] for i in indices], f"{label}/{names[indices[0]]}")
             for codec, indices in self._compressor.parts([g.shape for g in own])
         ]
-        return functools.partial(sum_in_two_phases, collective), self._memories(gradients), servers
+        return (
+            functools.partial(sum_in_two_phases, collective),
+            memories_of(self._kept, self._memory, gradients),
+            servers,
+        )
 
     def _by_hosts(
         self, collective: Collective, gradients: StepGradients
@@ -298,13 +296,6 @@ class CompressedAggregator(GradientAggregator):
         state = HostState(self._kept, self._hosts, self._collective.rank)
         return state.way(self._name(gradients), choose)
 
-    def _memories(self, gradients: StepGradients) -> list[dict[str, tf.Variable]]:
-        """Returns what the compressor's memory keeps of each gradient."""
-        return [
-            self._kept.gradient_state(name, self._memory.init, gradient.shape)
-            for name, gradient in zip(gradients.names, gradients.values, strict=True)
-        ]
-
     def _server(
         self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
     ) -> dict[str, tf.Variable]:
@@ -334,7 +325,7 @@ class CompressedAggregator(GradientAggregator):
         if self._uses_operations is None:
             self._uses_operations = all_have_operations(self._collective, self._compressor)
         own, names = gradients.values, gradients.names
-        memories = self._memories(gradients)
+        memories = memories_of(self._kept, self._memory, gradients)
         states = [
             self._kept.gradient_state(n, self._compressor.init, n, g.shape)
             for n, g in zip(names, own, strict=True)
@@ -343,38 +334,16 @@ class CompressedAggregator(GradientAggregator):
             collective,
             self._compressor,
             own,
-            [_values(m) for m in memories],
-            [_values(s) for s in states],
+            [values_of(m) for m in memories],
+            [values_of(s) for s in states],
             scales,
             name,
             self._uses_operations,
         )
-        return sums, finite, _pairs([*memories, *states], [*after, *states_after])
+        return sums, finite, commits_of([*memories, *states], [*after, *states_after])
 
 
 def _all_finite(totals: Sequence[Gradient]) -> list[tf.Tensor]:
     """Returns for each sum of floats whether it is finite."""
     values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in totals]
     return [tf.reduce_all(tf.math.is_finite(v)) for v in values if v.dtype.is_floating]
-
-
-def _values(variables: dict[str, tf.Variable]) -> State:
-    return {key: variable.read_value() for key, variable in variables.items()}
-
-
-def _pairs(variables: Sequence[dict[str, tf.Variable]], values: Sequence[State]) -> list[tuple]:
-    return [
-        (variable, new[key])
-        for own, new in zip(variables, values, strict=True)
-        for key, variable in own.items()
-    ]
-
-
-def _assign_if(condition: tf.Tensor, pairs: Sequence[tuple[tf.Variable, tf.Tensor]]) -> None:
-    """Assigns values to variables if the condition holds; a branch avoids copies."""
-
-    def assign() -> None:
-        for variable, value in pairs:
-            variable.assign(value, read_value=False)
-
-    tf.cond(condition, assign, lambda: None)

@@ -17,6 +17,7 @@ def state_bytes(
     plain: StepGradients,
     buckets: Sequence[StepGradients],
     label: str,
+    owners_keep: bool = True,
 ) -> dict[str, int]:
     """Returns the bytes of an optimizer's state on a rank, by the names of its variables.
 
@@ -26,6 +27,7 @@ def state_bytes(
         plain: The gradients that are not compressed.
         buckets: The gradients that are compressed, in the buckets in which they are sent.
         label: Name of the optimizer's exchanges, with their prefix.
+        owners_keep: Whether a chunk's owner encodes its sum, and keeps the error.
     """
     memory = compressor.memory(size)
     found: dict[str, int] = {}
@@ -39,7 +41,8 @@ def state_bytes(
         for name, gradient in zip(bucket.names, bucket.values, strict=True):
             found |= _of_gradient(name, memory.init, gradient.shape)
         if isinstance(compressor, ChunkCompressor):
-            found |= _of_owner(compressor, size, bucket, label)
+            if owners_keep:
+                found |= _of_owner(compressor, size, bucket, label)
         else:
             for name, gradient in zip(bucket.names, bucket.values, strict=True):
                 found |= _of_gradient(name, compressor.init, name, gradient.shape)

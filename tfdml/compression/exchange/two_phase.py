@@ -82,9 +82,20 @@ class _Part:
         self.indices, self.own = indices, [gradients[i] for i in indices]
         self.encode, self.add, self.decode = stages(codec, collective.size)
         self.chunk = chunk_length(_total(self.own), collective.size, codec.block)
-        # Each part, rank, step and phase has its own random numbers.
-        salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * collective.rank
-        self.seed = tf.stack([step, tf.constant(salt)])
+        self.seed = seed_of(step, collective.rank, name)
+
+
+def seed_of(step: tf.Tensor, rank: int, name: str) -> tf.Tensor:
+    """Returns a rank's seed of a part's random numbers: int32, `[2]`; the next one is free, too.
+
+    Args:
+        step: The step: int32, shape `[]`.
+        rank: The rank.
+        name: The part's name.
+    """
+    # Each part, rank, step and phase has its own random numbers.
+    salt = zlib.crc32(name.encode()) % 2**19 * 2048 + 2 * rank
+    return tf.stack([step, tf.constant(salt)])
 
 
 def exchanged(exchange: Callable, payloads: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:

@@ -8,7 +8,6 @@ from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.hosts import Hosts
-from tfdml.collectives.part_exchange import PartAggregator
 from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
@@ -60,9 +59,9 @@ class AggregatorChoice:
             options: The strategy's options.
         """
         bucket_bytes = options.bucket_bytes
-        if options.shards_optimizers and collective.size > 1:
-            return PartAggregator(collective, bucket_bytes)
         compressor = options.compression if self.compresses(collective, options) else None
+        if options.shards_optimizers and collective.size > 1:
+            return make_aggregator(collective, compressor, bucket_bytes, to_owners=True)
         if self.cross_device_ops is not None:
             return CrossDeviceAggregator(self.cross_device_ops)
         if compressor is not None and self.compresses_between_devices:

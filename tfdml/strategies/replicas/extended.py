@@ -67,6 +67,9 @@ class ReplicaExtended(BatchExtended):
         # Each optimizer's parts, if its state is divided among the ranks.
         self.optimizer_parts: weakref.WeakKeyDictionary[keras.Optimizer, Any]
         self.optimizer_parts = weakref.WeakKeyDictionary()
+        # The number of variables that an optimizer had before its slots were made.
+        self.variables_before_slots: weakref.WeakKeyDictionary[keras.Optimizer, int]
+        self.variables_before_slots = weakref.WeakKeyDictionary()
         self._makes_own_variables = False
         # Whether the ranks are not connected yet, see `join`; until then no rank may train.
         self.must_join = self._is_elastic = False

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
 from tfdml.collectives.part_exchange import gather_parts, own_rows
+from tfdml.optimizers.norms import ROW
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.variable_parts import Ownership, cuts_for, make_part, ownership_of
 
@@ -33,6 +34,7 @@ class OptimizerParts:
         variables: Sequence[keras.Variable],
     ):
         collective = extended.collective
+        self._extended = extended
         cuts = cuts_for(optimizer, variables, collective.size)
         self.variables = [
             variable if cut is None else make_part(variable, cut, collective.rank)
@@ -131,6 +133,28 @@ class OptimizerParts:
 
         if divided:
             tf.distribute.get_replica_context().merge_call(merge)
+
+    def gather_row_norms(self, index: int, own: list[tf.Tensor]) -> list[tf.Tensor] | None:
+        """Returns the norms of all rows of a variable's numbers; None if it is not divided.
+
+        Called in the update of a variable; see `LayerwiseOptimizer`.
+
+        Args:
+            index: The variable's index.
+            own: Norms of the rows of this rank's part, for several tensors of its shape.
+        """
+        ownership = ownership_of(self.variables[index])
+        if ownership is None:
+            return None
+        rows = [-(-size // ROW) for size in ownership.cut.sizes]
+        gathered = self._extended.collective.all_gather_rows(
+            tf.concat(own, 0),
+            [len(own) * number for number in rows],
+            self._extended.unique_name("row_norms"),
+        )
+        # By rank, then by tensor.
+        pieces = tf.split(gathered, [number for number in rows for _ in own])
+        return [tf.concat(pieces[i :: len(own)], 0) for i in range(len(own))]
 
     def squared_norm(self, gradients: Sequence, parts: Sequence[keras.Variable]) -> tf.Tensor:
         """Returns the squared norm of all variables' whole gradients; in replica context.

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut, cut_in_rows, own_whole
+from tfdml.optimizers import LAMB, LARS
+from tfdml.optimizers.norms import FEW, ROW
 
 # These compute each number of a variable on its own, so they may be given any rows.
 _BY_ROWS = frozenset(
@@ -27,6 +30,9 @@ _BY_ROWS = frozenset(
         keras.optimizers.RMSprop,
     }
 )
+# These need norms of a variable, too, which they compute from norms of rows of its numbers. A
+# variable of few numbers has none, and stays whole on all ranks.
+_BY_ROWS_WITH_NORMS = frozenset({LARS, LAMB})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +88,18 @@ def cuts_for(
         variables: The whole variables.
         ranks: The number of ranks.
     """
-    by_rows = type(optimizer) in _BY_ROWS and not optimizer.clipnorm
+    has_norms = type(optimizer) in _BY_ROWS_WITH_NORMS
+    by_rows = (type(optimizer) in _BY_ROWS or has_norms) and not optimizer.clipnorm
     cuts: list[Cut | None] = [None] * len(variables)
     needs_whole = []
     for index, variable in enumerate(variables):
         if getattr(variable, "overwrite_with_gradient", False):
             continue
         if by_rows and variable.constraint is None:
-            cuts[index] = cut_in_rows(variable.shape, ranks)
+            if not has_norms:
+                cuts[index] = cut_in_rows(variable.shape, ranks)
+            elif math.prod(variable.shape) > FEW:
+                cuts[index] = cut_in_rows(variable.shape, ranks, ROW)
         else:
             needs_whole.append(index)
     owned = own_whole([variables[i].shape for i in needs_whole], ranks)

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
+from tfdml.optimizers.layerwise import LayerwiseOptimizer
 from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -55,6 +56,8 @@ def divide_when_built(optimizer: keras.Optimizer) -> None:
     @functools.wraps(build)
     def build_on_parts(self: keras.Optimizer, variables: Sequence) -> None:
         extended = get_extended(self._distribution_strategy)
+        if extended is not None and not self.built:
+            extended.variables_before_slots.setdefault(self, len(self.variables))
         # A class may inherit this function, and build the optimizer by calling that of its parent.
         if self.built or extended is None or not _divides(extended):
             build(self, variables)
@@ -78,7 +81,28 @@ def _build_on_parts(
     with tf.init_scope(), strategy.scope(), extended.making_own_variables():
         parts = OptimizerParts(extended, optimizer, variables)
         extended.optimizer_parts[optimizer] = parts
+        if isinstance(optimizer, LayerwiseOptimizer):
+            optimizer.gather_row_norms = parts.gather_row_norms
         build(optimizer, PartList(parts.variables, optimizer))
+
+
+def divide_all_again(extended: ReplicaExtended) -> None:
+    """Builds all built optimizers again, on their parts for the present ranks; slots begin anew.
+
+    Args:
+        extended: The strategy's extended part.
+    """
+    for optimizer, number in list(extended.variables_before_slots.items()):
+        if optimizer.built:
+            variables = extended.whole_variables(optimizer)
+            extended.optimizer_parts.pop(optimizer, None)
+            if isinstance(optimizer, LayerwiseOptimizer):
+                optimizer.gather_row_norms = None
+            del optimizer._variables[number:]
+            optimizer._trainable_variables_indices.clear()
+            optimizer.built = False
+            with optimizer._distribution_strategy.scope():
+                optimizer.build(variables)
 
 
 def _init(original: Callable) -> Callable:
