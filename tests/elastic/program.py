@@ -1,8 +1,9 @@
 """An elastic training: `program.py OUT HOSTS RANK:STEP:ACTION...`.
 
 It records in OUT what each rank has trained. HOSTS is the file that the host discovery prints. At
-STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `end` the
-training's end, while the last checkpoint is written) RANK does ACTION: it kills itself (`kill`),
+STEP (counted over the whole training; `before9` is its begin, `begin2` that of epoch 2, `commit3`
+the exchange of the third commit's parts, `end` the training's end, while the last checkpoint is
+written) RANK does ACTION: it kills itself (`kill`),
 writes HOSTS (`hosts=a:1+@:1`, where `@` is its own host), or waits until it is notified of other
 hosts (`notified`).
 Plans without a rank: `scale` makes the global batch and the learning rate follow the number of
@@ -25,6 +26,7 @@ import numpy as np
 import tfdml
 from tfdml.callbacks import FaultTolerantCheckpoint
 from tfdml.checkpointing.files import Files
+from tfdml.elastic import commit_store
 
 out, hosts, *plans = sys.argv[1:]
 SAMPLES, BATCH, RATE, EPOCHS = 48, 8, 0.01, 4
@@ -91,6 +93,17 @@ def do(action: str) -> None:
         Path(f"{hosts}.new").write_text(lines.replace("+", "\n") + "\n")
         os.replace(f"{hosts}.new", hosts)
 
+
+def parts_of_previous(*arguments):
+    """Executes the plan in the exchange of a commit's parts, before this rank has sent its own."""
+    global commits
+    commits += 1
+    plan.come_to(f"commit{commits}")
+    return exchange_parts(*arguments)
+
+
+commits, exchange_parts = 0, commit_store.parts_of_previous
+commit_store.parts_of_previous = parts_of_previous
 
 keras.utils.set_random_seed(5)
 sharding = None

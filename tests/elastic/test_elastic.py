@@ -56,7 +56,7 @@ ENVIRONMENT = {
 def start(tmp_path: Path, first: list[str], *plans: str, options: tuple = ()) -> child.ChildResult:
     """Runs the program on hosts; with an empty list as one process."""
     command = horovodrun(tmp_path, first, plans, options) if first else alone(tmp_path, plans)
-    return child.run(command, environment=child_environment(**ENVIRONMENT), timeout=150)
+    return child.run(command, environment=child_environment(**ENVIRONMENT), timeout=300)
 
 
 def results_of(tmp_path: Path, ended: child.ChildResult) -> list[dict]:
@@ -113,6 +113,15 @@ def test_a_lost_rank_leaves_its_part_of_the_slots_to_the_next(tmp_path, whole, l
     (result,) = run(tmp_path, [A, B], f"{lost}:9:kill", "replicated")
     same(result, whole)
     assert result["sizes"] == [2] * 8 + [1] * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_commit_that_a_rank_did_not_complete_is_not_used(tmp_path, whole, lost):
+    """The fourth commit is that after step 6: of the lost rank only that of step 4 has its part."""
+    (result,) = run(tmp_path, [A, B], f"{lost}:commit4:kill", "replicated")
+    same(result, whole)
+    assert result["sizes"] == [2] * 4 + [1] * 20
 
 
 @pytest.mark.slow

@@ -66,12 +66,12 @@ class _Held:
 class CommitStore:
     """Keeps the last commit, and what the calls of `fit` need to resume from it.
 
+    A commit of divided optimizer state is complete when all ranks have it: until then the one
+    before it is kept, too.
+
     Args:
         strategy: Strategy of the model.
         values: The user's values, by name.
-
-    A commit of divided optimizer state is complete when all ranks have it: until then the one
-    before it is kept, too.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, values: dict[str, Any]):
@@ -209,7 +209,9 @@ class CommitStore:
         # Not always rank 0's: it may have just joined, or the loss fell between two ranks' commits.
         root = next(rank for rank, of_rank in enumerate(held_by) if position in of_rank)
         mine = next((h for h in self._held if h.commit.position == position), None)
-        sent = (mine.commit, mine.values) if hvd.rank() == root else None
+        sent = None
+        if hvd.rank() == root:
+            sent = dataclasses.replace(mine.commit, own=[], parts=[]), mine.values
         commit, values = hvd.broadcast_object(sent, root, name="elastic_commit")
         owns = [of_rank[position][0] for of_rank in held_by if position in of_rank]
         commit.own = [own for own in owns if own is not None]

@@ -58,6 +58,9 @@ OPTIMIZERS = {
     "lars": lambda **o: tfdml.optimizers.LARS(0.5, **o),
     "lamb": lambda **o: tfdml.optimizers.LAMB(0.01, **o),
     "unknown": Unknown,
+    "scheduled": lambda **o: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.02, 3, 0.5), **o
+    ),
 }
 
 
@@ -92,15 +95,66 @@ def strategy(sharded: bool, devices: int = 1, **options: Any):
 
 
 def compiled(
-    made: Any, optimizer: Any, constraint: Any = None, width: int = 33, **options: Any
+    made: Any,
+    optimizer: Any,
+    constraint: Any = None,
+    width: int = 33,
+    frozen: bool = False,
+    **options: Any,
 ) -> keras.Model:
     """Returns a compiled model with weights that are the same in each job."""
     with made.scope():
         keras.utils.set_random_seed(11)
         model = make_model(constraint, width)
+        model.layers[0].trainable = not frozen
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(), loss, metrics=["accuracy"], **options)
     return model
+
+
+class TwoOptimizers(keras.Model):
+    """A model whose table has an optimizer of its own."""
+
+    def __init__(self, inner: keras.Model, table_optimizer: keras.Optimizer):
+        super().__init__()
+        self.inner, self.table_optimizer = inner, table_optimizer
+        table_optimizer.build(inner.trainable_variables[:1])
+
+    def call(self, x, training=False):
+        """Calls the model inside."""
+        return self.inner(x, training=training)
+
+    def train_step(self, batch):
+        """Updates the table and the other variables by an optimizer each."""
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.inner.trainable_variables)
+        table, *others = self.inner.trainable_variables
+        self.table_optimizer.apply(gradients[:1], [table])
+        self.optimizer.apply(gradients[1:], others)
+        return {"loss": loss}
+
+
+def trained_by_two(sharded: bool) -> dict[str, Any]:
+    """Trains with two optimizers; returns `outcome`, with the slots of both."""
+    made = strategy(sharded)
+    with made.scope():
+        keras.utils.set_random_seed(11)
+        inner = make_model()
+        model = TwoOptimizers(inner, keras.optimizers.Adagrad(0.1))
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.optimizer.build(inner.trainable_variables[1:])
+    x, y = data()
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    result = outcome(model, history)
+    store: dict[str, np.ndarray] = {}
+    model.table_optimizer.save_own_variables(store)
+    result["slots"] += [np.asarray(store[str(i)]) for i in range(len(store))]
+    return result
 
 
 def slots_of(model: keras.Model) -> list[np.ndarray]:
@@ -130,6 +184,7 @@ def trained(
     compile_options: dict | None = None,
     scaled: bool = False,
     strategy_options: dict | None = None,
+    frozen: bool = False,
 ) -> dict[str, Any]:
     """Trains for two epochs; returns `outcome`.
 
@@ -146,7 +201,7 @@ def trained(
 
         limit = None if constraint is None else keras.constraints.MaxNorm(constraint)
         width = 330 if name in ("lars", "lamb") else 33
-        model = compiled(made, optimizer, limit, width, **(compile_options or {}))
+        model = compiled(made, optimizer, limit, width, frozen, **(compile_options or {}))
         x, y = data()
         history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
         return outcome(model, history)

@@ -46,14 +46,14 @@ def _assert_same(expected: dict, results: list[dict]) -> None:
         np.testing.assert_equal(result["history"], expected["history"])
 
 
-@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE))
+@pytest.mark.parametrize("name", _slow_unless((*BY_ROWS, *WHOLE, "scheduled")))
 def test_same_bits_on_two_ranks(ranks, name):
     expected = ranks(2).run(cases.trained, name, False)[0]
     _assert_same(expected, ranks(2).run(cases.trained, name, True))
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", _slow_unless(BY_ROWS + WHOLE, ("adam",)))
+@pytest.mark.parametrize("name", _slow_unless((*BY_ROWS, *WHOLE, "scheduled"), ("adam",)))
 def test_numbers_without_sharding_in_float64(ranks, name, size):
     expected = ranks(size).run(cases.trained, name, False, None, "float64")[0]
     for result in ranks(size).run(cases.trained, name, True, None, "float64"):
@@ -98,16 +98,37 @@ def test_global_clipnorm_is_that_of_all_parts(ranks, name):
         {"dtype": "mixed_float16"},
         {"scaled": True},
         {"constraint": 0.5},
+        {"frozen": True},
     ],
-    ids=["devices", "jit", "steps_per_execution", "eager", "half", "scaled", "constraint"],
+    ids=[
+        "devices",
+        "jit",
+        "steps_per_execution",
+        "eager",
+        "half",
+        "scaled",
+        "constraint",
+        "frozen",
+    ],
 )
-def test_ways_to_train_keep_the_bits(ranks, options):
-    expected = ranks(2).run(_trained_with, options, False)[0]
-    _assert_same(expected, ranks(2).run(_trained_with, options, True))
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_ways_to_train_keep_the_bits(ranks, name, options):
+    expected = ranks(2).run(_trained_with, name, options, False)[0]
+    _assert_same(expected, ranks(2).run(_trained_with, name, options, True))
 
 
-def _trained_with(options: dict, sharded: bool) -> dict:
-    return cases.trained("adam", sharded, **options)
+def _trained_with(name: str, options: dict, sharded: bool) -> dict:
+    return cases.trained(name, sharded, **options)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_two_optimizers_of_a_model(ranks, size):
+    expected = ranks(size).run(cases.trained_by_two, False)[0]
+    results = ranks(size).run(cases.trained_by_two, True)
+    if size == 2:
+        _assert_same(expected, results)
+    for result in results:
+        assert_close(_without_bytes(expected), _without_bytes(result), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
