@@ -136,9 +136,17 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
-def trained_by_two(sharded: bool) -> dict[str, Any]:
+def trained_by_two(sharded: bool, dtype: str = "float32") -> dict[str, Any]:
     """Trains with two optimizers; returns `outcome`, with the slots of both."""
-    made = strategy(sharded)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        return _trained_by_two(strategy(sharded))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _trained_by_two(made: Any) -> dict[str, Any]:
     with made.scope():
         keras.utils.set_random_seed(11)
         inner = make_model()
