@@ -64,6 +64,19 @@ OPTIMIZERS = {
 }
 
 
+# Arguments of `trained` for ways to train.
+WAYS = {
+    "devices": {"devices": 2},
+    "jit": {"compile_options": {"jit_compile": True}},
+    "steps_per_execution": {"compile_options": {"steps_per_execution": 3}},
+    "eager": {"compile_options": {"run_eagerly": True}},
+    "half": {"dtype": "mixed_float16"},
+    "scaled": {"scaled": True},
+    "constraint": {"constraint": 0.5},
+    "frozen": {"frozen": True},
+}
+
+
 def data(rows: int = 70) -> tuple[np.ndarray, np.ndarray]:
     """Returns texts of word numbers, and their classes."""
     rng = np.random.default_rng(3)

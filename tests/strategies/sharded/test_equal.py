@@ -97,37 +97,15 @@ def test_global_clipnorm_is_that_of_all_parts(ranks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"devices": 2},
-        {"compile_options": {"jit_compile": True}},
-        {"compile_options": {"steps_per_execution": 3}},
-        {"compile_options": {"run_eagerly": True}},
-        {"dtype": "mixed_float16"},
-        {"scaled": True},
-        {"constraint": 0.5},
-        {"frozen": True},
-    ],
-    ids=[
-        "devices",
-        "jit",
-        "steps_per_execution",
-        "eager",
-        "half",
-        "scaled",
-        "constraint",
-        "frozen",
-    ],
-)
+@pytest.mark.parametrize("way", cases.WAYS)
 @pytest.mark.parametrize("name", ["adam", "lamb"])
-def test_ways_to_train_keep_the_bits(ranks, name, options):
-    expected = ranks(2).run(_trained_with, name, options, False)[0]
-    _assert_same(expected, ranks(2).run(_trained_with, name, options, True))
+def test_ways_to_train_keep_the_bits(ranks, name, way):
+    expected = ranks(2).run(_trained_by, way, name, False)[0]
+    _assert_same(expected, ranks(2).run(_trained_by, way, name, True))
 
 
-def _trained_with(name: str, options: dict, sharded: bool) -> dict:
-    return cases.trained(name, sharded, **options)
+def _trained_by(way: str, name: str, sharded: bool) -> dict:
+    return cases.trained(name, sharded, **cases.WAYS[way])
 
 
 def test_two_optimizers_of_a_model_keep_the_bits(ranks):

@@ -1,4 +1,4 @@
-"""What a step's compressed sums read of the kept state, and the updates that depend on the sums."""
+"""State of compressed gradients in one step: values before it, and updates after its sums."""
 
 from collections.abc import Sequence
 

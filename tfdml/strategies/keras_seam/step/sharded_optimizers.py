@@ -87,7 +87,7 @@ def _build_on_parts(
 
 
 def divide_all_again(extended: ReplicaExtended) -> None:
-    """Builds all built optimizers again, on their parts for the present ranks; slots begin anew.
+    """Divides the variables of all built optimizers among the present ranks, with new slots.
 
     Args:
         extended: The strategy's extended part.
