@@ -105,7 +105,8 @@ def _notes(step: SizedStep) -> tuple[str, ...]:
         )
     if any(op.type in ("While", "StatelessWhile") for op in step.graph.graph.get_operations()):
         notes.append(
-            "The step has loops: checkpointing is estimated with each loop as a whole, and loops "
-            "without a known length keep more than is counted."
+            "The step has loops: checkpointing is estimated with each loop as a whole, loops "
+            "without a known length keep more than is counted, and TensorFlow runs up to 32 turns "
+            "at once, each with gradients of the loop's weights: the peak may be twice as high."
         )
     return tuple(notes)
