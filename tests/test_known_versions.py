@@ -169,6 +169,7 @@ def test_a_newer_keras_with_another_fit_is_refused(other_keras):
     assert named == sorted({FIT, *different_from_the_newest("keras")})
 
 
+@pytest.mark.slow
 def test_newer_keras_without_a_class_is_refused(other_keras):
     """The message comes before an import of the class would fail."""
     refused = made_with(other_keras(next_minor("keras"), ("TFEpochIterator", "Epochs")))
@@ -176,6 +177,7 @@ def test_newer_keras_without_a_class_is_refused(other_keras):
     assert f"{TRAINER}.TFEpochIterator._get_iterator" in refused
 
 
+@pytest.mark.slow
 def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
     output = made_with(other_keras(next_patch(), ANOTHER_FIT))
     assert output.startswith("made")
@@ -183,6 +185,7 @@ def test_a_patch_release_with_another_fit_is_warned_of(other_keras):
     assert f"it differs in {FIT}." in output
 
 
+@pytest.mark.slow
 def test_comments_do_not_change_digests(other_keras):
     assert made_with(other_keras(next_patch(), ANOTHER_COMMENT)) == "made\n"
 

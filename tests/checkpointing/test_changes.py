@@ -125,7 +125,13 @@ def train_with(arguments: tuple, keywords: dict) -> dict:
     return train(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("sequential", "functional")),
+        "subclassed",
+    ],
+)
 def test_automatic_names_do_not_matter(ranks, tmp_path, kind):
     """The first kernel has built the model four times, as a notebook does."""
     (whole,) = run(ranks, 1, str(tmp_path / "whole"), kind, epochs=4)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import keras, numpy as np, tensorflow as tf, tfdml
@@ -32,6 +34,7 @@ def _run(directory: Path, ending: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=180)
 
 
+@pytest.mark.slow
 def test_deterministic_program_saves_and_resumes(tmp_path):
     whole = _run(tmp_path / "whole", "ends")
     assert whole.returncode == 0, whole.stderr[-3000:]

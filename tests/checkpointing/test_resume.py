@@ -106,6 +106,7 @@ def records_of(tmp_path_factory) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_records_resume_at_their_position(ranks, tmp_path, records_of):
     """In mid-epoch, and after an epoch's last step, whose epoch has only its end left."""
     whole = run(ranks, 1, str(tmp_path / "whole"), records_of)

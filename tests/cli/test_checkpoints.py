@@ -56,6 +56,7 @@ def test_export(tfdml_command, saved, tmp_path):
     assert np.load(f"{saved}.npy").shape == (4, 3)
 
 
+@pytest.mark.slow
 def test_export_of_weights_and_wrong_outputs(tfdml_command, saved, tmp_path):
     output = tmp_path / "model.weights.h5"
     assert tfdml_command("checkpoints", "export", str(saved), str(output)).returncode == 0

@@ -51,7 +51,8 @@ def test_long_output_is_shown_by_verbose_only():
     assert any("fix it" in line for line in shown(failed))
 
 
-@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 100])
 def test_output_fits_a_screen(tfdml_command, columns):
     done = tfdml_command("doctor", COLUMNS=str(columns))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -65,7 +65,7 @@ def test_nothing_fits(tfdml_command, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("print('nothing')", "SCRIPT must call `fit`"),
+        pytest.param("print('nothing')", "SCRIPT must call `fit`", marks=pytest.mark.slow),
         pytest.param("raise SystemExit(3)", "exit code 3", marks=pytest.mark.slow),
         ("import keras; m = keras.Sequential(); m.fit([1.0])", "`fit` must get arrays"),
     ],

@@ -168,6 +168,7 @@ def run_test(tmp_path, *options: str, timeout: float = 400, **variables: str):
     return done, {run["run"]: run for run in runs}
 
 
+@pytest.mark.slow
 def test_two_workers_pass(tmp_path):
     done, runs = run_test(tmp_path, "--only", "multi_worker_mirrored", "--workers", "2")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -195,7 +195,9 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("compressor", [QSGD(2), OneBit()], ids=repr)
+@pytest.mark.parametrize(
+    "compressor", [pytest.param(QSGD(2), marks=pytest.mark.slow), OneBit()], ids=repr
+)
 @pytest.mark.parametrize(("old", "new"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_nothing_waiting_is_lost_on_other_hosts(compressor, old, new):
     """Residuals of two steps arrive when ranks on other hosts continue without gradients."""

@@ -60,6 +60,7 @@ def test_all_ranks_skip_a_step_that_overflows_on_the_last(ranks, kind):
         assert all(result["weights_kept"])
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_resumed_job_has_the_same_bits(ranks, kind, tmp_path):
     pool = ranks(3, kind, hosts=2)

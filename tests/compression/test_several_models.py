@@ -29,6 +29,7 @@ def test_alternating_models_train_as_each_alone(ranks, kind, codec, accumulation
             _assert_same_bits(one, other)
 
 
+@pytest.mark.slow
 def test_new_observers_lose_no_accumulated_gradients(ranks):
     for one, other in zip(
         ranks(2).run(cases.watched, False), ranks(2).run(cases.watched, True), strict=True
@@ -43,7 +44,7 @@ def test_new_optimizer_begins_without_state(ranks):
         _assert_same_bits(one, other)
 
 
-@pytest.mark.parametrize("as_before", [False, True])
+@pytest.mark.parametrize("as_before", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_state_of_two_optimizers_is_resumed(ranks, as_before):
     """Also from checkpoints whose names of the state do not name the optimizer."""
     whole = ranks(2).run(cases.two_optimizers_go_on, False)

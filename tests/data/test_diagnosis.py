@@ -83,6 +83,7 @@ def test_few_records_have_finite_rates_and_the_start_of_an_epoch_is_slowest(tmp_
     assert [diagnosis._rows(batch) for batch in batches] == [5]
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_named(pictures, monkeypatch):
     import time
 

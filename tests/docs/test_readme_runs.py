@@ -72,6 +72,7 @@ def test_commands_run_elsewhere_have_a_test_there():
             assert (ROOT / file).exists(), file
 
 
+@pytest.mark.slow
 def test_workers(tmp_path):
     (tmp_path / "train.py").write_text(train_program())
     launch, inspect, remove, alone = WORKERS

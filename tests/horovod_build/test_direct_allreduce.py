@@ -48,6 +48,7 @@ def test_every_type_and_operation(ranks, size, operation):
                 np.testing.assert_array_equal(own, right, err_msg=dtype, strict=True)
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_what_is_fused(ranks):
     first = ranks(3).run(training_cases.train, None)
     assert_same_bits(first)

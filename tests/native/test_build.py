@@ -68,6 +68,7 @@ def test_the_name_follows_from_the_sources(monkeypatch, tmp_path):
     assert library.path() != before
 
 
+@pytest.mark.slow
 def test_doctor_reports_compiled_operations(tmp_path):
     package = Path(tfdml.__file__).parent
     shutil.copytree(package, tmp_path / "tfdml", ignore=shutil.ignore_patterns("*.so"))

@@ -100,9 +100,10 @@ HOROVODRUN = [
     *("-np", "2", sys.executable, *RECIPE, "--strategy", "horovod"),
 ]
 LAUNCH = ["-m", "tfdml.cli.main", "launch", "--workers", "2", *RECIPE]
+PAIRS = [pytest.param(HOROVODRUN, marks=pytest.mark.slow), LAUNCH]
 
 
-@pytest.fixture(scope="module", params=[HOROVODRUN, LAUNCH], ids=["horovodrun", "launch"])
+@pytest.fixture(scope="module", params=PAIRS, ids=["horovodrun", "launch"])
 def two(tmp_path_factory, request):
     output = tmp_path_factory.mktemp("two")
     done = run_python(*request.param, "--output", str(output))

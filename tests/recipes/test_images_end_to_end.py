@@ -39,6 +39,7 @@ def train(directory: str) -> tuple[float, float]:
     return history["loss"][0], history["val_accuracy"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILES.exists(), reason="needs Debian's dataset-fashion-mnist")
 def test_convert_verify_and_train_on_two_ranks(ranks, tmp_path):
     output = str(tmp_path / "out")

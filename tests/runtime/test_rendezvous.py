@@ -24,7 +24,8 @@ def start(rank: int, ports: list[int]) -> child.ChildResult:
     return child.run([sys.executable, "-c", PROGRAM], environment=environment, timeout=90)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_never_comes_is_named(rank):
     ports = free_ports(2)
     ended = start(rank, ports)
@@ -42,6 +43,7 @@ def test_port_in_use_is_named():
     assert f"Received on rank 0: 127.0.0.1:{port}, Address already in use" in ended.output
 
 
+@pytest.mark.slow
 def test_server_that_waits_forever_is_ended():
     """A server listens in place of the other rank, but is not a TensorFlow worker."""
     with socket.create_server(("127.0.0.1", 0)) as other:

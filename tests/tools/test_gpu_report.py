@@ -40,6 +40,7 @@ def processors() -> Machine:
 # -- The command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_some_checks_on_processors(tmp_path):
     file = tmp_path / "page.md"
     asked = ("--devices", "cpu", "--only", "devices", "--only", "prefetch")

@@ -193,6 +193,7 @@ def test_the_licence_is_the_standard_text():
     assert hashlib.sha256(text.encode()).hexdigest() == APACHE_2
 
 
+@pytest.mark.slow
 def test_a_broken_description_is_refused(tmp_path):
     """`tools/wheel` fails if twine warns."""
     checkout = copy_of_the_checkout(tmp_path / "checkout")

@@ -41,12 +41,12 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
     ("kind", "fault", "where", "rank"),
     [
         ("horovod", "exit", "exchange", 1),
-        ("horovod", "raise", "alone", 1),
+        pytest.param("horovod", "raise", "alone", 1, marks=pytest.mark.slow),
         # `test_guard` covers an exception, `test_activity` its wording, without a launcher.
         pytest.param("multi_worker", "raise", "batch_end", 1, marks=pytest.mark.slow),
         pytest.param("multi_worker", "raise", "data", 0, marks=pytest.mark.slow),
         ("multi_worker", "SIGTERM", "epoch_end", 0),
-        ("multi_worker", "SIGSTOP", "validation", 1),
+        pytest.param("multi_worker", "SIGSTOP", "validation", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_ends_the_job_everywhere(tmp_path, kind, fault, where, rank):

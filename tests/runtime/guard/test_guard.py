@@ -66,7 +66,7 @@ def test_a_different_option_is_an_error_on_every_rank(ranks, kind, name):
         assert f"for strategy's `{name}`: " in error
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_unequal_exchanges_end_the_job_in_seconds(ranks, again):
     began = time.monotonic()
     with pytest.raises(RankFailure) as failure:
@@ -141,6 +141,6 @@ def test_ranks_left_behind_by_an_exception_are_ended(ranks):
     assert "ValueError: alone" in str(failure.value)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_monitor_shows_epochs_too_short_to_measure(ranks, steps):
     assert [len(epochs) for epochs in ranks(2).run(cases.monitored_short, steps)] == [2, 2]

@@ -317,6 +317,7 @@ def test_ranks_that_horovodrun_ended_are_not_to_blame():
     assert report == ["tfdml launch: rank 1 failed: exit code 3. Its last lines:", _STOPPED]
 
 
+@pytest.mark.slow
 def test_horovodrun_starts_the_ranks(tmp_path):
     script = "import os; print('rank', os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'])"
     done = launch("--horovod", "-n", "2", script=script, tmp_path=tmp_path)

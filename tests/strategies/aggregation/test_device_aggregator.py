@@ -27,8 +27,10 @@ def test_results_of_collective_operations_between_devices(ranks):
     [
         "int8",
         "powersgd",
-        "dgc",
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ("fp16", "onebit", "topk", "randomk")),
+        *(
+            pytest.param(c, marks=pytest.mark.slow)
+            for c in ("dgc", "fp16", "onebit", "topk", "randomk")
+        ),
     ],
 )
 def test_devices_train_like_processes(ranks, compressor):
@@ -75,6 +77,7 @@ def test_gradients_of_several_steps(ranks, accumulate):
     assert_close(ranks(2).run(*case)[0], devices, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled(ranks):
     processes = ranks(2).run(compiled_cases.compressed, "int8")
     (devices,) = ranks(2, "mirrored").run(compiled_cases.compressed, "int8")

@@ -17,7 +17,7 @@ def _each(names, quick=QUICK):
 
 
 @pytest.mark.parametrize("optimizer", _each(cases.OPTIMIZERS))
-@pytest.mark.parametrize("kind", ["horovod", "mirrored", "multi_worker"])
+@pytest.mark.parametrize("kind", ["horovod", *_each(["mirrored", "multi_worker"])])
 def test_table_trains_like_a_matrix(ranks, kind, optimizer):
     (matrix,) = ranks(1).run(cases.train, optimizer, True)
     sizes = (1, 3) if kind == "mirrored" else (1, 2)

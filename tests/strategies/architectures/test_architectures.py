@@ -25,10 +25,7 @@ def _slow(*values):
 # Three devices share 8 rows as 3, 3 and 2. Two processes trace in parallel, and cost less.
 DEFAULT = {
     "decoder": ("mirrored", 3),
-    "encoder": ("horovod", 2),
     "resnet": ("horovod", 2),
-    "time_series": ("mirrored", 3),
-    "recommender": ("mirrored", 3),
 }
 JOBS = [("mirrored", 2), ("mirrored", 3), ("horovod", 2), ("multi_worker", 2)]
 
@@ -133,13 +130,14 @@ def test_lora(ranks, architecture, quantized):
     assert_invariant(results, **FLOAT32)
 
 
-@pytest.mark.parametrize("architecture", ["recommender", _slow("encoder")])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["recommender", "encoder"])
 def test_quantized(ranks, architecture):
     results = ranks.run_sizes((1, 2), cases.quantize, architecture, kind="mirrored")
     assert_invariant(results, **EXACT)
 
 
-@pytest.mark.parametrize("losses", ["objects", "default"])
+@pytest.mark.parametrize("losses", ["objects", _slow("default")])
 def test_distillation(ranks, losses):
     """With `keras.losses` objects, and with functions, whose means `Distiller` computes."""
     results = ranks.run_sizes((1, 2), cases.distill, losses, kind="mirrored")

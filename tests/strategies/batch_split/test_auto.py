@@ -31,7 +31,7 @@ def test_a_slower_rank_gets_fewer_rows(ranks, source):
 @pytest.mark.parametrize(
     ("batch_split", "source", "ends_at"),
     [
-        ("auto", "arrays", 11),
+        pytest.param("auto", "arrays", 11, marks=pytest.mark.slow),
         pytest.param("auto", "arrays", 2, marks=pytest.mark.slow),
         pytest.param("auto", "dataset", 11, marks=pytest.mark.slow),
         pytest.param("auto", "records", 11, marks=pytest.mark.slow),
@@ -51,6 +51,7 @@ def test_a_resumed_training_has_the_same_bits(
         assert all(parts != (1, 1) for _, parts in again), "It has the parts of its epoch."
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_number_of_ranks_begins_equal(ranks, tmp_path):
     case = ("auto", "arrays", str(tmp_path), None)
     ranks(2).run(cases.ended, *case)

@@ -68,6 +68,7 @@ def test_devices_of_one_process(ranks, source, batch_split):
     _assert_equal(ranks, ranks(3, "mirrored").run(cases.fitted, batch_split, source), source)
 
 
+@pytest.mark.slow
 def test_workers_with_two_devices(ranks):
     results = ranks(2, "multi_worker").run(cases.fitted, [5, 3, 1, 2], "arrays", 2)
     _assert_equal(ranks, results)

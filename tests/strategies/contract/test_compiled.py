@@ -17,9 +17,9 @@ from tests.strategies.contract.compiled_cases import by_xla
         pytest.param(cases.fit_arrays, (49, 16, 2, "convolutional"), marks=pytest.mark.slow),
         pytest.param(cases.fit_arrays, (49, 16, 2, "subclassed"), marks=pytest.mark.slow),
         pytest.param(cases.fit_dataset, ("weighted",), marks=pytest.mark.slow),
-        (cases.train_on_batches, ()),
+        pytest.param(cases.train_on_batches, (), marks=pytest.mark.slow),
         pytest.param(model_cases.several_outputs, (), marks=pytest.mark.slow),
-        (model_cases.sparse_gradients, ()),
+        pytest.param(model_cases.sparse_gradients, (), marks=pytest.mark.slow),
         pytest.param(model_cases.variables_without_gradient, (), marks=pytest.mark.slow),
         pytest.param(model_cases.added_loss, (), marks=pytest.mark.slow),
         pytest.param(
@@ -33,7 +33,8 @@ def test_results_equal_one_process(ranks, case, args):
     assert_invariant(ranks.run_sizes((1, 3), by_xla, case, *args))
 
 
-@pytest.mark.parametrize("kind", ["mirrored", pytest.param("multi_worker", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
 def test_every_strategy(ranks, kind):
     assert_invariant(ranks.run_sizes((1, 2), by_xla, cases.fit_arrays, 33, 16, kind=kind))
 

@@ -51,8 +51,8 @@ def broken(part: str, case: Callable, *args):
     [
         ("exchange", (cases.fit_arrays, 33, 16)),
         ("weighting", (cases.fit_arrays, 35, 16)),
-        ("shuffle_agreement", (cases.fit_arrays, 33, 16)),
-        ("initial_broadcast", (custom_cases.custom_loop,)),
+        pytest.param("shuffle_agreement", (cases.fit_arrays, 33, 16), marks=pytest.mark.slow),
+        pytest.param("initial_broadcast", (custom_cases.custom_loop,), marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

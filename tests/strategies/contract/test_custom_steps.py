@@ -9,6 +9,7 @@ from tests.strategies.contract.custom_steps import EXAMPLES
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 ROUNDED = {"rtol": 2e-2, "atol": 2e-3}
+LIKE_ANOTHER = ("cyclegan", "wgan_gp", "simclr", "masked_language", "ddpm")
 OWN_OPTIMIZER = "must apply the model's own optimizer once"
 AS_THEY_ARE = "must return metrics' results unchanged.*Received: 'decibel', computed from"
 # Refused by synchronous parameter servers.
@@ -41,8 +42,8 @@ OPTIONS = {
 )
 @pytest.mark.parametrize(
     "name",
-    # CycleGAN takes longest, and differs little from the other GANs.
-    [pytest.param(n, marks=pytest.mark.slow) if n == "cyclegan" else n for n in EXAMPLES],
+    # One GAN and one contrastive model by default; the other GANs take longest.
+    [pytest.param(n, marks=pytest.mark.slow) if n in LIKE_ANOTHER else n for n in EXAMPLES],
 )
 def test_examples_of_keras_io(ranks, name, kind, size):
     if kind == "parameter_server" and name in REFUSED:

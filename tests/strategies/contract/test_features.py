@@ -57,7 +57,7 @@ def test_optimizers(ranks, feature_kind, name, options):
 @pytest.mark.parametrize(
     "case",
     [
-        model_cases.many_metrics,
+        pytest.param(model_cases.many_metrics, marks=pytest.mark.slow),
         model_cases.synchronized_batch_norm,
         model_cases.sparse_gradients,
         model_cases.added_loss,
@@ -89,7 +89,7 @@ def test_mixed_precision(ranks, feature_kind, policy):
     [
         pytest.param("PyDataset", marks=pytest.mark.slow),
         pytest.param("PyDataset with workers", marks=pytest.mark.slow),
-        "endless PyDataset with workers",
+        pytest.param("endless PyDataset with workers", marks=pytest.mark.slow),
         "generator",
     ],
 )
@@ -110,7 +110,8 @@ def test_local_model_beside_a_distributed_one(ranks, feature_kind):
     _compare(ranks, feature_kind, training_cases.alone_and_together)
 
 
-@pytest.mark.parametrize("labels", ["column", pytest.param("table", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", ["column", "table"])
 def test_pandas_data_frames(ranks, feature_kind, labels):
     _compare(ranks, feature_kind, data_cases.tables, labels)
 

@@ -38,7 +38,9 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "size"), [("mirrored", 3), ("horovod", 2)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [pytest.param("mirrored", 3, marks=pytest.mark.slow), ("horovod", 2)]
+)
 @pytest.mark.parametrize(
     "case",
     [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],

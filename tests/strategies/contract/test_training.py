@@ -11,7 +11,7 @@ from tests.strategies.contract import training_cases as cases
 
 
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_every_sample_is_used_once_per_epoch(ranks, size, shuffle):
     """Although every rank has a different seed."""
     by_rank = ranks.run_sizes((size,), cases.samples_by_epoch, shuffle)[size]

@@ -23,8 +23,8 @@ def test_rows_are_on_their_device_and_row_counts_on_the_host(ranks):
     ("source", "options"),
     [
         ("arrays", {}),
-        ("dataset", {}),
-        ("dataset", {"steps_per_execution": 2}),
+        pytest.param("dataset", {}, marks=pytest.mark.slow),
+        pytest.param("dataset", {"steps_per_execution": 2}, marks=pytest.mark.slow),
         ("dataset", {"steps_per_epoch": 2}),
         ("unknown length", {}),
     ],

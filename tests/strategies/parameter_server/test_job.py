@@ -166,6 +166,7 @@ def served(cluster: dict, role: str, *options: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_another_strategy_on_the_chief_is_warned_of():
     config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
     code = "import tfdml; tfdml.HorovodStrategy()"
@@ -178,6 +179,7 @@ def test_another_strategy_on_the_chief_is_warned_of():
     assert "trains in this process alone" not in done.stderr
 
 
+@pytest.mark.slow
 def test_workers_alone_are_refused_on_the_chief():
     config = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
     done = run_python("-c", "import tfdml; tfdml.MultiWorkerMirroredStrategy()", TF_CONFIG=config)
@@ -185,6 +187,7 @@ def test_workers_alone_are_refused_on_the_chief():
     assert "Use `tfdml.ParameterServerStrategy` on the chief" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_chief_that_never_comes():
     chief, worker, ps = (f"127.0.0.1:{p}" for p in free_ports(3))
     server = served({"chief": [chief], "worker": [worker], "ps": [ps]}, "ps", "--start-limit", "1")

@@ -44,7 +44,8 @@ def test_a_subclassed_model_is_built_by_its_first_batch():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["dense", pytest.param("sequence", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "sequence"])
 def test_a_model_with_blocks_is_saved_and_loaded(tmp_path, name):
     x, y = data(name)
     model = MODELS[name]("block", dropout=False)

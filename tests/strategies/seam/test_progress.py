@@ -31,7 +31,10 @@ def test_lines_within_a_long_epoch(ranks):
     assert not re.search(r"step (\d+)/\1,", chief)
 
 
-@pytest.mark.parametrize(("verbose", "first"), [(0, ""), (1, "Epoch 1/2"), (2, "Epoch 1/2")])
+@pytest.mark.parametrize(
+    ("verbose", "first"),
+    [(0, ""), (1, "Epoch 1/2"), pytest.param(2, "Epoch 1/2", marks=pytest.mark.slow)],
+)
 def test_explicit_verbose_is_respected(ranks, verbose, first):
     chief, other = ranks(2).run(fit_cases.printed, verbose, None)
     assert chief.partition("\n")[0] == first

@@ -9,7 +9,11 @@ from tests.strategies.seam import scope_cases as cases
 
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
 # Three replicas: with two, an error by a factor of two could cancel.
-JOBS = [("mirrored", 3), ("horovod", 2), pytest.param("multi_worker", 2, marks=pytest.mark.slow)]
+JOBS = [
+    ("horovod", 3),
+    pytest.param("mirrored", 3, marks=pytest.mark.slow),
+    pytest.param("multi_worker", 2, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("kind", "size"), JOBS)

@@ -47,7 +47,8 @@ def test_ways_to_train_are_near_training_without_compression(ranks, way):
     _assert_close_to_uncompressed(plain, ranks(2).run(_trained, "int8", way))
 
 
-@pytest.mark.parametrize("after", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [2, 3])
 def test_a_checkpoint_holds_the_residuals(ranks, tmp_path, after):
     arguments = ("sgd", True, False, {"compression": "int8"})
     whole = ranks(2).run(cases.resumed, str(tmp_path / "whole"), 2, *arguments)[0]

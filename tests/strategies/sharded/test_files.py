@@ -14,9 +14,9 @@ def _same(expected: list[np.ndarray], found: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((2, True), (2, True)),
+        pytest.param((2, True), (2, True), marks=pytest.mark.slow),
         ((3, True), (2, True)),
-        ((2, True), (1, False)),
+        pytest.param((2, True), (1, False), marks=pytest.mark.slow),
         pytest.param((1, False), (2, True), marks=pytest.mark.slow),
         pytest.param((2, False), (3, True), marks=pytest.mark.slow),
     ],

@@ -1,5 +1,7 @@
 """Checks that calls start equally on all ranks."""
 
+import pytest
+
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
 from tests.strategies.start import start_cases as cases
 
@@ -16,6 +18,7 @@ def test_weights_loaded_by_rank_0_reach_all(ranks, tmp_path):
     assert_invariant(ranks.run_sizes((1, 2), cases.loaded_by_rank_0, str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_rank_0_restores_for_all(ranks, tmp_path):
     (one,) = ranks(1).run(cases.uninterrupted)
     results = ranks(2).run(cases.backed_up, str(tmp_path))

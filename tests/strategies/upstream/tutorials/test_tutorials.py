@@ -60,7 +60,11 @@ def stock() -> Iterator[RankPool]:
 
 @pytest.mark.parametrize(
     "tutorial",
-    ["keras_fit", "distributed_input", pytest.param("save_and_load", marks=pytest.mark.slow)],
+    [
+        pytest.param("keras_fit", marks=pytest.mark.slow),
+        "distributed_input",
+        pytest.param("save_and_load", marks=pytest.mark.slow),
+    ],
 )
 def test_on_two_devices(run, stock, tmp_path, tutorial):
     """TensorFlow's own strategy gives correct results here too: every batch divides evenly."""
@@ -106,6 +110,7 @@ def test_several_workers(run, tmp_path):
     assert {name for name in files(tmp_path / "of_2" / "ckpt")} >= {"checkpoint"}
 
 
+@pytest.mark.slow
 def test_a_loop_on_several_workers(run, tmp_path):
     (one,) = run("several_workers_loop.py", "horovod", 1, "2")
     both = run("several_workers_loop.py", "multi_worker", 2, "2")
