@@ -43,6 +43,36 @@ def test_encoded_bytes_are_identical(monkeypatch):
     assert sent[0].tobytes() == sent[1].tobytes()
 
 
+@pytest.mark.parametrize("decode", [selection.decoded_rows, selection.decoded_sum])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_decoded_values_are_identical(monkeypatch, decode, rows):
+    # Rows share places, and a row has -0.0, infinity and a value that is not a number.
+    values = np.stack([numbers("normal") * 10.0**i for i in range(rows)])
+    values[0, :3] = -0.0, np.inf, np.nan
+    payload = selection.encoded_largest(tf.constant(values), LENGTH // 2, LENGTH // 2)
+    found = []
+    for library in (native.load(), None):
+        monkeypatch.setattr(native, "usable", lambda library=library: library)
+        traced = tf.function(lambda p: decode(p, LENGTH)).get_concrete_function(payload)
+        assert traced.outputs[0].shape == ([LENGTH] if "sum" in decode.__name__ else [rows, LENGTH])
+        found.append(traced(payload).numpy())
+    assert np.isfinite(found[0]).sum() < found[0].size
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize("place", [-1, 8])
+def test_a_place_outside_of_its_row_is_refused(place):
+    payload = np.frombuffer(np.float32(1).tobytes() + np.int32(place).tobytes(), np.uint8)[None]
+    for total in (False, True):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="A place is outside of its row"):
+            native.load().tfdml_spread(payload, 8, sum=total)
+
+
+def test_a_payload_of_another_size_is_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have 8 bytes a number"):
+        native.load().tfdml_spread(np.zeros([1, 9], np.uint8), 8, sum=True)
+
+
 @pytest.mark.parametrize("count", [0, 9])
 def test_wrong_counts_are_refused(count):
     with pytest.raises(tf.errors.InvalidArgumentError, match="`count` must be from 1"):

@@ -1,4 +1,7 @@
-// The largest numbers of rows: exactly those, in one pass over the numbers.
+// The largest numbers of rows: exactly those, in one pass over the numbers; and rows of such numbers.
+
+#include <atomic>
+#include <cstring>
 
 #include "blocks.h"
 #include "tensors.h"
@@ -21,6 +24,8 @@ constexpr int64_t kGroup = 16;
 constexpr int32_t kRange = 1 << 16;
 // Numbers that a thread takes at once, and what a number costs it in cycles.
 constexpr int64_t kPart = 1 << 15, kCyclesOfPart = kPart;
+// Numbers that could be written in a row in the time of one that is written anywhere.
+constexpr int64_t kNumbersOfMiss = 16;
 
 struct Found {
   float value;
@@ -151,6 +156,77 @@ REGISTER_OP("TfdmlLargest")
       return absl::OkStatus();
     });
 REGISTER_KERNEL_BUILDER(Name("TfdmlLargest").Device(tensorflow::DEVICE_CPU), Largest);
+
+// Adds numbers at their places to rows of zeros, or to one row.
+class Spread : public OpKernel {
+ public:
+  explicit Spread(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("sum", &sum_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& payload = context->input(0);
+    const int64_t number = payload.dim_size(0), bytes = payload.dim_size(1);
+    const int64_t length = context->input(1).scalar<int32_t>()();
+    OP_REQUIRES(context, bytes % 8 == 0,
+                absl::InvalidArgumentError("A row of `payload` must have 8 bytes a number."));
+    Tensor* rows = nullptr;
+    const TensorShape shape = sum_ ? TensorShape({length}) : TensorShape({number, length});
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &rows));
+    float* to = OnLargePages(rows);
+    InParallel(context, shape.num_elements(), 1, [&](int64_t first, int64_t last) {
+      std::memset(to + first, 0, (last - first) * sizeof(float));
+    });
+    std::atomic<bool> fits{true};
+    for (int64_t i = 0; i < number; ++i) {
+      const uint8_t* row = payload.flat<uint8_t>().data() + i * bytes;
+      // Rows are added one after the other, so that sums have the same bits however many threads run.
+      if (!Add(context, row, bytes / 8, length, sum_ ? to : to + i * length)) fits = false;
+    }
+    OP_REQUIRES(context, fits, absl::InvalidArgumentError("A place is outside of its row."));
+  }
+
+ private:
+  // Adds a row's numbers, which have different places. Returns whether all places are in the row.
+  static bool Add(OpKernelContext* context, const uint8_t* row, int64_t count, int64_t length,
+                  float* to) {
+    std::atomic<bool> fits{true};
+    InParallel(context, count, kNumbersOfMiss, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        // A payload begins at any byte.
+        float value;
+        int32_t place;
+        std::memcpy(&value, row + 4 * i, sizeof(value));
+        std::memcpy(&place, row + 4 * (count + i), sizeof(place));
+        if (place < 0 || place >= length) {
+          fits = false;
+        } else {
+          to[place] += value;
+        }
+      }
+    });
+    return fits;
+  }
+
+  bool sum_;
+};
+
+REGISTER_OP("TfdmlSpread")
+    .Input("payload: uint8")
+    .Input("length: int32")
+    .Attr("sum: bool")
+    .Output("rows: float")
+    .SetShapeFn([](InferenceContext* context) {
+      bool sum;
+      TF_RETURN_IF_ERROR(context->GetAttr("sum", &sum));
+      tensorflow::shape_inference::DimensionHandle length;
+      TF_RETURN_IF_ERROR(context->MakeDimForScalarInput(1, &length));
+      const auto number = context->Dim(context->input(0), 0);
+      context->set_output(
+          0, sum ? context->MakeShape({length}) : context->MakeShape({number, length}));
+      return absl::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("TfdmlSpread").Device(tensorflow::DEVICE_CPU), Spread);
 
 }  // namespace
 }  // namespace tfdml

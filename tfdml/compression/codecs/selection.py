@@ -54,6 +54,9 @@ def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
         payload: uint8, shape `[rows, 8 * count]`.
         length: Values per row.
     """
+    library = native.usable()
+    if library is not None:
+        return library.tfdml_spread(payload, length, sum=False)
     values, indices = _pairs(payload)
     rows = tf.shape(payload)[0]
     flat = tf.range(rows)[:, None] * length + indices
@@ -63,6 +66,9 @@ def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
 
 def decoded_sum(payload: tf.Tensor, length: int) -> tf.Tensor:
     """Returns the sum of the decoded rows: float32, shape `[length]`."""
+    library = native.usable()
+    if library is not None:
+        return library.tfdml_spread(payload, length, sum=True)
     return _scattered(*_pairs(payload), length)
 
 
