@@ -339,6 +339,18 @@ def test_choices_of_a_number_of_ranks():
     assert plain.exchange == 2 * WEIGHTS
 
 
+def test_checkpointing_leaves_inputs_of_blocks_and_the_inside_of_one():
+    depth, rows = 16, 4096
+    layers = [keras.layers.Dense(HIDDEN, "relu") for _ in range(depth)]
+    model = keras.Sequential([keras.Input((HIDDEN,)), *layers])
+    model.compile("sgd", "mse")
+    plain, checkpointed = tfdml.estimate_memory(model, rows, ranks=[1]).choices
+    saved = plain.activations - checkpointed.activations
+    # Four blocks keep three inputs and the four outputs of one, of sixteen outputs.
+    assert 6 < saved / (4 * rows * HIDDEN) <= 9
+    assert plain.peak - checkpointed.peak == saved
+
+
 def test_the_first_choice_that_fits():
     def choice(ranks, sharding, checkpointing, peak):
         return Choice(ranks, sharding, checkpointing, 1, 1, 1, 1, 1, 1, peak)
