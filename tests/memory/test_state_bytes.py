@@ -11,6 +11,7 @@ from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import Auto, Compressor, OneBit, PowerSGD, TopK
 from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
+from tfdml.memory.exchange import exchange_bytes, residual_bytes
 
 # With a bucket of 4 KB the gradients are in several, of which the last is of one alone.
 BUCKET = 4096
@@ -71,3 +72,27 @@ def test_candidates_of_auto_share_residuals():
     prefixes = {n.split("/")[1] for n in found if n.startswith("server_residual/")}
     assert prefixes == {"1", "2"}
     assert any(n.startswith("q/") for n in found)
+
+
+def test_an_exchange_takes_sums_residuals_and_encoded_parts():
+    given = StepGradients([tf.TensorSpec((1024, 1024), tf.float32)], ["w"], "g")
+    whole, codec, bucket_bytes = 4 << 20, TopK(0.25), 8 << 20
+    # On two ranks: the two parts that are sent, those received, the own sum, and both ranks' sums;
+    # a quarter of a part's values, with their indices.
+    encoded = (2 + 2 + 1 + 2) * 8 * (1 << 17)
+    aggregator = make_aggregator(LoopbackCollective(2), codec, bucket_bytes)
+    residuals = sum(aggregator.state_bytes(given).values())
+    assert residuals >= whole
+    # The sum, and three copies while a bucket is encoded.
+    assert exchange_bytes(given, 2, codec, bucket_bytes) == 4 * whole + residuals + encoded
+
+
+def test_owners_have_no_residual_of_sums():
+    given = StepGradients([tf.TensorSpec((1024, 1024), tf.float32)], ["w"], "g")
+    whole, bucket_bytes = 4 << 20, 8 << 20
+    assert residual_bytes(given, 2, TopK(0.25), bucket_bytes) == pytest.approx(
+        1.5 * whole, rel=1e-4
+    )
+    # New weights come back as they are.
+    sharded = residual_bytes(given, 2, TopK(0.25), bucket_bytes, sharding=True)
+    assert sharded == pytest.approx(whole, rel=1e-4)
