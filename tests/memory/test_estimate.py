@@ -318,6 +318,23 @@ def test_training_is_not_changed():
     assert losses(True) == losses(False)
 
 
+class Unread(keras.layers.Layer):
+    """Computes a large tensor that nobody reads; TensorFlow leaves it out."""
+
+    def call(self, inputs):
+        tf.tile(inputs, [1, 1000])
+        return inputs
+
+
+def test_a_result_that_nobody_reads_takes_nothing():
+    def model(*layers):
+        made = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        return made
+
+    assert of(model(Unread())).activations == of(model()).activations
+
+
 # -- Ranks and choices -----------------------------------------------------------------------------
 
 
