@@ -335,6 +335,26 @@ def test_a_result_that_nobody_reads_takes_nothing():
     assert of(model(Unread())).activations == of(model()).activations
 
 
+class InABranch(keras.layers.Layer):
+    """Computes a large tensor in a branch, which returns a small one."""
+
+    def call(self, inputs):
+        fixed = tf.stop_gradient(inputs)
+        small = tf.reduce_mean(fixed, axis=1, keepdims=True)
+        means = tf.cond(
+            tf.reduce_sum(fixed) > 0,
+            lambda: tf.reduce_mean(tf.tile(fixed, [1, 1000]), axis=1, keepdims=True),
+            lambda: small,
+        )
+        return inputs + means
+
+
+def test_the_inside_of_a_branch_counts_while_it_runs():
+    model = keras.Sequential([keras.Input((WIDTH,)), InABranch(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert of(model).activations >= 4 * ROWS * WIDTH * 1000
+
+
 # -- Ranks and choices -----------------------------------------------------------------------------
 
 
