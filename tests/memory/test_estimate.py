@@ -355,6 +355,24 @@ def test_the_inside_of_a_branch_counts_while_it_runs():
     assert of(model).activations >= 4 * ROWS * WIDTH * 1000
 
 
+class InAFunction(keras.layers.Layer):
+    """Calls a function that TensorFlow has traced for any number of rows."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def _mean(self, inputs):
+        return tf.reduce_mean(tf.tile(inputs, [1, 1000]), axis=1, keepdims=True)
+
+    def call(self, inputs):
+        return inputs + self._mean(tf.stop_gradient(inputs))
+
+
+def test_unknown_sizes_inside_a_function_are_told():
+    model = keras.Sequential([keras.Input((WIDTH,)), InAFunction(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    (note,) = tfdml.estimate_memory(model, ROWS, ranks=[1]).notes
+    assert "whose size is known only in training, the first of Tile" in note
+
+
 # -- Ranks and choices -----------------------------------------------------------------------------
 
 

@@ -131,6 +131,7 @@ class _Buffers:
                 self._of[output.ref()] = self.of(given)
             outputs = []
         body = _body(operation)
+        self.unknown += () if body is None else body.unknown
         lists = _lists_of_loop(operation, body)
         made = [self._new(t, operation, lists.get(i, 0)) for i, t in enumerate(outputs)]
         makes = tuple(b for b in made if b is not None)
@@ -195,10 +196,12 @@ class _Body:
     Attributes:
         graph: The graph.
         peak: Bytes that its own tensors take.
+        unknown: Names of its operations with outputs whose size is not known.
     """
 
     graph: tf.Graph
     peak: int
+    unknown: tuple[str, ...]
 
 
 _ATTRIBUTES = {
@@ -224,7 +227,7 @@ def _body(operation: tf.Operation) -> _Body | None:
 def _measured(graph: tf.Graph, name: str) -> _Body:
     body = graph._get_function(name).graph
     steps = nodes_of(body, body.outputs, (), 0, body.inputs)
-    return _Body(body, find_peak(steps.nodes, steps.sizes).nbytes)
+    return _Body(body, find_peak(steps.nodes, steps.sizes).nbytes, steps.unknown)
 
 
 def _lists_of_loop(operation: tf.Operation, body: _Body | None) -> dict[int, int]:
