@@ -215,13 +215,20 @@ _ATTRIBUTES = {
 
 
 def _body(operation: tf.Operation) -> _Body | None:
-    """Returns the graph in an operation that takes most bytes; None if it has none."""
+    """Returns the graph in an operation that takes most bytes; None if it has none.
+
+    Operations of unknown size are those of all its graphs.
+    """
     if operation.type in ("Case", "StatelessCase"):
         names = [f.name for f in operation.get_attr("branches")]
     else:
         names = [operation.get_attr(a).name for a in _ATTRIBUTES.get(operation.type, ())]
     bodies = [_measured(operation.graph, name) for name in names]
-    return max(bodies, key=lambda body: body.peak, default=None)
+    if not bodies:
+        return None
+    largest = max(bodies, key=lambda body: body.peak)
+    unknown = tuple(name for body in bodies for name in body.unknown)
+    return dataclasses.replace(largest, unknown=unknown)
 
 
 def _measured(graph: tf.Graph, name: str) -> _Body:
