@@ -71,7 +71,7 @@ PARTS = {
         lambda: _trains("losses", run_eagerly=True),
     ),
     "masks": ("recomputing.set_keras_mask", _nothing, layers.test_masks_go_through_a_function),
-    "masks of cells": ("block_passes._cells", _empty, lambda: _trains("sequence", "full")),
+    "masks of cells": ("block_passes._cells", _empty, layers.test_a_cell_with_masks_of_its_own),
     "context": (
         "block_passes._in_context",
         lambda context: contextlib.nullcontext(),
@@ -91,6 +91,16 @@ PARTS = {
         "recomputing._closure",
         _empty,
         lambda: functions.test_tensors_and_variables_of_the_surrounding_code(True),
+    ),
+    "each tensor from elsewhere once": (
+        "recomputing._each_once",
+        list,
+        _in_graph(functions.test_an_argument_that_the_function_also_takes_from_elsewhere),
+    ),
+    "one block for each attention": (
+        "recomputing._WHOLE",
+        (),
+        lambda: _trains("sequence", "full", run_eagerly=True),
     ),
     "random numbers of TensorFlow": (
         "recomputing._refuse_random",

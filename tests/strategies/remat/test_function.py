@@ -51,6 +51,9 @@ def _tensor(*shape: int, seed: int = 0) -> tf.Tensor:
     return tf.constant(np.random.default_rng(seed).normal(size=shape))
 
 
+OF_THE_FILE = _tensor(3, 4, seed=7)
+
+
 @EAGER_OR_NOT
 def test_structures_of_arguments_and_results(eager):
     x, y = _tensor(3, 4), _tensor(3, 4, seed=1)
@@ -90,6 +93,51 @@ def test_tensors_and_variables_of_the_surrounding_code(eager):
         return loss
 
     assert all(g is not None for g in _same(loss_of, [x, variable, table], eager))
+
+
+@EAGER_OR_NOT
+def test_an_argument_that_the_function_also_takes_from_elsewhere(eager):
+    x = _tensor(3, 4)
+
+    def loss_of(remat):
+        def loss():
+            scale = tf.exp(x)
+            return tf.reduce_sum(remat(lambda v: tf.tanh(v * scale) + scale)(scale))
+
+        return loss
+
+    # Its gradients are added in another order.
+    _same(loss_of, [x], eager, rtol=1e-13)
+
+
+@EAGER_OR_NOT
+@pytest.mark.parametrize("order", ["001", "010", "011"])
+def test_an_argument_that_comes_twice(eager, order):
+    """Its gradients are added in the order in which they are without a block."""
+    x = _tensor(30, 4)
+
+    def loss_of(remat):
+        def three(*given):
+            one, two, three = (given[int(i)] for i in order)
+            return tf.sin(one) + tf.exp(two) + tf.tanh(three)
+
+        function = remat(three)
+
+        def loss():
+            twice = 2.0 * x
+            return tf.reduce_sum(function(twice, twice))
+
+        return loss
+
+    _same(loss_of, [x], eager)
+
+
+@EAGER_OR_NOT
+def test_a_tensor_of_the_file(eager):
+    def loss_of(remat):
+        return lambda: tf.reduce_sum(remat(lambda v: tf.tanh(v * OF_THE_FILE))(_tensor(3, 4)))
+
+    assert _same(loss_of, [OF_THE_FILE], eager)[0] is not None
 
 
 @EAGER_OR_NOT

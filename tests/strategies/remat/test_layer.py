@@ -83,6 +83,21 @@ def test_masks_go_through_a_block():
     np.testing.assert_allclose(model.predict(rows, verbose=0), expected, rtol=1e-5)
 
 
+def test_a_cell_with_masks_of_its_own():
+    """Its layer draws them before the first step, and drops them after the last one."""
+    x, weights = np.random.default_rng(0).normal(size=(8, 5, 4)), []
+    for names in ([], ["lstm_cell"]):
+        keras.utils.set_random_seed(1)
+        with keras.RematScope("list_of_layers", layer_names=names):
+            lstm = layers.LSTM(
+                3, dropout=0.3, recurrent_dropout=0.3, unroll=True, seed=1, dtype="float64"
+            )
+        weights.append(_fitted(keras.Sequential([lstm]), x, np.ones((8, 3))))
+    for one, other in zip(*weights, strict=True):
+        # Gradients of the steps are added in another order.
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
 class Pooled(keras.Model):
     """Embeds and pools by functions, whose tensors have masks."""
 

@@ -41,6 +41,7 @@ class FirstPass:
     Attributes:
         graph: The graph in which the block is traced; None if it runs eagerly.
         outer: Second pass of an outer block, within which this one is computed.
+        whole: Whether the second pass is computed without smaller blocks.
         seeds: Seeds drawn, in order.
         state: Values by the id of their variable, before the block: of variables that it assigns,
             and those that a `StatelessScope` gives.
@@ -50,6 +51,7 @@ class FirstPass:
 
     graph: tf.Graph | None
     outer: "SecondPass | None"
+    whole: bool = False
     seeds: list[tf.Tensor] = dataclasses.field(default_factory=list)
     state: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     variables: list[keras.Variable] = dataclasses.field(default_factory=list)
@@ -91,10 +93,12 @@ class SecondPass:
 
     Attributes:
         losses: Losses added, in the order of the first pass.
+        whole: As of the first pass.
     """
 
     def __init__(self, first: FirstPass, name: str):
         self.losses: list[tf.Tensor] = []
+        self.whole = first.whole
         self._first, self._name, self._drawn = first, name, 0
 
     def seed(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:

@@ -10,6 +10,7 @@ Reference:
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,10 @@ from tfdml.strategies.traced import traced, tracing
 # Operations of `tf.random`, which keep their state in TensorFlow.
 _RANDOM = re.compile(r"Random|Multinomial|TruncatedNormal|^Rng|^Stateful(Uniform|StandardNormal)")
 
+# Layers that are computed again as a whole. Smaller blocks within them would save next to nothing,
+# cost a third forward pass, and add the gradients of queries or of time steps in another order.
+_WHOLE = (keras.layers.RNN, keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
 
 def recomputed(function: Callable) -> Callable:
     """Returns a function that computes the same as a block: for its gradient it runs again.
@@ -63,8 +68,11 @@ def recomputed(function: Callable) -> Callable:
 
 def _is_a_block(function: Callable) -> bool:
     """Returns whether there is a gradient to be taken, for which recomputing saves memory."""
-    if isinstance(traced().block, FirstPass):
+    block = traced().block
+    if isinstance(block, FirstPass):
         return False  # What it computes is not kept anyhow.
+    if block is not None and block.whole:
+        return False
     if is_in_control_flow():
         return False  # TensorFlow cannot read variables in the gradient of a loop or a branch.
     # Nothing is gained from computing the whole model again, as `RematScope("full")` would.
@@ -88,12 +96,15 @@ class _Block:
         self._function = function
         self._name = getattr(function, "__qualname__", None) or getattr(function, "name", "block")
         self._arguments = (args, kwargs)
-        self._inputs = _floats(self._arguments)
+        # A tensor that comes twice, such as an attention's query and value, has one gradient, whose
+        # terms are added as without a block.
+        self._inputs = _each_once(_floats(self._arguments))
         self._context = KerasContext(function)
         # In a graph, gradients are placed where they are taken, which may be another device.
         device = "" if tf.executing_eagerly() else tf.constant(0.0).device
         self._on_device = functools.partial(tf.device, device) if device else contextlib.nullcontext
-        self._first = FirstPass(current_graph(), traced().block)
+        whole = isinstance(getattr(function, "__self__", None), _WHOLE)
+        self._first = FirstPass(current_graph(), traced().block, whole)
         scope = get_stateless_scope()
         if scope is not None:
             self._first.state.update(scope.state_mapping)
@@ -145,24 +156,26 @@ class _Block:
             operations = graph.get_operations()[before:]
             _refuse_random(operations, self._name)
             found = _taken_from_elsewhere(operations)
-        captured = {id(t): t for t in found if _is_differentiable(t)}
-        for tensor in self._inputs:
-            captured.pop(id(tensor), None)
+        # Also arguments, which the function may take from elsewhere, too. If it does not, they have
+        # no gradient here.
+        captured = _each_once([t for t in found if _is_differentiable(t)])
         variables = [v for v in seen.watched_variables() if v.dtype.is_floating]
         # TensorFlow returns them in any order.
-        return results, list(captured.values()), sorted(variables, key=lambda v: v.name)
+        return results, captured, sorted(variables, key=lambda v: v.name)
 
     def _second_pass(self, inputs: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
         """Computes the block again.
 
         Args:
-            inputs: The tensors of floats in the arguments.
+            inputs: What replaces the tensors of floats in the arguments.
             count: Number of the first pass's outputs.
 
         Returns:
             The outputs, then the losses.
         """
-        args, kwargs = _replaced(self._arguments, inputs)
+        again = {id(given): tensor for given, tensor in zip(self._inputs, inputs, strict=True)}
+        tensors = [again[id(given)] for given in _floats(self._arguments)]
+        args, kwargs = _replaced(self._arguments, tensors)
         second = SecondPass(self._first, self._name)
         scope = keras.StatelessScope(initialize_variables=False)
         scope.state_mapping.update(self._first.state)
@@ -185,14 +198,14 @@ class _Block:
         """Returns the gradients of all inputs of the block, from those of its outputs."""
         upstream = [tf.convert_to_tensor(gradient) for gradient in upstream]
         with tracing(takes_gradient=True), self._on_device():
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                inputs = _after(upstream, self._inputs)
-                for tensor, given in zip(inputs, self._inputs, strict=True):
-                    if get_keras_mask(given) is not None:
-                        set_keras_mask(tensor, get_keras_mask(given))
-                tape.watch([*inputs, *captured, *variables])
-                outputs = self._second_pass(inputs, count)
+            inputs = _after(upstream, self._inputs)
+            for tensor, given in zip(inputs, self._inputs, strict=True):
+                if get_keras_mask(given) is not None:
+                    set_keras_mask(tensor, get_keras_mask(given))
             sources = [*inputs, *captured, *variables]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(sources)
+                outputs = self._second_pass(inputs, count)
             return tape.gradient(outputs, sources, output_gradients=upstream)
 
 
@@ -233,6 +246,10 @@ def _floats(structure: Any) -> list[tf.Tensor]:
     return [leaf for leaf in found if _is_differentiable(leaf)]
 
 
+def _each_once(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
 def _replaced(structure: Any, tensors: Sequence[tf.Tensor]) -> Any:
     """Returns a structure with other tensors of floats, in the order of `_floats`."""
     remaining = iter(tensors)
@@ -250,11 +267,14 @@ def _taken_from_elsewhere(operations: Sequence[tf.Operation]) -> list[tf.Tensor]
 
 
 def _closure(function: Callable) -> list[Any]:
-    """Returns what a function that runs eagerly takes from the function around it."""
+    """Returns what a function that runs eagerly takes from the function or the file around it."""
     if isinstance(function, functools.partial):
         return [*_floats((function.args, function.keywords)), *_closure(function.func)]
-    cells = getattr(function, "__closure__", None) or ()
-    return _floats([cell.cell_contents for cell in cells])
+    if not inspect.isfunction(function) and not inspect.ismethod(function):
+        return []
+    around = inspect.getclosurevars(function)
+    tensors = [value for value in around.globals.values() if isinstance(value, tf.Tensor)]
+    return _floats([list(around.nonlocals.values()), tensors])
 
 
 def _refuse_random(operations: Sequence[tf.Operation], name: str) -> None:
