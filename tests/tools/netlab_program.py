@@ -134,6 +134,8 @@ def flood(count: int, size: int, ready: str) -> None:
             end = server in select.select([loose, server], [], [])[0]
             while select.select([loose], [], [], 0)[0]:
                 seen.append(int.from_bytes(loose.recv(2048)[:4], "big"))
+        # Until host 1 closes it: the connection would be reset if this host ended earlier.
+        server.accept()[0].recv(1)
         show(seen)
     else:
         while not Path(ready).exists():
@@ -143,7 +145,7 @@ def flood(count: int, size: int, ready: str) -> None:
             if i % 200 == 0:
                 # The relay's queue is not what is tested.
                 time.sleep(0.002)
-        connection()
+        connection().close()
 
 
 def ticks() -> None:
