@@ -31,6 +31,30 @@ def test_training_is_bit_identical_on_all_ranks_and_converges(ranks, kind, size,
         assert_close(plain["weights"], results[0]["weights"], rtol=1e-5, atol=1e-6, where="")
 
 
+@pytest.mark.parametrize(
+    ("kind", "nesterov", "devices"),
+    [
+        ("horovod", False, 1),
+        pytest.param("horovod", True, 1, marks=pytest.mark.slow),
+        pytest.param("horovod", False, 2, marks=pytest.mark.slow),
+        pytest.param("multi_worker", False, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_momentum_of_numbers_that_were_not_sent_waits(ranks, kind, nesterov, devices):
+    results = ranks(2, kind).run(
+        cases.moved_by_a_step, compression.RandomK(0.1), nesterov, devices
+    )
+    assert_same_bits(results)
+    weights, slots = results[0]["weights"], results[0]["slots"]
+    for index, name in enumerate(("kernel", "bias", "last kernel", "last bias")):
+        np.testing.assert_array_equal(weights[index], slots[index], err_msg=name)
+    kernel, bias, last, _ = weights
+    # Numbers below 1e-8 of a weight's size do not move it.
+    assert 0.09 < kernel.mean() <= 0.1
+    assert 0.09 < last.mean() <= 0.1
+    assert bias.mean() > 0.9, "It is not compressed."
+
+
 @pytest.mark.slow  # The default tests use simulated ranks.
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, compression.Auto()], ids=repr)

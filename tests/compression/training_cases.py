@@ -67,6 +67,32 @@ def weights_after_each_step(compressor: compression.Compressor) -> list[str]:
     return digests
 
 
+def moved_by_a_step(
+    compressor: compression.Compressor, nesterov: bool = False, devices: int = 1
+) -> dict[str, list[np.ndarray]]:
+    """Trains for three steps; returns which numbers of the weights and slots the last one moved."""
+    x, y = data(33)
+    with rank_job.strategy(devices, compression=compressor).scope():
+        seed_ranks_apart()
+        model = keras.Sequential(
+            [layers.Input((6,)), layers.Dense(400, activation="tanh"), layers.Dense(5)]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9, nesterov=nesterov),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    for start in (0, 11, 22):
+        before = _weights_and_slots(model)
+        model.train_on_batch(x[start : start + 11], y[start : start + 11])
+    after = _weights_and_slots(model)
+    return {key: [a != b for a, b in zip(after[key], before[key], strict=True)] for key in after}
+
+
+def _weights_and_slots(model: keras.Model) -> dict[str, list[np.ndarray]]:
+    slots = getattr(model.optimizer, "momentums", [])
+    return {"weights": model.get_weights(), "slots": [np.array(each) for each in slots]}
+
+
 def embed(compressor: compression.Compressor | None, devices: int = 1) -> dict:
     """Trains a model whose embedding has sparse gradients."""
     x, y = data(33)

@@ -26,10 +26,13 @@ class Compressor:
             and added to the next step's gradient (error feedback).
         replaces_momentum: Whether the compressor's memory computes the momentum, so that the
             optimizer's own is left out.
+        momentum_waits: Whether the momentum of SGD moves, and decays, only the numbers that a step
+            has sent, which are those whose sum is not 0.
     """
 
     biased = True
     replaces_momentum = False
+    momentum_waits = False
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

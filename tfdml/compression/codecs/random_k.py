@@ -16,8 +16,9 @@ from tfdml.compression.compressor import Step, SummableCompressor
 class RandomK(SummableCompressor):
     """Compressor that sends a random part of each gradient; all processes draw the same indices.
 
-    The indices are not sent. A value waits 1 / `ratio` steps on average. With the default, SGD
-    without momentum trains as without compression; momentum and Adam lose accuracy.
+    The indices are not sent. A value waits 1 / `ratio` steps on average, and the momentum of
+    `keras.optimizers.SGD` waits with it: a step moves only the numbers that it has sent. So SGD
+    trains as without compression; Adam loses accuracy.
 
     Args:
         ratio: Fraction of the values that is sent.
@@ -46,6 +47,11 @@ class RandomK(SummableCompressor):
     def init(self, name: str, shape: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the seed of the indices and the number of draws so far."""
         return {"drawn": tf.constant([zlib.crc32(name.encode()) & 0x7FFFFFFF, 0], tf.int32)}
+
+    @property
+    def momentum_waits(self) -> bool:
+        """Whether SGD's momentum waits; see `Compressor`."""
+        return self.ratio < 1
 
     @property
     def steps(self) -> Sequence[Step]:
