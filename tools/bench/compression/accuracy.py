@@ -1,6 +1,7 @@
-"""Measures the accuracy lost to each codec, with the network of `recipes/large_batch.py`.
+"""Measures the accuracy lost to each codec, with a network on images or a transformer on text.
 
     python -m tools.bench.compression.accuracy
+    python -m tools.bench.compression.accuracy --training text
 
 Every codec by its name, so with its documented defaults; several optimizers, three seeds; the same
 steps in one job of 2 processes. Each run is noted in a file, and not run again: the table may be
@@ -9,18 +10,14 @@ numbers here have changed.
 """
 
 import itertools
-import statistics
-from collections.abc import Callable
 from typing import Annotated
 
-import keras
 import typer
 
 import tfdml
-from tools.bench.figures import note, spread, stored_rows
+from tools.bench.compression.trainings import MOMENTUM, TRAININGS, Images, Text
+from tools.bench.figures import note, stored_rows
 from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
-
-LearningRate = Callable[[float], keras.optimizers.schedules.LearningRateSchedule]
 
 # Names accepted by `compression`, and the points of accuracy that each may lose.
 CODECS = {
@@ -37,49 +34,7 @@ CODECS = {
     "onebit": 1.0,
     "dgc": 1.0,
 }
-# Learning rates that work without compression: plain SGD diverges at 0.5.
-OPTIMIZERS: dict[str, Callable[[LearningRate], keras.Optimizer]] = {
-    "SGD": lambda rate: keras.optimizers.SGD(rate(0.3)),
-    "SGD, momentum 0.9": lambda rate: keras.optimizers.SGD(rate(0.05), momentum=0.9),
-    "SGD, Nesterov 0.9": lambda rate: keras.optimizers.SGD(rate(0.05), momentum=0.9, nesterov=True),
-    "Adam": lambda rate: keras.optimizers.Adam(rate(0.004)),
-}
-MOMENTUM = "SGD, momentum 0.9"
-IMAGES, BATCH, EPOCHS, SEEDS = 20_000, 128, 6, (0, 1, 2)
-STEPS = EPOCHS * -(-IMAGES // BATCH)
-NOTED = BENCHMARKS / "compression_accuracy.json"
-
-
-def trained(
-    optimizer: str, codec: str, seed: int, callbacks: list[keras.callbacks.Callback] | None = None
-) -> dict[str, list[float]]:
-    """Trains once in this rank; returns the history of `fit`, one entry per epoch.
-
-    Args:
-        optimizer: One of `OPTIMIZERS`; its learning rate falls to 0.
-        codec: One of `CODECS`.
-        seed: Seed of the initial weights and the order of the images.
-        callbacks: Callbacks of `fit`.
-    """
-    import images
-    import large_batch
-
-    data = images.load().limited(IMAGES)
-    keras.utils.set_random_seed(seed)
-    with tfdml.HorovodStrategy(compression=None if codec == "none" else codec).scope():
-        model = large_batch.build_model(data.x.shape[1:], classes=10)
-        model.compile(
-            OPTIMIZERS[optimizer](
-                lambda rate: keras.optimizers.schedules.PolynomialDecay(rate, STEPS, 0.0)
-            ),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    return model.fit(
-        data.x, data.y, batch_size=BATCH, epochs=EPOCHS,
-        validation_data=(data.x_val, data.y_val), validation_batch_size=2000,
-        callbacks=callbacks, verbose=0,
-    ).history  # fmt: skip
+SEEDS = (0, 1, 2)
 
 
 def fits(optimizer: str, codec: str) -> bool:
@@ -87,31 +42,30 @@ def fits(optimizer: str, codec: str) -> bool:
     return codec != "dgc" or optimizer == MOMENTUM
 
 
-def in_rank(only: list[str]) -> None:
-    """Trains in this rank; rank 0 records the final accuracies."""
-    import images
-
-    rows = stored_rows(NOTED)
+def in_rank(training: Images | Text, only: list[str]) -> None:
+    """Trains in this rank; rank 0 records the results."""
+    noted = BENCHMARKS / training.noted
+    rows = stored_rows(noted)
     chief = tfdml.HorovodStrategy().is_chief
     done = [tuple(row[:3]) for row in rows]
-    optimizers = [name for name in OPTIMIZERS if name in only] or OPTIMIZERS
+    optimizers = [name for name in training.optimizers if name in only] or training.optimizers
     codecs = [name for name in CODECS if name in only] or CODECS
     for optimizer, codec, seed in itertools.product(optimizers, codecs, SEEDS):
         if (optimizer, codec, seed) in done or not fits(optimizer, codec):
             continue
-        rows.append([optimizer, codec, seed, trained(optimizer, codec, seed)["val_accuracy"][-1]])
+        rows.append([optimizer, codec, seed, training.result(optimizer, codec, seed)])
         if chief:
-            note(rows, NOTED)
+            note(rows, noted)
     if chief:
-        report({"data": images.load().name, "rows": rows})
+        report({"data": training.data, "rows": rows})
 
 
-def table(rows: list[list]) -> str:
-    """Returns a Markdown table of each codec's gain or loss of accuracy."""
+def table(training: Images | Text, rows: list[list]) -> str:
+    """Returns a Markdown table of each codec's results, and their difference to no compression."""
     found: dict[tuple[str, str], list[float]] = {}
-    for optimizer, codec, _, accuracy in rows:
-        found.setdefault((optimizer, codec), []).append(accuracy)
-    optimizers = [name for name in OPTIMIZERS if (name, "none") in found]
+    for optimizer, codec, _, result in rows:
+        found.setdefault((optimizer, codec), []).append(result)
+    optimizers = [name for name in training.optimizers if (name, "none") in found]
     lines = [f"| | {' | '.join(optimizers)} | may lose |", "|---|" + "---|" * (len(optimizers) + 1)]
     for codec, allowed in CODECS.items():
         cells = []
@@ -120,29 +74,35 @@ def table(rows: list[list]) -> str:
             if values is None:
                 cells.append("not measured" if fits(optimizer, codec) else "not defined")
                 continue
-            base = statistics.mean(found[optimizer, "none"])
-            lost = 100 * (statistics.mean(values) - base)
-            text = f"{lost:+.2f}" if lost >= -allowed else f"**{lost:+.2f}**"
-            cells.append(spread(values) + ("" if codec == "none" else f" {text}"))
-        limit = "" if codec == "none" else f"{allowed}"
+            base = None if codec == "none" else found[optimizer, "none"]
+            cells.append(training.cell(values, base, allowed))
+        limit = f"{allowed}" if allowed and isinstance(training, Images) else ""
         lines.append(f"| {codec} | {' | '.join(cells)} | {limit} |")
     return "\n".join(lines)
 
 
 def main(
+    training: Annotated[str, typer.Option(help=f"What is trained: {', '.join(TRAININGS)}.")] = (
+        "images"
+    ),
     only: Annotated[list[str] | None, typer.Option(help="Optimizers or codecs, by name.")] = None,
     rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
 ) -> None:
     """Measures what is missing, and prints the table of all results."""
+    if training not in TRAININGS:
+        raise typer.BadParameter(
+            f"`--training` must be of {', '.join(TRAININGS)}. Received: {training!r}."
+        )
+    chosen = TRAININGS[training]
     if rank:
-        return in_rank(only or [])
-    names = [*OPTIMIZERS, *CODECS]
+        return in_rank(chosen, only or [])
+    names = [*chosen.optimizers, *CODECS]
     if unknown := set(only or []) - set(names):
         raise typer.BadParameter(f"`--only` must be of {', '.join(names)}. Received: {unknown}.")
-    chosen = [part for name in only or [] for part in ("--only", name)]
-    result = run_job(__spec__.name, "--rank", *chosen, timeout=3 * 3600)
-    print(f"{result['data']}, {IMAGES:,} images, {STEPS} steps. Measured with {conditions()}.\n")
-    print(table(result["rows"]))
+    parts = [part for name in only or [] for part in ("--only", name)]
+    result = run_job(__spec__.name, "--rank", "--training", training, *parts, timeout=3 * 3600)
+    print(f"{result['data']}. {chosen.steps} steps. Measured with {conditions()}.\n")
+    print(table(chosen, result["rows"]))
 
 
 if __name__ == "__main__":

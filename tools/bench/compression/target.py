@@ -12,8 +12,9 @@ from typing import Annotated
 import keras
 import typer
 
-from tools.bench.compression.accuracy import CODECS, MOMENTUM, trained
+from tools.bench.compression.accuracy import CODECS
 from tools.bench.compression.model import RATES, sent_bytes
+from tools.bench.compression.trainings import MOMENTUM, Images
 from tools.bench.harness import conditions, report, run_on_hosts, start
 
 TARGET = 0.85
@@ -59,7 +60,7 @@ def in_rank(host: int) -> None:
     rows = []
     for codec in CODECS:
         watch = UntilTarget()
-        trained(MOMENTUM, codec, 0, [watch])
+        Images().history(MOMENTUM, codec, 0, [watch])
         rows.append([codec, watch.reached, watch.epochs, watch.seconds, watch.sent])
         keras.backend.clear_session()
     if host == 0:
