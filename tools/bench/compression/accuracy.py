@@ -57,7 +57,7 @@ def in_rank(training: Images | Text, only: list[str]) -> None:
         if chief:
             note(rows, noted)
     if chief:
-        report({"data": training.data, "rows": rows})
+        report({"data": training.data, "steps": training.steps, "rows": rows})
 
 
 def table(training: Images | Text, rows: list[list]) -> str:
@@ -101,7 +101,7 @@ def main(
         raise typer.BadParameter(f"`--only` must be of {', '.join(names)}. Received: {unknown}.")
     parts = [part for name in only or [] for part in ("--only", name)]
     result = run_job(__spec__.name, "--rank", "--training", training, *parts, timeout=3 * 3600)
-    print(f"{result['data']}. {chosen.steps} steps. Measured with {conditions()}.\n")
+    print(f"{result['data']}. {result['steps']} steps. Measured with {conditions()}.\n")
     print(table(chosen, result["rows"]))
 
 

@@ -25,7 +25,9 @@ def in_scope(
     with tfdml.HorovodStrategy(compression=None if codec == "none" else codec).scope():
         model = make()
         model.compile(
-            optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics
+            optimizer(),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=metrics,
         )
     return model
 
@@ -122,10 +124,10 @@ class Text:
     """
 
     optimizers: dict[str, MakeOptimizer] = {
-        "Adam": lambda rate: keras.optimizers.Adam(rate(0.006), global_clipnorm=1.0),
+        "Adam": lambda rate: keras.optimizers.Adam(rate(0.008), global_clipnorm=1.0),
         MOMENTUM: lambda rate: keras.optimizers.SGD(rate(0.3), momentum=0.9, global_clipnorm=1.0),
     }
-    characters, width, batch, epochs = 1_000_000, 64, 32, 2
+    characters, width, batch, epochs = 1_000_000, 64, 32, 1
     noted = "compression_text.json"
 
     @property
