@@ -17,8 +17,9 @@ class RandomK(SummableCompressor):
     """Compressor that sends a random part of each gradient; all processes draw the same indices.
 
     The indices are not sent. A value waits 1 / `ratio` steps on average, and the momentum of
-    `keras.optimizers.SGD` waits with it: a step moves only the numbers that it has sent. So SGD
-    trains as without compression; Adam loses accuracy.
+    `keras.optimizers.SGD` waits with it: a step moves only the numbers that it has sent, except
+    where `Auto` takes turns with other compressors. So SGD trains as without compression; Adam
+    loses accuracy.
 
     Args:
         ratio: Fraction of the values that is sent.
