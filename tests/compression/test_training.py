@@ -41,9 +41,7 @@ def test_training_is_bit_identical_on_all_ranks_and_converges(ranks, kind, size,
     ],
 )
 def test_momentum_of_numbers_that_were_not_sent_waits(ranks, kind, nesterov, devices):
-    results = ranks(2, kind).run(
-        cases.moved_by_a_step, compression.RandomK(0.1), nesterov, devices
-    )
+    results = ranks(2, kind).run(cases.moved_by_a_step, compression.RandomK(0.1), nesterov, devices)
     assert_same_bits(results)
     weights, slots = results[0]["weights"], results[0]["slots"]
     for index, name in enumerate(("kernel", "bias", "last kernel", "last bias")):
