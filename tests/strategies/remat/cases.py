@@ -61,14 +61,16 @@ class Calls(layers.Layer):
         return self._function(inputs, {"scale": scale, "unused": None}, shifted=True)["hidden"]
 
 
-def _dense_block(name: str, dropout: bool, statistics: bool) -> keras.Sequential:
+def _dense_block(
+    name: str, dropout: bool, statistics: bool, regularizer: Callable = mean_square
+) -> keras.Sequential:
     return keras.Sequential(
         [
             layers.Dense(WIDTH, activation="tanh"),
             layers.Dropout(0.4 if dropout else 0.0),
             *([layers.BatchNormalization()] if statistics else []),
             AddsLoss(),
-            layers.Dense(WIDTH, activation="relu", activity_regularizer=mean_square),
+            layers.Dense(WIDTH, activation="relu", activity_regularizer=regularizer),
         ],
         name=name,
     )
@@ -100,13 +102,17 @@ def _scope(how: str):
     return keras.RematScope(how, **SCOPES[how])
 
 
-def dense_model(how: str, dropout: bool = True, statistics: bool = True) -> keras.Model:
+def dense_model(
+    how: str, dropout: bool = True, statistics: bool = True, regularizer: Callable = mean_square
+) -> keras.Model:
     """A residual network."""
     make = BLOCKS.get(how, lambda layer: layer)
     with _scope(how):
         inputs = hidden = layers.Input((WIDTH,))
         for name in NAMES:
-            hidden = layers.Add()([hidden, make(_dense_block(name, dropout, statistics))(hidden)])
+            hidden = layers.Add()(
+                [hidden, make(_dense_block(name, dropout, statistics, regularizer))(hidden)]
+            )
         return keras.Model(inputs, layers.Dense(1)(hidden))
 
 
@@ -132,7 +138,17 @@ def losses_model(how: str, dropout: bool = True) -> keras.Model:
     return dense_model(how, dropout, statistics=False)
 
 
-MODELS = {"dense": dense_model, "losses": losses_model, "sequence": sequence_model}
+def sums_model(how: str, dropout: bool = True) -> keras.Model:
+    """The same, equal on any ranks: Keras divides what regularizes outputs by a rank's rows."""
+    return dense_model(how, dropout, False, keras.regularizers.L2(0.01))
+
+
+MODELS = {
+    "dense": dense_model,
+    "losses": losses_model,
+    "sums": sums_model,
+    "sequence": sequence_model,
+}
 
 
 def data(model: str) -> tuple[np.ndarray, np.ndarray]:

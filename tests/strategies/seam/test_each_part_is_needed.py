@@ -81,9 +81,9 @@ NEEDED_BY = {
     "ReplicaContext.all_gather": (custom_step_cases.train, "simclr", 9),
     "SeedGenerator.next": (training_cases.distinct_masks,),
     "SGD.update_step": (fit_cases.momentum_before_the_exchange,),
-    "core.remat": (remat_cases.on_replicas, "full", "losses", False),
-    "Layer.rematerialized_call": (remat_cases.on_replicas, "larger_than", "losses", False),
-    "Layer.add_loss": (remat_cases.eagerly, "block", "losses", False),
+    "core.remat": (remat_cases.on_replicas, "full", "sums", False),
+    "Layer.rematerialized_call": (remat_cases.on_replicas, "larger_than", "sums", False),
+    "Layer.add_loss": (remat_cases.eagerly, "block", "sums", False),
 }
 # These run by default, the others are slow tests.
 QUICK = {
