@@ -51,7 +51,7 @@ class RandomK(SummableCompressor):
 
     @property
     def momentum_waits(self) -> bool:
-        """Whether SGD's momentum waits; see `Compressor`."""
+        """True unless every step sends all numbers; see `Compressor`."""
         return self.ratio < 1
 
     @property

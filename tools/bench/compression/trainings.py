@@ -54,7 +54,7 @@ class Images:
 
     @property
     def data(self) -> str:
-        """What is trained on, and what is measured."""
+        """Description of the data and of the result."""
         import images
 
         return f"{images.load().name}, {self.rows:,} images; validation accuracy in percent"
@@ -106,7 +106,7 @@ class Images:
         Args:
             values: Results of all seeds.
             base: Those without compression; None if these are they.
-            allowed: What may be lost; more is in bold.
+            allowed: Largest loss in points; a larger one is in bold.
         """
         if base is None:
             return spread(list(values))
@@ -132,7 +132,7 @@ class Text:
 
     @property
     def data(self) -> str:
-        """What is trained on, and what is measured."""
+        """Description of the data and of the result."""
         return (
             f"Python's standard library, {self.characters:,} characters; bits per character of "
             f"text not seen, less is better"

@@ -167,7 +167,7 @@ class _Block:
         """Computes the block again.
 
         Args:
-            inputs: What replaces the tensors of floats in the arguments.
+            inputs: Tensors that replace those of floats in the arguments.
             count: Number of the first pass's outputs.
 
         Returns:
