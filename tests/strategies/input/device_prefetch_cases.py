@@ -64,6 +64,23 @@ def where() -> dict:
     }
 
 
+def devices_of_arrays() -> list[str]:
+    """Returns where `fit`'s arrays are put if TensorFlow's default device is not the first CPU."""
+    model = compiled(rank_job.strategy(1))
+    x, y = data(ROWS)
+    convert, found = tf.convert_to_tensor, []
+
+    def recorded(value, *args, **kwargs):
+        tensor = convert(value, *args, **kwargs)
+        if isinstance(value, np.ndarray) and len(value) == ROWS:
+            found.append(tensor.device)
+        return tensor
+
+    with tf.device("CPU:1"), mock.patch.object(tf, "convert_to_tensor", recorded):
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    return found
+
+
 def failing(ahead: bool) -> str:
     """Returns the error of data that fail in their third batch."""
     strategy = rank_job.strategy(2)

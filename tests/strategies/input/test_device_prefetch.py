@@ -46,6 +46,13 @@ def test_training_is_the_same(ranks, kind, size, devices, source, options):
             np.testing.assert_array_equal(values, after["history"][name])
 
 
+def test_arrays_stay_on_the_host(ranks):
+    """A GPU has room for batches, not for all data; here the second CPU stands in for it."""
+    for found in ranks(2).run(cases.devices_of_arrays):
+        assert len(found) >= 2
+        assert {device.rpartition("/")[2] for device in found} == {"device:CPU:0"}
+
+
 def test_errors_of_the_data_are_raised(ranks):
     for message in ranks(2).run(cases.failing, True):
         assert "assertion failed" in message

@@ -85,12 +85,14 @@ def array_batches(
     """
     deferred = isinstance(splitter, DeferredSplitter)
     splitter = None if deferred else splitter
-    arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    # The pipeline's functions capture tensors; NumPy arrays would be copied into its graph.
-    arrays = tree.map_structure(
-        lambda a: tf.convert_to_tensor(a) if isinstance(a, np.ndarray) else a,
-        tree.lists_to_tuples(arrays),
-    )
+    # Explicitly on the CPU, which runs the pipeline: TensorFlow would copy all of them to a GPU.
+    with tf.device("CPU:0"):
+        arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+        # The pipeline's functions capture tensors; NumPy arrays would be copied into its graph.
+        arrays = tree.map_structure(
+            lambda a: tf.convert_to_tensor(a) if isinstance(a, np.ndarray) else a,
+            tree.lists_to_tuples(arrays),
+        )
 
     @tf.autograph.experimental.do_not_convert
     def rows(indices: tf.Tensor) -> Any:
