@@ -5,10 +5,11 @@ import math
 import tensorflow as tf
 
 from tfdml import native
-from tfdml.compression.codecs.packing import bytes_to_floats, floats_to_bytes
 
 # The bits of infinity: values that are not finite count as infinity, so they are chosen first.
 _INFINITE = 0x7F800000
+# The bits of the smallest normal number.
+_NORMAL = 0x00800000
 # A row is scanned in this many parts side by side.
 _PARTS = 8
 # Largest values that a sample should hold, and the safety margin in standard deviations.
@@ -30,21 +31,20 @@ def encoded_largest(rows: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Te
     Returns:
         uint8, shape `[rows, 8 * count]`.
     """
-    size = None if tf.is_tensor(count) else 8 * count
     library = native.usable()
     if library is not None:
         values, indices = library.tfdml_largest(rows, count)
-        pairs = tf.stack([tf.bitcast(values, tf.int32), indices], 1)
-        return tf.reshape(
-            tf.bitcast(pairs, tf.uint8), [rows.shape[0], -1 if tf.is_tensor(count) else 8 * count]
-        )
+        pairs = tf.stack([values, tf.bitcast(indices, tf.float32)], 1)
+    else:
+        size = None if tf.is_tensor(count) else count
 
-    def encoded(row: tf.Tensor) -> tf.Tensor:
-        indices = largest(row, count, most)
-        pair = tf.stack([tf.bitcast(tf.gather(row, indices), tf.int32), indices])
-        return tf.reshape(floats_to_bytes(pair), [-1])
+        def chosen(row: tf.Tensor) -> tf.Tensor:
+            indices = largest(row, count, most)
+            return tf.stack([tf.gather(row, indices), tf.bitcast(indices, tf.float32)])
 
-    return tf.map_fn(encoded, rows, fn_output_signature=tf.TensorSpec([size], tf.uint8))
+        pairs = tf.map_fn(chosen, rows, fn_output_signature=tf.TensorSpec([2, size], tf.float32))
+    size = -1 if tf.is_tensor(count) else 8 * count
+    return tf.reshape(tf.bitcast(pairs, tf.uint8), [rows.shape[0], size])
 
 
 def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
@@ -59,8 +59,9 @@ def decoded_rows(payload: tf.Tensor, length: int) -> tf.Tensor:
         return library.tfdml_spread(payload, length, sum=False)
     values, indices = _pairs(payload)
     rows = tf.shape(payload)[0]
-    flat = tf.range(rows)[:, None] * length + indices
-    spread = _scattered(values, flat, rows * length)
+    begins = tf.repeat(tf.range(tf.cast(rows, tf.int64)) * length, tf.size(values) // rows)
+    flat = begins[:, None] + tf.cast(indices, tf.int64)
+    spread = tf.scatter_nd(flat, values, [tf.cast(rows, tf.int64) * length])
     return tf.reshape(spread, [payload.shape[0] or rows, length])
 
 
@@ -69,17 +70,18 @@ def decoded_sum(payload: tf.Tensor, length: int) -> tf.Tensor:
     library = native.usable()
     if library is not None:
         return library.tfdml_spread(payload, length, sum=True)
-    return _scattered(*_pairs(payload), length)
+    values, indices = _pairs(payload)
+    return tf.scatter_nd(indices, values, [length])
 
 
 def _pairs(payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values and their indices in a row, each of shape `[rows, count]`."""
-    parts = tf.reshape(payload, [tf.shape(payload)[0], 2, -1])
-    return bytes_to_floats(parts[:, 0], tf.float32), bytes_to_floats(parts[:, 1], tf.int32)
+    """Returns all rows' values, shape `[n]`, and their indices in a row, shape `[n, 1]`.
 
-
-def _scattered(values: tf.Tensor, indices: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
-    return tf.scatter_nd(tf.reshape(indices, [-1, 1]), tf.reshape(values, [-1]), [length])
+    Reshaped and sliced as floats: on GPUs, TensorFlow's operations hold int32 on the host.
+    """
+    pairs = tf.reshape(payload, [tf.shape(payload)[0], 2, -1, 4])
+    values, indices = tf.unstack(tf.bitcast(pairs, tf.float32), axis=1)
+    return tf.reshape(values, [-1]), tf.bitcast(tf.reshape(indices, [-1, 1]), tf.int32)
 
 
 def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
@@ -99,7 +101,10 @@ def largest(row: tf.Tensor, count: tf.Tensor | int, most: int) -> tf.Tensor:
     """
     length = row.shape[0]
     room = int(_ROOM * most) + _LEAST_ROOM
-    if length % _PARTS or room >= length or tf.config.list_logical_devices("GPU"):
+    if tf.config.list_logical_devices("GPU"):
+        # As floats, because TensorFlow has no kernel of `top_k` for int32 on GPUs.
+        return tf.math.top_k(_ordered_floats(row), count, sorted=False).indices
+    if length % _PARTS or room >= length:
         return _of_all(row, count)
     threshold = _likely_threshold(row, count, most)
     width = length // _PARTS
@@ -125,6 +130,17 @@ def _sizes(values: tf.Tensor) -> tf.Tensor:
     """Returns integers in the order of the values' magnitudes: int32, from 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF)
     return tf.minimum(bits, _INFINITE)
+
+
+@tf.function(jit_compile=True)
+def _ordered_floats(row: tf.Tensor) -> tf.Tensor:
+    """Returns float32 in the order of the values' magnitudes, infinity if they are not finite.
+
+    Magnitudes below the normal numbers, which processors may count as 0, become negative ones.
+    """
+    sizes = _sizes(row)
+    below = tf.constant(-(2**31)) + (2 * _NORMAL - sizes)
+    return tf.bitcast(tf.where(sizes < _NORMAL, below, sizes), tf.float32)
 
 
 def _of_all(row: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
