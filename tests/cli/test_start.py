@@ -87,7 +87,7 @@ def test_help_names_every_command(tfdml_command):
 
 def test_help_of_build_teaches(tfdml_command):
     text = " ".join(tfdml_command("build-horovod", "--help", COLUMNS="200").stdout.split())
-    assert text.count("Untested") == text.count("not run on a GPU") == 1
+    assert text.count("Untested") == text.count("not run on several GPUs") == 1
     assert "Other nodes" in text
     assert "--wheel-dir" in text
 

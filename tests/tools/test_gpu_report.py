@@ -157,6 +157,7 @@ CODEC = {
     "seconds": 0.1,
     "events": 3,
     "copies": [4, 8],
+    "indices": 0,
 }
 
 
@@ -169,6 +170,8 @@ CODEC = {
         ({"events": 0}, "the profile must have events"),
         ({"on": "/device:CPU:0"}, "must be on the GPU, not on CPU:0"),
         ({"copies": [4, 4096, 4097]}, "must be small, not [4097] bytes"),
+        ({"copies": [4, 5000], "indices": 5000}, None),
+        ({"copies": [4, 5001], "indices": 5000}, "must be small, not [5001] bytes"),
     ],
 )
 def test_wrong_codec_or_host_copy_fails(changes, problem):
@@ -318,13 +321,14 @@ def test_a_copy_without_a_size():
 # -- What the pages say ----------------------------------------------------------------------------
 
 
-def test_pages_say_not_run_on_a_gpu_until_there_is_a_report():
+def test_pages_say_not_run_on_several_gpus_until_there_is_a_report():
     report_exists = (ROOT / "tools" / "benchmarks" / "gpu_report.md").exists()
     marked_pages = []
     for file in PAGES:
         text = " ".join(file.read_text(encoding="utf-8").split())
         assert not re.search(r"GPU[^.|]*\buntested|\b[Nn]ot tested[^.|]*\bGPU", text), file
-        for found in re.finditer(r"(?i)not run on a GPU", text):
+        assert "not run on a gpu" not in text.lower(), file
+        for found in re.finditer(r"(?i)not run on several GPUs", text):
             marked_pages.append(file.name)
             assert "`tools/gpu_report`" in text[found.start() : found.end() + 120], file
     assert bool(marked_pages) != report_exists, marked_pages

@@ -33,7 +33,7 @@ def build_horovod(
         typer.Option(
             "--nccl/--no-nccl",
             help="Build with NCCL for GPUs, with the nvcc and the NCCL of HOROVOD_CUDA_HOME and "
-            "HOROVOD_NCCL_HOME, or of installed wheels; not run on a GPU.",
+            "HOROVOD_NCCL_HOME, or of installed wheels; not run on several GPUs.",
             rich_help_panel=_LIBRARIES,
         ),
     ] = False,

@@ -28,7 +28,7 @@ class BuildOptions:
     Attributes:
         gloo: Gloo over TCP, which is part of Horovod's source. The tested one.
         mpi: An installed MPI with its compiler wrapper. Untested.
-        nccl: NCCL for collectives on GPUs, with CUDA's compiler. Compiles; not run on a GPU.
+        nccl: NCCL for collectives on GPUs, with CUDA's compiler. Not run on several GPUs.
 
     Raises:
         BuildError: If neither gloo nor MPI is chosen: Horovod needs one for control messages.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tools.gpu_checks import basics, training
 from tools.gpu_checks.codecs import codecs
+from tools.gpu_checks.compressed import compressed
 from tools.gpu_checks.machine import Machine
 from tools.gpu_checks.prefetch import prefetch
 from tools.gpu_checks.row import Row
@@ -37,6 +38,7 @@ CHECKS = (
     Check("horovod", training.two_ranks, "two gloo ranks on one card train as one device"),
     Check("multi_worker", training.two_workers, "two workers on one card train as one device"),
     Check("codecs", codecs, "each codec's GB/s, and that no gradient is copied to the host"),
+    Check("compressed", compressed, "two ranks on one card train with each codec"),
     Check("prefetch", prefetch, "batches are on the devices before a step asks for them"),
     Check("memory", memory, "peak memory of the three strategies beside stock"),
     Check("nccl", training.nccl, "each strategy over NCCL trains as one device"),

@@ -9,7 +9,7 @@ from tools.gpu_checks.speed import NO_SHARING
 
 # Largest allowed difference of weights from one device's after 8 steps, by variant. With an 8-bit
 # mantissa, a sum in another order differs by much; weights move by 0.08 and more.
-TOLERANCES = {"float32": 1e-4, "XLA": 1e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 5e-2}
+TOLERANCES = {"float32": 1e-4, "XLA": 1e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 2e-2}
 RULE = "Weights and losses are plain Keras's on one device"
 BUILD = "`tfdml build-horovod --nccl`"
 
