@@ -157,7 +157,6 @@ CODEC = {
     "seconds": 0.1,
     "events": 3,
     "copies": [4, 8],
-    "indices": 0,
 }
 
 
@@ -170,8 +169,6 @@ CODEC = {
         ({"events": 0}, "the profile must have events"),
         ({"on": "/device:CPU:0"}, "must be on the GPU, not on CPU:0"),
         ({"copies": [4, 4096, 4097]}, "must be small, not [4097] bytes"),
-        ({"copies": [4, 5000], "indices": 5000}, None),
-        ({"copies": [4, 5001], "indices": 5000}, "must be small, not [5001] bytes"),
     ],
 )
 def test_wrong_codec_or_host_copy_fails(changes, problem):

@@ -41,10 +41,8 @@ def row_of(one: dict, size: int, kind: str) -> Row:
     if kind == "cpu":
         row.figures["copies to or from the host"] = "needs a GPU"
         return row
-    largest = max(SMALL, one["indices"])
-    row.rule += f" No copy of more than {largest} bytes goes to or from the host"
-    row.rule += ", which draws the indices." if one["indices"] else "."
-    large = [copied for copied in one["copies"] if copied > largest]
+    row.rule += f" No copy of more than {SMALL} bytes goes to or from the host."
+    large = [copied for copied in one["copies"] if copied > SMALL]
     row.figures["copies to or from the host"] = f"{len(one['copies'])}, {len(large)} large"
     on = one["on"].rpartition("device:")[2]
     row.require(on.startswith("GPU"), f"the sum must be on the GPU, not on {on}")

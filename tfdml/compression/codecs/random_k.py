@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.compression.codecs.distinct_indices import distinct_indices
 from tfdml.compression.codecs.top_k import check_ratio
 from tfdml.compression.compressor import Step, SummableCompressor
 
@@ -31,7 +32,7 @@ class RandomK(SummableCompressor):
         Stich et al., "Sparsified SGD with Memory", arXiv:1809.07599.
     """
 
-    # XLA does not support the shuffle of indices.
+    # XLA does not support the draw of a short tensor's indices.
     compiles = False
 
     def __init__(self, ratio: float = 0.1):
@@ -60,9 +61,10 @@ class RandomK(SummableCompressor):
         return self._send, self._spread
 
     def _send(self, gradients, states):
+        lengths = [g.shape.num_elements() for g in gradients]
         indices = [
-            _draw(state["drawn"], g.shape.num_elements(), self.ratio)
-            for g, state in zip(gradients, states, strict=True)
+            distinct_indices(_count(length, self.ratio), length, state["drawn"])
+            for length, state in zip(lengths, states, strict=True)
         ]
         numbers = [
             # A value that is not finite must reach all processes even if its index is not drawn.
@@ -77,12 +79,6 @@ class RandomK(SummableCompressor):
             for g, p, s in zip(gradients, indices, sums, strict=True)
         ]
         return spread, [{"drawn": s["drawn"] + tf.constant([0, 1])} for s in states], sums
-
-
-def _draw(seed: tf.Tensor, length: int, ratio: float) -> tf.Tensor:
-    """Returns distinct random indices below `length`: int32, shape `[ceil(ratio * length)]`."""
-    indices = tf.range(_count(length, ratio))
-    return tf.random.experimental.index_shuffle(indices, seed, length - 1)
 
 
 def _count(length: int, ratio: float) -> int:

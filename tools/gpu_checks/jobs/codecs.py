@@ -105,7 +105,6 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
     placement.prepare(kind)
     # On CPUs one logical device is tested and the other is the reference.
     device = placement.devices(kind, 1 if kind == "gpu" else 2)[-1]
-    from tfdml.compression import RandomK
     from tools.bench.codecs import CODECS
 
     shape = SHAPES[kind]
@@ -118,8 +117,6 @@ def main(kind: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu") -> None
             "on a processor": error(summing(codec, "CPU:0", COMPARED)),
             "on": run()[0].device,
             "seconds": seconds(run),
-            # TensorFlow shuffles indices on processors only.
-            "indices": codec.payload_bytes(shape) if isinstance(codec, RandomK) else 0,
         }
         space = profiled(run)
         one["events"] = sum(1 for _ in trace.events(space))
