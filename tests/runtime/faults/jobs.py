@@ -38,7 +38,7 @@ class Finished:
         return "\n".join(lines[begins[0] : begins[0] + 8]) if begins else ""
 
 
-def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: float = 120):
+def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: float = 400):
     """Runs the fault program on real ranks with `tfdml launch`.
 
     Args:
