@@ -12,9 +12,7 @@ import tensorflow as tf
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
-from tfdml.collectives.duplicate_rows import add_up_rows
-
-Gradient = tf.Tensor | tf.IndexedSlices
+from tfdml.collectives.sparse_gradients import Gradient, add_up_rows
 
 
 class StepFactors(NamedTuple):

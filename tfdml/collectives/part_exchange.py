@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import (
-    Gradient,
     GradientAggregator,
     StepGradients,
     dense_buckets,
@@ -24,6 +23,7 @@ from tfdml.collectives.aggregator import (
 from tfdml.collectives.buckets import BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
+from tfdml.collectives.sparse_gradients import Gradient, times, values_of, with_values
 
 
 class PartAggregator(GradientAggregator):
@@ -90,7 +90,7 @@ class PartAggregator(GradientAggregator):
 
 def all_finite(sums: Sequence[Gradient]) -> tf.Tensor:
     """Returns whether all of this rank's sums are finite: bool, shape `[]`."""
-    finite = [tf.reduce_all(tf.math.is_finite(_values_of(total))) for total in sums]
+    finite = [tf.reduce_all(tf.math.is_finite(values_of(total))) for total in sums]
     return tf.reduce_all(tf.stack(finite))
 
 
@@ -111,7 +111,7 @@ def nan_unless_finite(
     overflows = tf.cast(tf.logical_not(finite), tf.int32)
     votes = collective.all_reduce([tf.reshape(overflows, [1])], f"{label}/overflow")[0]
     factor = tf.where(votes[0] > 0, math.nan, 1.0)
-    return [_times(total, factor) for total in sums], votes[0] == 0
+    return [times(total, factor) for total in sums], votes[0] == 0
 
 
 def _sum_parts(
@@ -163,13 +163,13 @@ def after_all(received: Sequence[tf.Tensor], sums: list[Gradient]) -> list[Gradi
         received: A tensor from each exchange.
         sums: This rank's sums.
     """
-    sizes = [_values_of(total).shape.num_elements() or math.inf for total in sums]
+    sizes = [values_of(total).shape.num_elements() or math.inf for total in sums]
     index = sizes.index(min(sizes))
     # Always true, but TensorFlow cannot know.
     arrived = tf.reduce_all(tf.stack([_is_there(t) for t in received]))
-    values = _values_of(sums[index])
+    values = values_of(sums[index])
     values = tf.where(arrived, values, tf.zeros_like(values))
-    return [*sums[:index], _with_values(sums[index], values), *sums[index + 1 :]]
+    return [*sums[:index], with_values(sums[index], values), *sums[index + 1 :]]
 
 
 def _is_there(tensor: tf.Tensor) -> tf.Tensor:
@@ -231,17 +231,3 @@ def own_rows(gradient: tf.IndexedSlices, cut: Cut, rank: int) -> Gradient:
     return tf.IndexedSlices(
         tf.boolean_mask(gradient.values, own), tf.boolean_mask(gradient.indices, own) - first, shape
     )
-
-
-def _values_of(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
-    return _with_values(gradient, _values_of(gradient) * tf.cast(factor, gradient.dtype))
-
-
-def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return values

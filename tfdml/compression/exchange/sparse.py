@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepGradients, on_device
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.duplicate_rows import add_up_rows
+from tfdml.collectives.sparse_gradients import add_up_rows
 
 _INDEX_BYTES = 8
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepGradients
-from tfdml.collectives.duplicate_rows import add_up_rows
+from tfdml.collectives.sparse_gradients import add_up_rows
 
 
 class CrossDeviceAggregator(GradientAggregator):

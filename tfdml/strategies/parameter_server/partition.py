@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.collectives.sparse_gradients import times
+
 
 def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     """Converts a `ShardedVariable` to an array; becomes its `__array__` method."""
@@ -130,12 +132,5 @@ def clip_by_whole_norm(gradients: Sequence, variables: Sequence, norm: float) ->
             # The norm of a sparse gradient is that of its rows as they are, as in TensorFlow.
             factor = norm / tf.maximum(tf.linalg.global_norm([gradients[i] for i in present]), norm)
             for i in present:
-                clipped[i] = _times(gradients[i], factor)
+                clipped[i] = times(gradients[i], factor)
     return clipped
-
-
-def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor

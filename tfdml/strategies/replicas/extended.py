@@ -21,8 +21,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_in_buckets
 from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.duplicate_rows import add_up_rows
 from tfdml.collectives.hosts import gather_hosts
+from tfdml.collectives.sparse_gradients import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard.guard import Guard

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
 from tfdml.collectives.part_exchange import gather_parts, own_rows
+from tfdml.collectives.sparse_gradients import values_of
 from tfdml.optimizers.norms import ROW
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.variable_parts import Ownership, cuts_for, make_part, ownership_of
@@ -194,5 +195,4 @@ def _first_copy(part: keras.Variable) -> tf.Tensor:
 
 
 def _squares(gradient: Any, dtype: tf.DType) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.reduce_sum(tf.square(tf.cast(values, dtype)))
+    return tf.reduce_sum(tf.square(tf.cast(values_of(gradient), dtype)))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepFactors, StepGradients
-from tfdml.collectives.duplicate_rows import add_up_rows
+from tfdml.collectives.sparse_gradients import add_up_rows
 from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
 from tfdml.strategies.input.input_checks import check_gradients_match
 from tfdml.strategies.keras_seam.current import (

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
+from tfdml.collectives.sparse_gradients import times
 from tfdml.optimizers.layerwise import LayerwiseOptimizer
 from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
@@ -129,14 +130,7 @@ def clip_gradients(
     norm = tf.sqrt(parts.squared_norm(gradients, variables))
     # As Keras computes it. The difference is 0, or NaN for a norm that is not finite.
     factor = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    return [None if g is None else _times(g, factor) for g in gradients]
-
-
-def _times(gradient, factor: tf.Tensor):
-    factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    return [None if g is None else times(g, factor) for g in gradients]
 
 
 def _overwrite_with_average(original: Callable) -> Callable:
