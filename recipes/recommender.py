@@ -7,8 +7,8 @@
 
 The strategy is one line, all else is the same. Users and items have hidden tastes, from which the
 data are made as they are read, by TensorFlow's own operations: workers make them for themselves.
-`--users 10000000` makes a table of 640 MB. Large tables want an optimizer that moves only the rows
-that were looked up, as Adagrad does; Adam moves all rows in every step.
+`--users 10000000` makes a table of 640 MB. `--optimizer` is one that moves only the rows that a
+batch has looked up: Keras's Adam and Adagrad work on all rows in every step.
 """
 
 import json
@@ -29,6 +29,10 @@ STRATEGIES = {
     "horovod": tfdml.HorovodStrategy,
     "multi_worker": tfdml.MultiWorkerMirroredStrategy,
     "mirrored": tfdml.MirroredStrategy,
+}
+OPTIMIZERS = {
+    "row_wise_adagrad": lambda: tfdml.optimizers.RowWiseAdagrad(0.05),
+    "lazy_adam": lambda: tfdml.optimizers.LazyAdam(0.01),
 }
 TASTES = 4
 
@@ -83,6 +87,9 @@ def main(
     strategy: Annotated[
         str, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")
     ] = "parameter_server",
+    optimizer: Annotated[
+        str, typer.Option(help=f"One of {', '.join(OPTIMIZERS)}.")
+    ] = "row_wise_adagrad",
     users: Annotated[int, typer.Option(min=1, help="Rows of the users' table.")] = 1000,
     items: Annotated[int, typer.Option(min=1, help="Rows of the items' table.")] = 500,
     width: Annotated[int, typer.Option(min=1, help="Numbers in a row of a table.")] = 16,
@@ -94,13 +101,13 @@ def main(
     """Train the recommender, and say what it reached and how fast."""
     if strategy not in STRATEGIES:
         raise typer.BadParameter(f"`--strategy` must be one of {', '.join(STRATEGIES)}.")
+    if optimizer not in OPTIMIZERS:
+        raise typer.BadParameter(f"`--optimizer` must be one of {', '.join(OPTIMIZERS)}.")
     keras.utils.set_random_seed(1)
     chosen = STRATEGIES[strategy]()  # The only line that differs.
     with chosen.scope():
         model = build_model(users, items, width)
-        # A batch has a row at most once: its gradients are far below Keras's initial accumulator.
-        optimizer = keras.optimizers.Adagrad(0.05, initial_accumulator_value=1e-6)
-        model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
+        model.compile(OPTIMIZERS[optimizer](), "binary_crossentropy", metrics=["accuracy"])
     began = time.perf_counter()
     history = model.fit(
         impressions(users, items, batch_size, seed=0),

@@ -68,6 +68,7 @@ PAGES = {
     "docs/parameter_servers.md": Page(
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),
+    "docs/recommenders.md": Page(),
     "docs/tfrecords.md": Page(
         around=(
             ("rows = (", "if strategy.is_chief:\n    BLOCK\n"),

@@ -19,11 +19,21 @@ MAKE |= {
     "accumulation": lambda: keras.optimizers.Adam(gradient_accumulation_steps=3),
     "LARS": lambda: tfdml.optimizers.LARS(0.1),
     "LAMB": lambda: tfdml.optimizers.LAMB(0.1),
+    "RowWiseAdagrad": lambda: tfdml.optimizers.RowWiseAdagrad(0.1),
+    "LazyAdam": lambda: tfdml.optimizers.LazyAdam(0.1),
 }
 
 
 # By default those with slots of their own kind; the others are slow tests.
-BY_DEFAULT = {"SGD", "Adam", "Adafactor", "Muon", "amsgrad, averages", "accumulation"}
+BY_DEFAULT = {
+    "RowWiseAdagrad",
+    "SGD",
+    "Adam",
+    "Adafactor",
+    "Muon",
+    "amsgrad, averages",
+    "accumulation",
+}
 
 
 @pytest.mark.parametrize(

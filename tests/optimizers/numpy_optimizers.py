@@ -94,3 +94,40 @@ def corrected(w, d, b, rate, ratio, momentum, nesterov):
     scaled = ratio(d) * d
     b = momentum * b + scaled
     return w - rate * (momentum * b + scaled if nesterov else b), b
+
+
+def row_wise_adagrad(
+    weights: np.ndarray,
+    gradients: Sequence[np.ndarray],
+    rate: float,
+    initial: float,
+    epsilon: float,
+) -> np.ndarray:
+    """DLRM's rule: an accumulator for each row, of the mean of its squares."""
+    weights, sums = weights.copy(), np.full(len(weights), initial)
+    for g in gradients:
+        sums += (g**2).mean(1)
+        weights -= rate * g / (np.sqrt(sums) + epsilon)[:, None]
+    return weights
+
+
+def lazy_adam(
+    weights: np.ndarray,
+    steps: Sequence[tuple[np.ndarray, np.ndarray]],
+    rate: float,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    amsgrad: bool,
+) -> np.ndarray:
+    """Adam, with Keras's epsilon, of the rows that a step has looked up."""
+    weights = weights.copy()
+    m, v, largest = (np.zeros_like(weights) for _ in range(3))
+    for t, (looked_up, g) in enumerate(steps, start=1):
+        alpha = rate * np.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+        for i in set(looked_up.tolist()):
+            m[i] = beta_1 * m[i] + (1 - beta_1) * g[i]
+            v[i] = beta_2 * v[i] + (1 - beta_2) * g[i] ** 2
+            largest[i] = np.maximum(largest[i], v[i])
+            weights[i] -= alpha * m[i] / (np.sqrt(largest[i] if amsgrad else v[i]) + epsilon)
+    return weights

@@ -1,4 +1,4 @@
-"""Checks that LARS and LAMB behave as Keras 3 optimizers: saved, clipped, averaged, scaled, etc."""
+"""Checks that our optimizers behave as those of Keras 3: saved, clipped, averaged, scaled, etc."""
 
 import keras
 import numpy as np
@@ -7,14 +7,17 @@ import tensorflow as tf
 from keras import layers
 
 from tests.strategies.cases import data, dense_model
-from tfdml.optimizers import LAMB, LARS
+from tfdml.optimizers import LAMB, LARS, LazyAdam, RowWiseAdagrad
 from tfdml.schedules import LinearWarmup
 
-BOTH = pytest.mark.parametrize(
-    "make",
-    [lambda **o: LAMB(weight_decay=0.01, **o), lambda **o: LARS(weight_decay=0.01, **o)],
-    ids=["lamb", "lars"],
-)
+# LazyAdam refuses accumulation.
+ACCUMULATE = {
+    "lamb": lambda **o: LAMB(weight_decay=0.01, **o),
+    "lars": lambda **o: LARS(weight_decay=0.01, **o),
+    "row_wise_adagrad": RowWiseAdagrad,
+}
+MAKE = ACCUMULATE | {"lazy_adam": LazyAdam}
+ALL = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -43,19 +46,30 @@ def assert_all_close(found, wanted, **tolerance):
         LARS(LinearWarmup(0.1, 5), 0.8, 0.01, 0.1, True, False, "separate", 1e-3, [], ["y"],
              gradient_accumulation_steps=2),
         LARS(0.1, momentum_correction=True),
+        RowWiseAdagrad(0.1, 0.2, 1e-3, weight_decay=0.1, clipnorm=1.0, name="n"),
+        LazyAdam(0.1, 0.8, 0.9, 1e-4, True, global_clipnorm=1.0),
     ],
-    ids=["lamb", "lars", "corrected"],
+    ids=["lamb", "lars", "corrected", "row_wise_adagrad", "lazy_adam"],
 )  # fmt: skip
 def test_configuration_round_trips(optimizer):
     saved = keras.saving.serialize_keras_object(optimizer)
     again = keras.saving.deserialize_keras_object(saved)
     assert again.get_config() == optimizer.get_config()
     assert vars(again).keys() == vars(optimizer).keys()
-    for name in ("beta_1", "momentum", "nesterov", "trust_denominator", "bias_correction"):
+    for name in (
+        "beta_1",
+        "momentum",
+        "nesterov",
+        "trust_denominator",
+        "bias_correction",
+        "initial_accumulator_value",
+        "epsilon",
+        "amsgrad",
+    ):
         assert getattr(again, name, None) == getattr(optimizer, name, None)
 
 
-@BOTH
+@ALL
 def test_saved_model_resumes_training(make, tmp_path):
     model = compiled(make(learning_rate=LinearWarmup(0.05, 6), use_ema=True))
     fitted(model, 1)
@@ -65,7 +79,7 @@ def test_saved_model_resumes_training(make, tmp_path):
     assert_all_close(fitted(loaded), fitted(model), rtol=0, atol=0)
 
 
-@BOTH
+@ALL
 def test_a_tensorflow_checkpoint_restores_the_slots(make, tmp_path):
     model = compiled(make())
     fitted(model)
@@ -77,7 +91,7 @@ def test_a_tensorflow_checkpoint_restores_the_slots(make, tmp_path):
     assert_all_close([v.numpy() for v in model.optimizer.variables], wanted, rtol=0, atol=0)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     ("option", "clip"),
     [
@@ -107,7 +121,7 @@ def test_clipping_is_before_the_update(make, option, clip):
     assert_all_close([v.numpy() for v in found], [v.numpy() for v in wanted], rtol=1e-5)
 
 
-@BOTH
+@ALL
 def test_embedding_trains_like_a_dense_matrix(make):
     """The same model with dense gradients: one-hot rows times the matrix."""
     x = np.random.default_rng(0).integers(0, 7, (32, 5))
@@ -127,7 +141,7 @@ def test_embedding_trains_like_a_dense_matrix(make):
     assert_all_close(*results, rtol=1e-4, atol=1e-6)
 
 
-@BOTH
+@pytest.mark.parametrize("make", ACCUMULATE.values(), ids=ACCUMULATE)
 def test_accumulated_gradients_equal_one_batch(make):
     x, y = data(32)
     models = [compiled(make()), compiled(make(gradient_accumulation_steps=4))]
@@ -138,7 +152,7 @@ def test_accumulated_gradients_equal_one_batch(make):
     assert_all_close(*weights, rtol=1e-4, atol=1e-6)
 
 
-@BOTH
+@ALL
 def test_the_moving_average_ends_up_in_the_weights(make):
     variable = keras.Variable([1.0, 2.0], name="kernel")
     optimizer = make(use_ema=True, ema_momentum=0.5)
@@ -151,7 +165,7 @@ def test_the_moving_average_ends_up_in_the_weights(make):
     np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-6)
 
 
-@BOTH
+@ALL
 def test_mixed_precision_skips_an_overflow_and_learns(make):
     x, y = data(32)
     keras.config.set_dtype_policy("mixed_float16")
@@ -168,7 +182,7 @@ def test_mixed_precision_skips_an_overflow_and_learns(make):
     assert history[-1] < history[0]
 
 
-@BOTH
+@ALL
 def test_learning_rate_can_be_set(make):
     variable = keras.Variable([1.0, 2.0], name="kernel")
     optimizer = make(learning_rate=0.5)

@@ -41,7 +41,14 @@ def test_other_options(ranks, feature_kind, name, options):
     _compare(ranks, feature_kind, name, options)
 
 
-@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LAMB",
+        "LARS",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("RowWiseAdagrad", "LazyAdam")),
+    ],
+)
 def test_sparse_gradients(ranks, feature_kind, name):
     results = ranks.run_sizes((1, 2), cases.train_embedding, name, kind=feature_kind)
     assert_invariant(results, rtol=1e-4, atol=1e-5)

@@ -18,8 +18,8 @@ class Sharding:
 
     Keras's optimizers that compute each number on its own are divided by rows: `SGD`, `Adam`,
     `AdamW`, `Adagrad`, `Adadelta`, `Adamax`, `Nadam`, `Ftrl`, `Lion` and `RMSprop`, unless they
-    have a `clipnorm`. All others, such as `LARS`, `LAMB`, `Adafactor`, `Muon` and your own, need
-    whole variables: each process owns some of them.
+    have a `clipnorm`. So are ours. All others, such as `Adafactor`, `Muon` and your own, need whole
+    variables: each process owns some of them.
 
     `compression` encodes gradients on the way to their owners; new weights are sent as they are, so
     it saves at most half of the bytes.

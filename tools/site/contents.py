@@ -8,6 +8,7 @@ CONTENTS: dict[str, list[str]] = {
         "tfrecords",
         "compression",
         "large_batches",
+        "recommenders",
         "half_precision",
         "memory",
         "checkpoints",

@@ -19,6 +19,8 @@ OPTIMIZERS = {
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.1, global_clipnorm=0.5)
     ),
+    "row_wise_adagrad": lambda: tfdml.optimizers.RowWiseAdagrad(0.1, global_clipnorm=0.5),
+    "lazy_adam": lambda: tfdml.optimizers.LazyAdam(0.1, clipnorm=0.5),
     "lamb": lambda: tfdml.optimizers.LAMB(0.1),
     "lars": lambda: tfdml.optimizers.LARS(0.1, momentum=0.9),
 }

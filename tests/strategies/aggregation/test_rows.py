@@ -9,14 +9,17 @@ from tfdml.compression import Float16, PowerSGD
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 # A few run by default, the others are slow tests.
-QUICK = {"adamw", "scaled"}
+QUICK = {"adamw", "scaled", "row_wise_adagrad"}
+# Rows without a gradient rest, but dense gradients have all rows.
+LAZY = "lazy_adam"
+AS_DENSE = [name for name in cases.OPTIMIZERS if name != LAZY]
 
 
 def _each(names, quick=QUICK):
     return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in names]
 
 
-@pytest.mark.parametrize("optimizer", _each(cases.OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", _each(AS_DENSE))
 @pytest.mark.parametrize("kind", ["horovod", *_each(["mirrored", "multi_worker"])])
 def test_table_trains_like_a_matrix(ranks, kind, optimizer):
     (matrix,) = ranks(1).run(cases.train, optimizer, True)
@@ -25,6 +28,27 @@ def test_table_trains_like_a_matrix(ranks, kind, optimizer):
     assert_invariant(tables, **EXACT)
     assert_close(matrix["predictions"], tables[1][0]["predictions"], **EXACT)
     assert_close(_flat(matrix), _flat(tables[1][0]), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["horovod", *_each(["mirrored", "multi_worker"])])
+def test_rows_without_gradients_rest(ranks, kind):
+    sizes = (1, 3) if kind == "mirrored" else (1, 2)
+    assert_invariant(ranks.run_sizes(sizes, cases.train, LAZY, kind=kind), **EXACT)
+
+
+def test_rows_rest_where_xla_compiles(ranks):
+    expected, *compiled = (
+        ranks(size).run(cases.train, LAZY, False, (("jit_compile", jit),))[0]
+        for size, jit in ((1, False), (1, True), (2, True))
+    )
+    for result in compiled:
+        assert_close(_flat(expected), _flat(result), **EXACT)
+
+
+def test_rows_rest_on_parameter_servers(ranks, cluster):
+    (one,) = ranks(1).run(cases.train, LAZY)
+    for case in (cases.train, cases.train_asynchronously):
+        assert_close(_flat(one), _flat(cluster.run(case, LAZY)), **EXACT)
 
 
 def test_one_replica_compiled_by_xla(ranks):
@@ -51,7 +75,9 @@ def _compressed(compression, one_hot):
     return cases.train("adam", one_hot, compression=compression)["predictions"]
 
 
-@pytest.mark.parametrize("optimizer", _each(("adam", "adagrad", "scaled"), quick={"adam"}))
+@pytest.mark.parametrize(
+    "optimizer", _each(("adam", "adagrad", "scaled", "row_wise_adagrad"), quick={"adam"})
+)
 @pytest.mark.parametrize("case", [cases.train, cases.train_asynchronously])
 def test_on_parameter_servers(ranks, cluster, case, optimizer):
     (matrix,) = ranks(1).run(cases.train, optimizer, True)

@@ -36,6 +36,8 @@ def _model(strategy, optimizer: str = "adam") -> keras.Model:
             "clipnorm": lambda: keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.01),
             "LARS": lambda: tfdml.optimizers.LARS(0.5, weight_decay=1e-2),
             "LAMB": lambda: tfdml.optimizers.LAMB(0.05, weight_decay=1e-2),
+            "RowWiseAdagrad": lambda: tfdml.optimizers.RowWiseAdagrad(0.05, weight_decay=1e-2),
+            "LazyAdam": lambda: tfdml.optimizers.LazyAdam(0.05, amsgrad=True),
         }[optimizer]()
         model = keras.Sequential(
             [
@@ -105,9 +107,9 @@ def _state(model: keras.Model) -> dict:
     return {**_result(model), "slots": [np.asarray(store[str(i)]) for i in range(len(store))]}
 
 
-def save_partitioned(directory: str) -> dict:
+def save_partitioned(directory: str, optimizer: str) -> dict:
     """Trains and saves a model whose embedding has two partitions."""
-    model = _model(_strategy(True))
+    model = _model(_strategy(True), optimizer)
     ids, target = _samples()
     model.fit(ids, target, batch_size=16, epochs=1, shuffle=False, verbose=0)
     model.save(f"{directory}/parts.keras")

@@ -27,7 +27,11 @@ def test_table_of_variable_placement():
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["adam", *(pytest.param(o, marks=slow) for o in ("LAMB", "adagrad", "clipnorm", "LARS"))],
+    [
+        "adam",
+        "RowWiseAdagrad",
+        *(pytest.param(o, marks=slow) for o in ("LAMB", "adagrad", "clipnorm", "LARS", "LazyAdam")),
+    ],
 )
 def test_partitioned_variable_trains_like_a_whole_one(ranks, cluster, optimizer):
     (one,) = ranks(1).run(cases.recommender, optimizer, False)
@@ -39,8 +43,9 @@ def test_partitioned_variable_trains_like_a_whole_one(ranks, cluster, optimizer)
     assert_close(one, many, rtol=2e-5, atol=2e-6)
 
 
-def test_saved_file_does_not_show_partitions(ranks, cluster, tmp_path):
-    saved = cluster.run(cases.save_partitioned, str(tmp_path))
+@pytest.mark.parametrize("optimizer", ["adam", "RowWiseAdagrad"])
+def test_saved_file_does_not_show_partitions(ranks, cluster, tmp_path, optimizer):
+    saved = cluster.run(cases.save_partitioned, str(tmp_path), optimizer)
     (plain,) = ranks(1).run(cases.load_plain, str(tmp_path))
     assert_close(saved, plain)
     again = cluster.run(cases.load_partitioned, str(tmp_path))

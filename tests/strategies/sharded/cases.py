@@ -57,6 +57,8 @@ OPTIMIZERS = {
     "keras_lamb": lambda **o: keras.optimizers.Lamb(0.01, **o),
     "lars": lambda **o: tfdml.optimizers.LARS(0.5, **o),
     "lamb": lambda **o: tfdml.optimizers.LAMB(0.01, **o),
+    "row_wise_adagrad": lambda **o: tfdml.optimizers.RowWiseAdagrad(0.1, **o),
+    "lazy_adam": lambda **o: tfdml.optimizers.LazyAdam(0.01, **o),
     "unknown": Unknown,
     "scheduled": lambda **o: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.02, 3, 0.5), **o

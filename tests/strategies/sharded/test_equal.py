@@ -22,12 +22,14 @@ BY_ROWS = (
     "lion",
     "rmsprop",
     "centered",
+    "row_wise_adagrad",
+    "lazy_adam",
 )
 WHOLE = ("adafactor", "muon", "keras_lamb", "lars", "lamb", "unknown")
 # Keras's Muon cannot train in float64: it multiplies by float32 numbers.
 IN_FLOAT64 = tuple(name for name in (*BY_ROWS, *WHOLE, "scheduled") if name != "muon")
 # By default one optimizer of each kind; the others are slow tests.
-SHOWN = ("adam", "lamb", "unknown")
+SHOWN = ("adam", "lamb", "unknown", "row_wise_adagrad")
 
 
 def _slow_unless(names: tuple[str, ...], shown: tuple[str, ...] = SHOWN) -> list:

@@ -5,12 +5,17 @@ import pytest
 
 from tests.strategies.sharded import cases
 
+NAMES = [
+    "adam",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("unknown", "row_wise_adagrad")),
+]
+
 
 def _same(expected: list[np.ndarray], found: list[np.ndarray]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True))
 
 
-@pytest.mark.parametrize("name", ["adam", pytest.param("unknown", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -39,7 +44,7 @@ def test_a_checkpoint_resumes_on_other_ranks_with_or_without_sharding(
 
 
 @pytest.mark.parametrize("by_callback", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", ["adam", pytest.param("unknown", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_saved_model_has_whole_slots(ranks, tmp_path, name, by_callback):
     path = str(tmp_path / "model.keras")
     written = ranks(2).run(cases.saved, path, name, True, by_callback)[0]

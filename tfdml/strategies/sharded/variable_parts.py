@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut, cut_in_rows, own_whole
-from tfdml.optimizers import LAMB, LARS
+from tfdml.optimizers import LAMB, LARS, LazyAdam, RowWiseAdagrad
 from tfdml.optimizers.norms import FEW, ROW
 
-# These compute each number of a variable on its own, so they may be given any rows.
-_BY_ROWS = frozenset(
+# These compute each number of a variable on its own, so they may be given any numbers of it.
+_BY_NUMBERS = frozenset(
     {
         keras.optimizers.SGD,
         keras.optimizers.Adam,
@@ -30,9 +30,11 @@ _BY_ROWS = frozenset(
         keras.optimizers.RMSprop,
     }
 )
+# These work on rows of a matrix, which must not be cut within a row.
+_BY_ROWS = frozenset({LazyAdam, RowWiseAdagrad})
 # These need norms of a variable, too, which they compute from norms of rows of its numbers. A
 # variable of few numbers has none, and stays whole on all ranks.
-_BY_ROWS_WITH_NORMS = frozenset({LARS, LAMB})
+_BY_NUMBERS_WITH_NORMS = frozenset({LARS, LAMB})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Ownership:
         """Whether this rank owns some of its rows, which have memory of their own."""
         return not (self.is_whole or self.is_empty)
 
+    def of_slot(self, shape: Sequence[int]) -> "Ownership":
+        """Returns the division of a slot of the part, given the shape that it has on this rank."""
+        if self.cut.owner is not None or tuple(shape) == self.cut.part_shape(self.rank):
+            return self
+        # A number for each row.
+        cut = dataclasses.replace(self.cut, shape=self.cut.shape[:1], row_shape=())
+        return dataclasses.replace(self, cut=cut)
+
 
 def ownership_of(variable: Any) -> Ownership | None:
     """Returns the `ownership` of a part or of its slot; None for a variable of all ranks."""
@@ -88,24 +98,30 @@ def cuts_for(
         variables: The whole variables.
         ranks: The number of ranks.
     """
-    has_norms = type(optimizer) in _BY_ROWS_WITH_NORMS
-    by_rows = (type(optimizer) in _BY_ROWS or has_norms) and not optimizer.clipnorm
+    kind = type(optimizer)
+    can_cut = kind in _BY_NUMBERS | _BY_ROWS | _BY_NUMBERS_WITH_NORMS and not optimizer.clipnorm
     cuts: list[Cut | None] = [None] * len(variables)
     needs_whole = []
     for index, variable in enumerate(variables):
         if getattr(variable, "overwrite_with_gradient", False):
             continue
-        if by_rows and variable.constraint is None:
-            if not has_norms:
-                cuts[index] = cut_in_rows(variable.shape, ranks)
-            elif math.prod(variable.shape) > FEW:
-                cuts[index] = cut_in_rows(variable.shape, ranks, ROW)
-        else:
+        cuts_rows = kind in _BY_ROWS and _cuts_rows(variable.shape, ranks)
+        if not can_cut or cuts_rows or variable.constraint is not None:
             needs_whole.append(index)
+        elif kind not in _BY_NUMBERS_WITH_NORMS:
+            cuts[index] = cut_in_rows(variable.shape, ranks)
+        elif math.prod(variable.shape) > FEW:
+            cuts[index] = cut_in_rows(variable.shape, ranks, ROW)
     owned = own_whole([variables[i].shape for i in needs_whole], ranks)
     for index, cut in zip(needs_whole, owned, strict=True):
         cuts[index] = cut
     return cuts
+
+
+def _cuts_rows(shape: Sequence[int], ranks: int) -> bool:
+    """Returns whether a matrix has too few rows to be cut between them."""
+    cut = cut_in_rows(shape, ranks)
+    return cut is not None and len(shape) == 2 and not cut.row_shape
 
 
 def make_part(whole: keras.Variable, cut: Cut, rank: int) -> keras.Variable:
@@ -153,7 +169,7 @@ class PartList(list):
             yield variable
             if ownership_of(variable) is not None:
                 for slot in self._optimizer.variables[before:]:
-                    slot.ownership = variable.ownership
+                    slot.ownership = variable.ownership.of_slot(slot.shape)
 
 
 # -- Whole slots -------------------------------------------------------------------------------

@@ -108,8 +108,11 @@ class ServerHooks(Hooks):
         """Makes the update on the servers; in a synchronous step, leaves it to the chief."""
         outermost = current_strategy() is not None and not is_updating()
         if outermost:
-            known = inner_of(optimizer)._trainable_variables if variables is None else variables
-            gradients = [sum_repeated_rows(g, v) for g, v in zip(gradients, known, strict=True)]
+            inner = inner_of(optimizer)
+            known = inner._trainable_variables if variables is None else variables
+            gradients = [
+                sum_repeated_rows(g, v, inner) for g, v in zip(gradients, known, strict=True)
+            ]
         step = current_step()
         if step is not None and step.share is not None:
             step.applied.append((optimizer, list(gradients)))

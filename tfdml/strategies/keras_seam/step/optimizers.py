@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepFactors, StepGradients
 from tfdml.collectives.sparse_gradients import add_up_rows
+from tfdml.optimizers.touched_rows import TouchedRowsOptimizer
 from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
 from tfdml.strategies.input.input_checks import check_gradients_match
 from tfdml.strategies.keras_seam.current import (
@@ -60,7 +61,7 @@ def _update(
     inner = inner_of(optimizer)
     extended = current_replicas()
     variables = list(_whole_variables(extended, inner) if given is None else given)
-    grads = [sum_repeated_rows(g, v) for g, v in zip(gradients, variables, strict=True)]
+    grads = [sum_repeated_rows(g, v, inner) for g, v in zip(gradients, variables, strict=True)]
     if extended is None:
         with updating():
             keras_apply(optimizer, grads, given)
@@ -165,7 +166,7 @@ def _apply_same_gradients(
             # Variables must be created outside of the replicas.
             outer.build(list(given))
         variables = list(_whole_variables(strategy.extended, inner) if given is None else given)
-        grads = [sum_repeated_rows(g, v) for g, v in zip(grads, variables, strict=True)]
+        grads = [sum_repeated_rows(g, v, inner) for g, v in zip(grads, variables, strict=True)]
         parts = get_parts(strategy.extended, inner)
         if parts is not None:
             grads = parts.parts_of(grads, variables)
@@ -205,17 +206,27 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
     return [names[id(variable)] for variable in variables]
 
 
-def sum_repeated_rows(gradient: Any, variable: keras.Variable) -> Any:
+def sum_repeated_rows(gradient: Any, variable: keras.Variable, optimizer: keras.Optimizer) -> Any:
     """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
 
-    In a graph, the shape of an embedding's gradient is unknown. XLA cannot compile code in which
-    the number of rows depends on the data, so there the gradient becomes dense.
+    In a graph, the shape of an embedding's gradient is unknown. In code that XLA compiles, where
+    the number of rows depends on the data, it becomes dense. A `TouchedRowsOptimizer`, which has
+    another rule for rows without a gradient, gets it as it is and adds rows up itself: XLA gives
+    wrong numbers if they are added up twice, because it takes padding for rows.
+
+    Args:
+        gradient: A dense or sparse gradient, or None.
+        variable: Its variable.
+        optimizer: The optimizer, without a loss scale around it.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
     gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
-    return tf.convert_to_tensor(gradient) if traced().compiled_whole else add_up_rows(gradient)
+    if not traced().compiled_whole:
+        return add_up_rows(gradient)
+    is_sparse = isinstance(optimizer, TouchedRowsOptimizer)
+    return gradient if is_sparse else tf.convert_to_tensor(gradient)
 
 
 def _step_factors(outer: keras.Optimizer, inner: keras.Optimizer) -> StepFactors:
