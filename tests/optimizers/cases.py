@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 from tests.harness import rank_job
@@ -21,6 +22,36 @@ def train(name: str, options: dict, policy: str = "float32") -> dict:
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     slots = [v.numpy() for v in inner.variables]
     return {**outcome(model, history), "slots": slots}
+
+
+class Watching(layers.Layer):
+    """Layer that keeps the graph in which it was called last."""
+
+    def call(self, inputs):
+        """Returns the inputs."""
+        self.graph = tf.compat.v1.get_default_graph()
+        return inputs
+
+
+def whole_table_operations(name: str) -> dict:
+    """Returns the operations of a train step that hold a whole table, and all kinds."""
+    rows = 1003
+    with rank_job.strategy().scope():
+        model = keras.Sequential(
+            [layers.Input((5,), dtype="int32"), Watching(), layers.Embedding(rows, 4),
+             layers.Flatten(), layers.Dense(1)]
+        )  # fmt: skip
+        module = optimizers if hasattr(optimizers, name) else keras.optimizers
+        model.compile(getattr(module, name)(0.1), "mse")
+    model.fit(np.zeros((32, 5), "int32"), np.zeros((32, 1)), batch_size=8, verbose=0)
+    graph, operations = model.layers[0].graph, []
+    while isinstance(graph, tf.Graph):
+        operations += graph.get_operations()
+        graph = getattr(graph, "outer_graph", None)
+    whole = [
+        op.name for op in operations if any(t.shape.rank and t.shape[0] == rows for t in op.outputs)
+    ]
+    return {"whole": whole, "kinds": sorted({op.type for op in operations})}
 
 
 def train_embedding(name: str) -> dict:

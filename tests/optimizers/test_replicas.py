@@ -54,6 +54,19 @@ def test_sparse_gradients(ranks, feature_kind, name):
     assert_invariant(results, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["LazyAdam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("RowWiseAdagrad", "SGD"))],
+)
+@KINDS
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_touches_no_whole_table(ranks, kind, size, name):
+    """So it does not cost more if the table has more rows."""
+    for result in ranks(size, kind).run(cases.whole_table_operations, name):
+        assert not result["whole"]
+        assert {"ResourceGather", "ResourceScatterSub"} <= set(result["kinds"])
+
+
 def test_mixed_precision(ranks, feature_kind):
     """The replicas' sums round differently in half precision, but identically on all ranks."""
     results = ranks.run_sizes((1, 2), cases.train, "LAMB", {}, "mixed_float16", kind=feature_kind)

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.sparse_gradients import with_values
-from tfdml.optimizers.touched_rows import TouchedRowsOptimizer
+from tfdml.optimizers.touched_rows import TouchedRowsOptimizer, read_rows
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -66,15 +66,15 @@ class LazyAdam(TouchedRowsOptimizer, keras.optimizers.Adam):
         alpha = rate * tf.sqrt(1 - tf.pow(beta_2, step)) / (1 - tf.pow(beta_1, step))
 
         grads, rows = gradient.values, gradient.indices
-        means = tf.gather(m.value, rows)
+        means = read_rows(m.value, rows)
         means += (grads - means) * (1 - self.beta_1)
-        squares = tf.gather(v.value, rows)
+        squares = read_rows(v.value, rows)
         squares += (tf.square(grads) - squares) * (1 - self.beta_2)
         self.assign(m, with_values(gradient, means))
         self.assign(v, with_values(gradient, squares))
         if self.amsgrad:
             largest = self._velocity_hats[index]
-            squares = tf.maximum(tf.gather(largest.value, rows), squares)
+            squares = tf.maximum(read_rows(largest.value, rows), squares)
             self.assign(largest, with_values(gradient, squares))
         update = means * alpha / (tf.sqrt(squares) + self.epsilon)
         self.assign_sub(variable, with_values(gradient, update))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.sparse_gradients import with_values
-from tfdml.optimizers.touched_rows import TouchedRowsOptimizer
+from tfdml.optimizers.touched_rows import TouchedRowsOptimizer, read_rows
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -88,7 +88,7 @@ class RowWiseAdagrad(TouchedRowsOptimizer):
         accumulator = self._accumulators[self._get_variable_index(variable)]
         squares = _squares(gradient.values, accumulator.dtype)
         self.assign_add(accumulator, with_values(gradient, squares))
-        sums = tf.gather(accumulator.value, gradient.indices)
+        sums = read_rows(accumulator.value, gradient.indices)
         self.assign_sub(variable, with_values(gradient, self._update(gradient.values, sums, rate)))
 
     def update_all_rows(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:

@@ -40,7 +40,7 @@ class TouchedRowsOptimizer(keras.optimizers.Optimizer):
         rate = tf.cast(learning_rate, variable.dtype)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         if self.weight_decay and self._use_weight_decay(variable):
-            present = tf.gather(variable, gradient.indices) if is_sparse else variable
+            present = read_rows(variable, gradient.indices) if is_sparse else variable
             decay = present * (tf.constant(self.weight_decay, variable.dtype) * rate)
             self.assign_sub(variable, with_values(gradient, decay))
         if is_sparse:
@@ -85,6 +85,19 @@ class TouchedRowsOptimizer(keras.optimizers.Optimizer):
             factor = _clip_factor(grads, self.global_clipnorm)
             return [None if g is None else times(g, factor) for g in grads]
         return super()._clip_gradients(grads)
+
+
+def read_rows(variable: Any, indices: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a variable without reading the others.
+
+    `tf.gather` reads a distributed variable as a whole.
+
+    Args:
+        variable: A TensorFlow variable; of a mirrored one, this device's component is read.
+        indices: Indices of the rows, int32 or int64.
+    """
+    own = variable._get() if hasattr(variable, "_get") else variable
+    return tf.gather(own, indices)
 
 
 def _clipped(gradient: Any, limit: float) -> Any:

@@ -62,6 +62,7 @@ SIGNATURES = {
     "keras.src.backend.tensorflow.core.remat": "f",
     "Layer.rematerialized_call": "layer_call args kwargs",
     "Layer.add_loss": "loss",
+    "Embedding.call": "inputs",
     "TensorFlowTrainer.train_on_batch": "x y sample_weight class_weight return_dict",
     "keras.src.saving.saving_lib.deserialize_keras_object": (
         "config custom_objects safe_mode kwargs"
@@ -93,7 +94,6 @@ SIGNATURES = {
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "",
     "Layer.trainable_variables": "",
     "Layer.trainable_weights": "",
-    "Embedding.call": "inputs",
     "TFOptimizer.add_variable_from_reference": "reference_variable name initializer",
     "BaseOptimizer.save_own_variables": "store",
     "BaseOptimizer.load_own_variables": "store",

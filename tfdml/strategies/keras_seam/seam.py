@@ -61,6 +61,7 @@ What else replicas of one job need:
 | `Variable._direct_assign` | outside of a step, sets a metric's whole state |
 | `core.remat` | a block computed again does the same, and no more: `recomputing` |
 | `Layer.rematerialized_call` | no crash of merging and recurrent layers in a `RematScope` |
+| `Embedding.call` | reads the batch's rows; Keras reads the whole table |
 | `Layer.add_loss` | a loss added in such a block has a gradient |
 | `TFOptimizer.__init__` | its `build` divides variables: `sharded_optimizers` |
 | `TFOptimizer._overwrite_model_variables_with_average_value` | averages of parts are gathered |
@@ -87,7 +88,6 @@ What else parameter servers need, installed with the first `ParameterServerStrat
 | `LossScaleOptimizer._stateful_handle_non_finite_grads` | halves the scale that overflowed |
 | `Layer.trainable_variables` | the parts instead of a partitioned variable |
 | `Layer.trainable_weights` | the same |
-| `Embedding.call` | looks rows up on the server; Keras would fetch the whole table |
 | `TFOptimizer.add_variable_from_reference` | a slot knows which part it belongs to |
 | `BaseOptimizer._clip_gradients` | `clipnorm` clips by the norm of the whole variable |
 """
@@ -107,6 +107,7 @@ from tfdml.strategies.keras_seam.step import (
     block_passes,
     gathered,
     gradients,
+    lookups,
     momentum,
     normalization,
     recomputing,
@@ -125,6 +126,7 @@ REPLACEMENTS: list[Replacement] = [
     *gradients.REPLACEMENTS,
     *adopting.REPLACEMENTS,
     *gathered.REPLACEMENTS,
+    *lookups.REPLACEMENTS,
     *normalization.REPLACEMENTS,
     *recomputing.REPLACEMENTS,
     *block_passes.REPLACEMENTS,

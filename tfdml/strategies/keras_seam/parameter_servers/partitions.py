@@ -1,17 +1,14 @@
-"""Replacements for partitioned variables, and for embedding lookups that stay sparse."""
+"""Replacements for partitioned variables."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras import ops
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.layers.core.embedding import Embedding
 from keras.src.layers.layer import Layer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.parameter_server.partition import (
     clip_by_whole_norm,
     groups,
@@ -25,28 +22,6 @@ def _variables(original: Callable) -> Callable:
         return with_parts(original(self))
 
     return trainable
-
-
-def _embedding_call(original: Callable) -> Callable:
-    def call(self, inputs):
-        table = getattr(self, "_embeddings", None)
-        plain = not self.lora_enabled and self.quantization_mode is None
-        if not plain or not _is_on_servers(table):
-            return original(self, inputs)
-        ids = ops.convert_to_tensor(inputs)
-        if ids.dtype not in (tf.int32, tf.int64):
-            ids = tf.cast(ids, tf.int32)
-        ids = tf.where(ids < 0, ids + self.input_dim, ids)
-        rows = tf.nn.embedding_lookup(table._value, ids)
-        return ops.cast(rows, dtype=self.compute_dtype)
-
-    return call
-
-
-def _is_on_servers(variable: Any) -> bool:
-    value = getattr(variable, "_value", None)
-    strategy = getattr(value, "_distribute_strategy", None)
-    return isinstance(getattr(strategy, "extended", None), ParameterServerExtended)
 
 
 def _add_variable_from_reference(original: Callable) -> Callable:
@@ -106,7 +81,6 @@ class _Named:
 REPLACEMENTS: list[Replacement] = [
     (Layer, "trainable_variables", _variables),
     (Layer, "trainable_weights", _variables),
-    (Embedding, "call", _embedding_call),
     (TFOptimizer, "add_variable_from_reference", _add_variable_from_reference),
     (BaseOptimizer, "_clip_gradients", _clip_gradients),
 ]
