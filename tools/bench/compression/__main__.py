@@ -91,7 +91,9 @@ def measure(
 
 
 def main(
-    rate: Annotated[str, typer.Option(help="100mbit, 1gbit, 10gbit; unshaped if empty.")] = "",
+    rate: Annotated[
+        str, typer.Option(help="100mbit, 1gbit, 10gbit, 25gbit; unshaped if empty.")
+    ] = "",
     hosts: Annotated[int, typer.Option(min=2, help="Hosts.")] = 2,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks on each host.")] = 1,
     latency: Annotated[str, typer.Option(help="Of what leaves a host: 5ms.")] = "",

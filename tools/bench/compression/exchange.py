@@ -65,7 +65,8 @@ def exchange(
     ]
 
     def median(step: Callable[[], tf.Tensor]) -> float:
-        compiled = tf.function(step)
+        # As in a step of a strategy, which AutoGraph does not convert.
+        compiled = tf.function(step, autograph=False)
         return timed(lambda: compiled().numpy(), steps, WARM_UP)["median"]
 
     parts = {"together": median(_summing(collective, compressor, gradients, hosts))}

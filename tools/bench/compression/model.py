@@ -9,7 +9,7 @@ WIDTH, LAYERS, CLASSES = 2048, 6, 10
 GLOBAL_BATCH = 32
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * CLASSES + CLASSES
 # Bandwidths in bits per second, by name; "" for a network without a limit.
-RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "": float("inf")}
+RATES = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "25gbit": 2.5e10, "": float("inf")}
 # Time budget of a candidate's steps in seconds, and the fewest and most steps.
 BUDGET, FEWEST, MOST = 20.0, 3, 20
 # Untimed steps before those.
@@ -55,8 +55,9 @@ PEERS = {
 def formula(name: str, hosts: int, ranks: int = 1, by_hosts: bool = False) -> float:
     """Returns the bytes that should leave a host in a step.
 
-    A ring carries 2(N-1)/N of the payload. Encoded gradients that cannot be summed on the wire are
-    summed by hosts, 2(H-1)/H, or at once, (L(N-L) + N-1)/N; both are the same for L = 1.
+    The peers' rings carry 2(N-1)/N of the payload, our all-reduce 2(H-1)/H: it sums within hosts
+    first. Encoded gradients that cannot be summed on the wire are summed by hosts, 2(H-1)/H, or at
+    once, (L(N-L) + N-1)/N; all are the same for L = 1.
 
     Args:
         name: Name of one of our candidates or of the peers.
@@ -65,7 +66,8 @@ def formula(name: str, hosts: int, ranks: int = 1, by_hosts: bool = False) -> fl
         by_hosts: Whether the gradients are summed by hosts.
     """
     name = name.removesuffix(AT_ONCE)
-    is_ring = name in (*PEERS, *SUMMED, *RANKS)
+    is_peer = name in PEERS
+    is_ring = is_peer or name in (*SUMMED, *RANKS)
     size = hosts * ranks
     name = PEERS.get(name, name)
     shapes = [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]
@@ -74,8 +76,10 @@ def formula(name: str, hosts: int, ranks: int = 1, by_hosts: bool = False) -> fl
         payload = sum(4 * RANKS[name] * (n + m) for n, m in shapes)
     else:
         payload = matrices * BITS[name] / 8
-    ring, rest = 2 * (size - 1) / size, 4 * (PARAMETERS - matrices)
-    chunks = 2 * (hosts - 1) / hosts if by_hosts else (ranks * (size - ranks) + size - 1) / size
+    between_hosts = 2 * (hosts - 1) / hosts
+    ring = 2 * (size - 1) / size if is_peer else between_hosts
+    rest = 4 * (PARAMETERS - matrices)
+    chunks = between_hosts if by_hosts else (ranks * (size - ranks) + size - 1) / size
     return (ring if is_ring else chunks) * payload + ring * rest
 
 

@@ -12,7 +12,7 @@ MODELS = {
     "resnet20": "ResNet-20",
     "transformer": "a small transformer with an embedding of 8,192 rows",
 }
-_RATES = ("100mbit", "1gbit", "10gbit", "unshaped")
+_RATES = ("100mbit", "1gbit", "10gbit", "25gbit", "unshaped")
 _COLUMNS = (
     "",
     "MB sent",
