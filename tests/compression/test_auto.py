@@ -18,7 +18,13 @@ from tfdml.collectives.simulated import run_ranks
 from tfdml.compression import QSGD, Auto, DeepGradientCompression, Float16, PowerSGD
 from tfdml.compression.auto.auto_aggregator import WINDOW, AutoAggregator
 from tfdml.compression.auto.candidate_choice import CandidateChoice
-from tfdml.compression.auto.cost_model import Link, Traffic, exchange_seconds, traffic
+from tfdml.compression.auto.cost_model import (
+    Link,
+    Traffic,
+    exchange_seconds,
+    traffic,
+    transfer_seconds,
+)
 
 SHAPES, DTYPES = [(1000, 1000), (1000,)], [tf.float32, tf.float32]
 
@@ -54,6 +60,16 @@ def test_traffic_of_several_ranks_on_a_host(hosts, local):
     assert plain == traffic(None, SHAPES, DTYPES, size)
     slow, fast = (Link(0.0, 1e6, bandwidth) for bandwidth in (1e6, 1e12))
     assert exchange_seconds(by_hosts, slow, 0.0) > exchange_seconds(by_hosts, fast, 0.0)
+
+
+def test_all_reduces_take_the_time_that_was_measured_for_them():
+    link = Link(0.0, 1e6, sum_rate=2e6)
+    plain, low_rank, int8 = (traffic(c, SHAPES, DTYPES, 4) for c in (None, PowerSGD(4), QSGD(8)))
+    assert transfer_seconds(plain, link) == pytest.approx(4 * 1_001_000 / 2e6)
+    assert transfer_seconds(low_rank, link) == pytest.approx((4 * 4 * 2000 + 4000) / 2e6)
+    # Its matrix goes from rank to rank, its vector in an all-reduce.
+    matrix = int8.sent - 1.5 * 4000
+    assert transfer_seconds(int8, link) == pytest.approx(matrix / 1e6 + 4000 / 2e6)
 
 
 def test_exchange_time_is_the_longer_of_wire_and_codec_plus_one_bucket_of_the_other():

@@ -21,7 +21,12 @@ from tfdml.collectives.part_exchange import PartAggregator
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.compression.auto.auto import Auto
 from tfdml.compression.auto.candidate_choice import CandidateChoice
-from tfdml.compression.auto.cost_model import Link, exchange_seconds, traffic
+from tfdml.compression.auto.cost_model import (
+    Link,
+    exchange_seconds,
+    traffic,
+    transfer_seconds,
+)
 from tfdml.compression.auto.measure import Clock, measure_codec, measure_link
 from tfdml.compression.compressor import Compressor
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
@@ -139,7 +144,7 @@ class AutoAggregator(GradientAggregator):
         choice = CandidateChoice(
             ["no compression", *map(repr, self._candidates[1:])],
             [exchange_seconds(t, link, codec) for t, codec in zip(sent, codecs, strict=True)],
-            [t.sent / link.bandwidth for t in sent],
+            [transfer_seconds(t, link) for t in sent],
         )
         self.choices[label] = choice
         self._chosen[label] = unmanaged_variable(tf.constant(choice.current))

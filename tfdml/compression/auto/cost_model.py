@@ -18,13 +18,16 @@ class Link:
 
     Attributes:
         latency: Seconds of an exchange of a tiny tensor, between all ranks.
-        bandwidth: Bytes per second that leave a host in an exchange.
+        bandwidth: Bytes per second that leave a host in an all-to-all.
         local_bandwidth: Bytes per second that a rank sends to the other ranks of its host.
+        sum_rate: Bytes of a tensor that an all-reduce sums per second; None for that of a ring over
+            the link. It depends on the transport: some sum within hosts first.
     """
 
     latency: float
     bandwidth: float
     local_bandwidth: float = math.inf
+    sum_rate: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +40,16 @@ class Traffic:
         encoded: Bytes of gradients that a rank's codec processes.
         local: Bytes that a rank sends to the other ranks of its host, if gradients are summed by
             hosts.
+        summed: Bytes of what all-reduces sum.
+        in_rings: Bytes of `sent` that leave a host if these all-reduces are rings.
     """
 
     sent: float
     exchanges: int
     encoded: int
     local: float = 0.0
+    summed: float = 0.0
+    in_rings: float = 0.0
 
 
 def traffic(
@@ -93,8 +100,8 @@ def traffic(
                 chunks += size * codec.row_bytes(chunk_length(total, size, codec.block))
         elif isinstance(compressor, SummableCompressor):
             ring += sum(compressor.payload_bytes(chosen[i][0]) for i in bucket.indices)
-    sent = 2 * (size - 1) / size * ring
-    most = 1 if hosts is None else max(map(len, hosts.ranks))
+    sent = in_rings = 2 * (size - 1) / size * ring
+    most = ranks_of_a_host(hosts)
     if to_owners:
         nbytes = [n * d.size for n, d in zip(lengths, dtypes, strict=True)]
         gathers = len(plan_buckets(nbytes, dtypes, bucket_bytes))
@@ -104,9 +111,20 @@ def traffic(
         return Traffic(sent, exchanges - encoded + gathers, sum(sizes))
     if by_hosts:
         sent += 2 * (hosts.count - 1) / hosts.count * chunks
-        return Traffic(sent, exchanges, sum(sizes), (most - 1) / most * (sum(sizes) + chunks))
+        local = (most - 1) / most * (sum(sizes) + chunks)
+        return Traffic(sent, exchanges, sum(sizes), local, ring, in_rings)
     sent += (most * (size - most) + size - 1) / size * chunks
-    return Traffic(sent, exchanges, sum(sizes))
+    return Traffic(sent, exchanges, sum(sizes), 0.0, ring, in_rings)
+
+
+def ranks_of_a_host(hosts: Hosts | None) -> int:
+    """Returns the number of ranks that share a link, on the host that has most of them.
+
+    Args:
+        hosts: Hosts and their ranks. Those of a single host each have a link of their own: its
+            memory.
+    """
+    return 1 if hosts is None or hosts.count == 1 else max(map(len, hosts.ranks))
 
 
 def exchange_seconds(traffic: Traffic, link: Link, codec: float) -> float:
@@ -134,7 +152,19 @@ def wire_seconds(traffic: Traffic, link: Link) -> float:
         link: Link between the ranks.
     """
     local = traffic.local / link.local_bandwidth
-    return traffic.sent / link.bandwidth + local + traffic.exchanges * link.latency
+    return transfer_seconds(traffic, link) + local + traffic.exchanges * link.latency
+
+
+def transfer_seconds(traffic: Traffic, link: Link) -> float:
+    """Returns the predicted seconds that a step's bytes take between hosts.
+
+    Args:
+        traffic: Traffic of the step.
+        link: Link between the ranks.
+    """
+    if link.sum_rate is None:
+        return traffic.sent / link.bandwidth
+    return (traffic.sent - traffic.in_rings) / link.bandwidth + traffic.summed / link.sum_rate
 
 
 def _length(shape: Sequence[int]) -> int:

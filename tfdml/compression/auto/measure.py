@@ -1,5 +1,6 @@
 """Measurements of the link between the processes and of the codecs, in about a second."""
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.loopback import LoopbackCollective
-from tfdml.compression.auto.cost_model import Link
+from tfdml.compression.auto.cost_model import Link, ranks_of_a_host
 from tfdml.compression.compressor import ChunkCompressor, Compressor
 from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.rounds import sum_in_rounds
@@ -23,6 +24,7 @@ Clock = Callable[[], tf.Tensor]
 _LEAST_SECONDS, _FIRST_BYTES, _MOST_BYTES = 0.1, 1 << 18, 1 << 25
 # Bytes of a message within a host.
 _LOCAL_BYTES = 1 << 22
+_FLOAT = 4
 # Codecs are timed on a matrix of 1 MB.
 _SHAPE = (512, 512)
 
@@ -41,24 +43,46 @@ def measure_link(
     _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), 1)
     latency = _seconds(clock, lambda: collective.all_reduce([small], "link/latency"), _REPEATS)
     (latency,) = agreed(collective, [latency])
-    length = _FIRST_BYTES
-    while True:
-        large = tf.zeros([length // 4])
+    size = collective.size
 
-        def exchange(large=large, name=f"link/bandwidth_{length}"):
-            return collective.all_reduce([large], name)
+    def all_reduce(nbytes: int) -> object:
+        return collective.all_reduce([tf.zeros([nbytes // _FLOAT])], f"link/sum_{nbytes}")
 
-        _seconds(clock, exchange, 1)
-        seconds = _seconds(clock, exchange, 2)
-        (seconds,) = agreed(collective, [seconds])
-        if seconds > _LEAST_SECONDS or length >= _MOST_BYTES:
-            break
-        length *= 4
-    sent = 2 * (collective.size - 1) / collective.size * length
+    def all_to_all(nbytes: int) -> object:
+        rows = tf.zeros([size, nbytes // _FLOAT // size])
+        return collective.all_to_all(rows, f"link/bandwidth_{nbytes}")
+
+    summed, seconds = _large_enough(collective, clock, all_reduce)
+    sum_rate = summed / max(seconds - latency, 1e-9)
+    nbytes, seconds = _large_enough(collective, clock, all_to_all)
+    most = ranks_of_a_host(hosts)
+    # Each of a host's ranks sends a row to each rank of the other hosts.
+    sent = most * (size - most) / size * nbytes
     bandwidth = sent / max(seconds - latency, 1e-9)
     if hosts is None or not hosts.have_two_levels:
-        return Link(latency, bandwidth)
-    return Link(latency, bandwidth, _local_bandwidth(collective, clock, hosts))
+        return Link(latency, bandwidth, sum_rate=sum_rate)
+    return Link(latency, bandwidth, _local_bandwidth(collective, clock, hosts), sum_rate)
+
+
+def _large_enough(
+    collective: Collective, clock: Clock, exchange: Callable[[int], object]
+) -> tuple[int, float]:
+    """Returns the bytes of a message whose latency does not count, and its seconds.
+
+    Args:
+        collective: Collective between the processes.
+        clock: Function that returns the time.
+        exchange: Function that exchanges a message of so many bytes.
+    """
+    nbytes = _FIRST_BYTES
+    while True:
+        call = functools.partial(exchange, nbytes)
+        _seconds(clock, call, 1)
+        seconds = _seconds(clock, call, 2)
+        (seconds,) = agreed(collective, [seconds])
+        if seconds > _LEAST_SECONDS or nbytes >= _MOST_BYTES:
+            return nbytes, seconds
+        nbytes *= 4
 
 
 def _local_bandwidth(collective: Collective, clock: Clock, hosts: Hosts) -> float:
