@@ -2,13 +2,14 @@
 
     tfdml launch --workers 2 --ps 2 recipes/recommender.py
     tfdml launch --workers 2 recipes/recommender.py --strategy multi_worker
-    horovodrun -np 2 python recipes/recommender.py --strategy horovod
+    horovodrun -np 2 python recipes/recommender.py --strategy horovod --sharding
     python recipes/recommender.py --strategy mirrored
 
 The strategy is one line, all else is the same. Users and items have hidden tastes, from which the
 data are made as they are read, by TensorFlow's own operations: workers make them for themselves.
-`--users 10000000` makes a table of 640 MB. `--optimizer` is one that moves only the rows that a
-batch has looked up: Keras's Adam and Adagrad work on all rows in every step.
+`--users 10000000` makes a table of 640 MB. `--sharding` divides the tables among the ranks of
+`horovod` and `multi_worker`, as servers always have them. `--optimizer` is one that moves only the
+rows that a batch has looked up: Keras's Adam and Adagrad work on all rows in every step.
 """
 
 import json
@@ -24,6 +25,8 @@ import tfdml
 
 # Shards of 16 KB or more; for real tables use a few MB or more.
 PARTS = tf.distribute.experimental.partitioners.MinSizePartitioner(16 << 10, max_shards=8)
+# The same between ranks.
+SHARDING = tfdml.Sharding(embeddings=True, min_embedding_bytes=16 << 10)
 STRATEGIES = {
     "parameter_server": lambda: tfdml.ParameterServerStrategy(variable_partitioner=PARTS),
     "horovod": tfdml.HorovodStrategy,
@@ -90,6 +93,9 @@ def main(
     optimizer: Annotated[
         str, typer.Option(help=f"One of {', '.join(OPTIMIZERS)}.")
     ] = "row_wise_adagrad",
+    sharding: Annotated[
+        bool, typer.Option("--sharding", help="Divide tables among the ranks.")
+    ] = False,
     users: Annotated[int, typer.Option(min=1, help="Rows of the users' table.")] = 1000,
     items: Annotated[int, typer.Option(min=1, help="Rows of the items' table.")] = 500,
     width: Annotated[int, typer.Option(min=1, help="Numbers in a row of a table.")] = 16,
@@ -103,8 +109,11 @@ def main(
         raise typer.BadParameter(f"`--strategy` must be one of {', '.join(STRATEGIES)}.")
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"`--optimizer` must be one of {', '.join(OPTIMIZERS)}.")
+    if sharding and strategy not in ("horovod", "multi_worker"):
+        raise typer.BadParameter("`--sharding` needs `--strategy horovod` or `multi_worker`.")
     keras.utils.set_random_seed(1)
-    chosen = STRATEGIES[strategy]()  # The only line that differs.
+    # The only line that differs.
+    chosen = STRATEGIES[strategy](**({"sharding": SHARDING} if sharding else {}))
     with chosen.scope():
         model = build_model(users, items, width)
         model.compile(OPTIMIZERS[optimizer](), "binary_crossentropy", metrics=["accuracy"])

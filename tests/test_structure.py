@@ -171,8 +171,9 @@ FRAMEWORK_ATTRIBUTES = {
     " _variant_tensor",
     "`tf.distribute`": "_cancellation_mgr _cluster _local_replica_id _num_replicas_in_sync"
     " _strategy _variable_partitioner _WrapperFunction",
-    "graphs and tapes": "_collections _get_function _id _recording _thread_local _VARSCOPESTORE_KEY"
-    " _VARSTORE_KEY",
+    "files": "_create_h5_group _h5_entry_group _h5_entry_initialized _h5_entry_path",
+    "graphs and tapes": "_collections _get_function _id _recording _thread_local _update_input"
+    " _VARSCOPESTORE_KEY _VARSTORE_KEY",
     "`fsspec`": "_strip_protocol",
     "Python": "_getframe",
 }

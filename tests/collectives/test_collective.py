@@ -70,8 +70,22 @@ def contract(collective: Collective, summed: Sequence[str] = DTYPES) -> dict:
         check(f"all_to_all_rows {dtype}", tf.reduce_all(received == wanted), True)
         gathered = collective.all_gather_rows(tf.cast(mine, dtype), counts, f"rows_of/{dtype}")
         check(f"all_gather_rows {dtype}", tf.reduce_all(gathered == tf.cast(rows, dtype)), True)
+        # Each rank sends another number of rows to each, which the others do not know.
+        numbers = [[(sender + 2 * to) % 3 for to in range(size)] for sender in range(size)]
+        sent = [_ragged_rows(rank, to, numbers[rank][to]) for to in range(size)]
+        received, by_sender = collective.all_to_all_ragged(
+            tf.cast(tf.concat(sent, 0), dtype), tf.constant(numbers[rank], tf.int32), f"to_{dtype}"
+        )
+        mine = [_ragged_rows(sender, rank, numbers[sender][rank]) for sender in range(size)]
+        wanted = tf.cast(tf.concat(mine, 0), dtype)
+        check(f"all_to_all_ragged {dtype}", tf.reduce_all(received == wanted), True)
+        check(f"rows by sender {dtype}", by_sender, [row[rank] for row in numbers])
     check("scalar", collective.broadcast(tf.constant(rank), "scalar"), 0)
     return {"got": got, "expected": expected}
+
+
+def _ragged_rows(sender: int, to: int, number: int) -> tf.Tensor:
+    return (tf.reshape(tf.range(2 * number), [-1, 2]) + 3 * sender + to) % 7
 
 
 def horovod_contract() -> dict:

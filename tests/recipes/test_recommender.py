@@ -17,8 +17,8 @@ OPTIONS = {
 }
 
 
-def _trained(run, tmp_path, strategy: str) -> tuple[dict, str]:
-    options = {**OPTIONS, "strategy": strategy, "result": tmp_path / "numbers.json"}
+def _trained(run, tmp_path, strategy: str, **more: bool) -> tuple[dict, str]:
+    options = {**OPTIONS, "strategy": strategy, "result": tmp_path / "numbers.json", **more}
     output = run(cases.run, "recommender", options)
     return json.loads((tmp_path / "numbers.json").read_text()), output
 
@@ -37,3 +37,14 @@ def test_the_same_file_under_the_other_strategies(ranks, tmp_path, strategy):
     numbers, output = _trained(lambda *case: ranks(2, strategy).run(*case)[0], tmp_path, strategy)
     assert numbers["accuracy"] > 0.62
     assert f"{strategy}: test accuracy" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
+def test_divided_tables_train_alike(ranks, tmp_path, strategy):
+    def run(*case):
+        return ranks(2, strategy).run(*case)[0]
+
+    whole, _ = _trained(run, tmp_path, strategy)
+    divided, _ = _trained(run, tmp_path, strategy, sharding=True)
+    assert divided["loss"] == pytest.approx(whole["loss"], rel=1e-3)

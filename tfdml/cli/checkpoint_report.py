@@ -3,8 +3,10 @@
 import contextlib
 import datetime
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Column, Table
@@ -13,6 +15,8 @@ from tfdml.checkpointing import Files, open_files
 from tfdml.checkpointing.commit import is_committed
 from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
+from tfdml.checkpointing.names import DEALT, OWN, PART
+from tfdml.collectives.row_deal import RowDeal
 
 _WEIGHTS = ".weights.h5"
 
@@ -84,13 +88,31 @@ def export(directory: str, output: Path) -> None:
     import keras
 
     model = keras.models.model_from_json(layout["architecture"])
-    tensors = {k: v for part, _ in checkpoint.read() for k, v in part.items()}
+    by_rank = [tensors for tensors, _ in checkpoint.read()]
     for number, variable in enumerate(model.variables):
-        variable.assign(tensors[f"model/{number}"])
+        variable.assign(_value(by_rank, f"model/{number}", tuple(variable.shape)))
     if output.name.endswith(_WEIGHTS):
         model.save_weights(output)
     else:
         model.save(output)
+
+
+def _value(
+    by_rank: Sequence[Mapping[str, np.ndarray]], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns a variable's value, put together if the ranks have written parts of it.
+
+    Args:
+        by_rank: The tensors that each rank has written, by name.
+        name: The variable's name.
+        shape: The variable's shape.
+    """
+    for tensors in by_rank:
+        if name in tensors:
+            return tensors[name]
+    part = f"{OWN}{PART}{name}{DEALT}"
+    parts = [tensors[part] for tensors in by_rank if part in tensors]
+    return RowDeal(shape, len(parts)).join(parts)
 
 
 def _checkpoints(files: Files, directory: str) -> list[str]:

@@ -23,9 +23,12 @@ class Collective(abc.ABC):
         topology: This process's rank and the size of the job.
         branches: Whether operations may be called in one branch of a graph (`tf.cond`).
         crosses_processes: Whether the ranks are processes, not devices of one.
+        runs_in_any_order: Whether a graph's operations may run in another order than that in which
+            they were made.
     """
 
     branches = True
+    runs_in_any_order = True
     crosses_processes = True
 
     def __init__(self, topology: Topology):
@@ -140,6 +143,31 @@ class Collective(abc.ABC):
         ]
         return self.all_to_all(tf.stack(rows), name)[:, : counts[self.rank]]
 
+    def all_to_all_ragged(
+        self, tensor: tf.Tensor, counts: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends consecutive rows to each process, as many as only this process knows.
+
+        Args:
+            tensor: A tensor of any dtype but string, shape `[sum of counts, ...]`.
+            counts: The number of rows for each process: int32, shape `[size]`.
+            name: The operation's name.
+
+        Returns:
+            The rows received, in the order of the ranks: shape `[n, ...]`; and how many came from
+            each process: int32, shape `[size]`.
+        """
+        table = self.all_gather_rows(counts, [self.size] * self.size, f"{name}/counts")
+        table = tf.reshape(table, [self.size, self.size])
+        # Empty rows cannot be exchanged.
+        most = tf.maximum(tf.reduce_max(table), 1)
+        places = tf.cast(tf.where(tf.sequence_mask(counts, most)), tf.int32)
+        shape = tf.concat([[self.size, most], tf.shape(tensor)[1:]], 0)
+        rows = self.all_to_all(tf.scatter_nd(places, tensor, shape), name)
+        received = table[:, self.rank]
+        rows = tf.boolean_mask(rows, tf.sequence_mask(received, most))
+        return tf.ensure_shape(rows, [None, *tensor.shape.as_list()[1:]]), received
+
     def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; every process knows how many rows each one has.
 
@@ -189,6 +217,12 @@ class LocalCollective(Collective):
     def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Sends consecutive rows to each process; see `Collective`."""
         return tensor[tf.newaxis]
+
+    def all_to_all_ragged(
+        self, tensor: tf.Tensor, counts: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends consecutive rows to each process; see `Collective`."""
+        return tensor, counts
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""

@@ -59,6 +59,10 @@ class Cut:
         rows = value.reshape if hasattr(value, "reshape") else lambda s: tf.reshape(value, s)
         return rows((self.bounds[-1], *self.row_shape))[self.bounds[rank] : self.bounds[rank + 1]]
 
+    def of_rows(self) -> "Cut":
+        """Returns the division of a number for each row."""
+        return dataclasses.replace(self, shape=self.shape[:1], row_shape=())
+
 
 def cut_in_rows(shape: Sequence[int], ranks: int, multiple: int = _UNIT) -> Cut | None:
     """Cuts a variable into parts of about equal size; returns None if it is too small.

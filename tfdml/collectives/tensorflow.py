@@ -34,6 +34,9 @@ class _GroupCollective(Collective):
         member: The device as a member of the group.
     """
 
+    # Their tokens order them as they were made.
+    runs_in_any_order = False
+
     def __init__(self, topology: Topology, device: str, member: "GroupMember"):
         super().__init__(topology)
         self._device, self._member = device, member

@@ -55,7 +55,8 @@ class HorovodStrategy(ReplicaStrategy):
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
-            the slots: `tfdml.Sharding(optimizer_state=True)`. None for no division.
+            the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
+            embedding tables, too. None for no division.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -90,6 +91,13 @@ class HorovodStrategy(ReplicaStrategy):
             raise ValueError(
                 f"`batch_split` must be 'auto' or None in an elastic job, because the number of "
                 f"processes changes. Received: batch_split={batch_split!r}. Use 'auto'."
+            )
+        if topology.is_elastic() and sharding is not None and sharding.embeddings:
+            raise ValueError(
+                f"`sharding` must not have `embeddings` in an elastic job, because the rows of a "
+                f"process that is lost are lost with it. Received: sharding={sharding!r}. Start "
+                f"the job without --min-np, with `FaultTolerantCheckpoint`, or leave out "
+                f"`embeddings`."
             )
         collective = _collective()
         own = own_devices(devices, topology.launched(), most=1)

@@ -1,11 +1,11 @@
-"""`Sharding`: the division of optimizer state among the processes of a job."""
+"""`Sharding`: the division of optimizer state and tables among the processes of a job."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """Divides an optimizer's state among the processes of a job.
+    """Divides an optimizer's state, and large embedding tables, among the processes of a job.
 
     ```python
     strategy = tfdml.HorovodStrategy(sharding=tfdml.Sharding(optimizer_state=True))
@@ -27,9 +27,17 @@ class Sharding:
     Saving a model together with its optimizer gathers the slots: all ranks must call `model.save`
     or `save_weights`, and rank 0 writes the file.
 
+    `embeddings` divides the tables of `keras.layers.Embedding` layers as well: row i is on process
+    i modulo N, with its slots, and nowhere else. A step sends the ids of a batch to the rows'
+    owners, each id once for each process, gets the rows, and sends their gradients back. The
+    optimizer must be one of those that compute each number on its own, `RowWiseAdagrad` or
+    `LazyAdam`. `layer.embeddings` and `get_weights` give this process's rows alone.
+
     Args:
-        optimizer_state: Whether the optimizer's slots are divided. False is the same as no
-            `Sharding`.
+        optimizer_state: Whether the optimizer's slots are divided.
+        embeddings: Whether large embedding tables are divided.
+        min_embedding_bytes: Bytes of a table from which on it is divided; smaller tables are whole
+            on every process.
         replicated: For `tfdml.elastic`: whether each commit has a process's part twice, its own
             and a copy on the next process. Training then goes on in memory when a process is lost,
             or several that do not follow each other; otherwise only from a checkpoint on disk.
@@ -41,10 +49,18 @@ class Sharding:
 
     optimizer_state: bool = True
     replicated: bool = False
+    embeddings: bool = False
+    min_embedding_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        for name in ("optimizer_state", "replicated"):
+        for name in ("optimizer_state", "replicated", "embeddings"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
+        least = self.min_embedding_bytes
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+            raise ValueError(
+                f"`min_embedding_bytes` must be a number of bytes, 0 or more. Received: "
+                f"min_embedding_bytes={least!r}. Use for example {64 << 20}, the default."
+            )

@@ -4,7 +4,7 @@
 
 It records in DIRECTORY when the fault happens. If WHERE is an exchange of gradients that are summed
 by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another. If it is an exchange of parts,
-the optimizer's state is divided among the ranks.
+the optimizer's state is divided among the ranks; if it is one of rows, a table is.
 """
 
 import os
@@ -66,7 +66,7 @@ class At(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if where == "epoch_end":
             do_fault()
-        if where == "save":
+        if where in ("save", "save_table"):
             if epoch == 1:
                 do_fault()
             self.model.save(os.path.join(directory, "model.keras"))
@@ -141,6 +141,36 @@ def exchange_parts_until_the_fault() -> None:
     mock.patch.object(WatchedCollective, HALVES[where], faulty_exchange).start()
 
 
+# The exchanges of rows of a table, by the begin of their names; and a save, which gathers it.
+ROWS = ("table_ids", "table_rows", "table_gradients")
+DEALT = (*ROWS, "save_table", "lookup_alone")
+
+
+def exchange_rows_until_the_fault() -> None:
+    """Has the fault before one of the exchanges of rows of a later step."""
+    original = WatchedCollective.all_to_all_ragged
+
+    def faulty_exchange(collective, tensor, counts, name):
+        def begin() -> np.float32:
+            if strategy.extended.guard.activity.step >= 3:
+                do_fault()
+            return np.float32(0)
+
+        if name.startswith(where):
+            with tf.control_dependencies([tensor, tf.numpy_function(begin, [], tf.float32)]):
+                tensor = tf.identity(tensor)
+        return original(collective, tensor, counts, name)
+
+    mock.patch.object(WatchedCollective, "all_to_all_ragged", faulty_exchange).start()
+
+
+def sharding() -> tfdml.Sharding | None:
+    """Returns what is divided among the ranks."""
+    if where in DEALT:
+        return tfdml.Sharding(optimizer_state=False, embeddings=True, min_embedding_bytes=0)
+    return tfdml.Sharding() if where in DIVIDED else None
+
+
 def batches():
     """Yields rows, one by one; data function that may fail."""
     for row in range(96):
@@ -153,10 +183,12 @@ if where in BY_HOSTS:
     sum_by_hosts_until_the_fault()
 if where in HALVES:
     exchange_parts_until_the_fault()
+if where in ROWS:
+    exchange_rows_until_the_fault()
 options = {
     "silence_limit": 3.0,
     "compression": "int8" if where in BY_HOSTS else None,
-    "sharding": tfdml.Sharding() if where in DIVIDED else None,
+    "sharding": sharding(),
 }
 if kind == "horovod":
     strategy = tfdml.HorovodStrategy(**options)
@@ -165,7 +197,10 @@ else:
 if where == "before_the_model":
     do_fault()
 with strategy.scope():
-    model = FaultyStep([keras.layers.Input((6,)), keras.layers.Dense(width), keras.layers.Dense(3)])
+    first = [keras.layers.Dense(width)]
+    if where in DEALT:
+        first = [keras.layers.Embedding(50, 4), keras.layers.Flatten()]
+    model = FaultyStep([keras.layers.Input((6,)), *first, keras.layers.Dense(3)])
     model.compile("adam" if where in DIVIDED else "sgd", "mse", run_eagerly=False)
 signature = (tf.TensorSpec((6,)), tf.TensorSpec((3,)))
 dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).batch(12)
@@ -174,7 +209,7 @@ y = np.ones((48, 3), "float32")
 if where == "evaluate_alone" and strategy.rank == int(faulty):
     Path(directory, "fault").write_text(str(time.time()))
     model.evaluate(x, y, verbose=0)
-epochs = 1 if where == "save_alone" else 30
+epochs = 1 if where in ("save_alone", "lookup_alone") else 30
 model.fit(
     dataset, validation_data=(x, y), validation_batch_size=12, epochs=epochs, verbose=0,
     callbacks=[At()],
@@ -182,5 +217,8 @@ model.fit(
 if where == "save_alone" and strategy.rank == int(faulty):
     Path(directory, "fault").write_text(str(time.time()))
     model.save(os.path.join(directory, "model.keras"))
+if where == "lookup_alone" and strategy.rank == int(faulty):
+    Path(directory, "fault").write_text(str(time.time()))
+    model(x)
 model.predict(x, batch_size=12, verbose=0, callbacks=[At()])
 print("done", flush=True)

@@ -111,6 +111,24 @@ def test_a_fault_in_an_exchange_of_parts(tmp_path, kind, fault, where, rank):
     check(tmp_path, kind, 2, fault, where, rank, 600)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "SIGKILL", "table_rows", 1),
+        *[
+            pytest.param(kind, fault, where, rank, marks=pytest.mark.slow)
+            for kind in ("horovod", "multi_worker")
+            for fault in ("SIGKILL", "SIGSTOP")
+            for where in ("table_ids", "table_rows", "table_gradients", "save_table")
+            for rank in (0, 1)
+            if (kind, fault, where, rank) != ("horovod", "SIGKILL", "table_rows", 1)
+        ],
+    ],
+)
+def test_a_fault_in_an_exchange_of_rows(tmp_path, kind, fault, where, rank):
+    check(tmp_path, kind, 2, fault, where, rank)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_death_during_a_large_exchange(tmp_path, kind):
@@ -136,7 +154,18 @@ def test_a_model_with_divided_slots_saved_by_one_rank_only(tmp_path, kind):
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < 60
     assert not job.left
-    assert "rank 0 waits in all_gather of divided_slots/shapes" in job.message, job.output[-6000:]
+    assert "rank 0 waits in broadcast of save/next" in job.message, job.output[-6000:]
+    assert "code that only some ranks run" in job.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+def test_a_model_with_a_divided_table_called_by_one_rank_only(tmp_path, kind):
+    job = run_job(tmp_path, kind, 2, "none", "lookup_alone", 0)
+    assert job.code not in (0, 124), job.output[-6000:]
+    assert job.seconds < 60
+    assert not job.left
+    assert re.search(r"where: a lookup in \S*embeddings", job.message), job.output[-6000:]
     assert "code that only some ranks run" in job.message
 
 

@@ -27,6 +27,8 @@ from tfdml.compression.exchange import compressed_aggregator
 from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
 ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
+# Rows of a table.
+IDS = 13
 # Step after which a training that resumes is interrupted: in the middle of two half batches.
 ENDS_AT = 5
 # The overflowing batch comes before this one.
@@ -52,6 +54,26 @@ SELECTING_ALL = {
 }
 # Parameter servers need an unbiased codec or mere rounding.
 FOR_SERVERS = CODECS | {"quantising": compression.QSGD(8, stochastic=True)}
+
+
+class Rows(layers.Layer):
+    """Appends rows of a table to numbers, from which it makes the rows' ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(IDS, 4)
+        self.flat = layers.Flatten()
+
+    def call(self, x):
+        """Returns the numbers and the rows."""
+        # An overflowing batch has numbers that are no ids.
+        finite = tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+        ids = tf.cast(tf.abs(finite) * 4.0, tf.int64) % IDS
+        return tf.concat([x, self.flat(self.table(ids))], 1)
+
+    def compute_output_shape(self, shape):
+        """Returns the shape of the numbers and the rows."""
+        return shape[0], shape[1] * 5
 
 
 class Decided(auto_aggregator.CandidateChoice):
@@ -87,8 +109,13 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
     servers = {"ps_sync", "ps_async"} & set(features)
-    if "sharding" in features:
-        given["sharding"] = tfdml.Sharding(optimizer_state=True, replicated=topology.is_elastic())
+    if {"sharding", "tables"} & set(features):
+        given["sharding"] = tfdml.Sharding(
+            optimizer_state="sharding" in features,
+            replicated=topology.is_elastic(),
+            embeddings="tables" in features,
+            min_embedding_bytes=0,
+        )
     if "batch_split" in features:
         measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
         parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
@@ -106,11 +133,13 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
 def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras.Model:
     """Returns a compiled model, one of whose matrices is large enough for a codec."""
     blocks = keras.RematScope("full" if "remat" in features else None)
+    looks_up = bool({"tables", "whole_tables"} & set(features))
     with strategy.scope(), blocks:
         seed_ranks_apart()
         model = keras.Sequential(
             [
                 layers.Input((6,)),
+                *([Rows()] if looks_up else []),
                 layers.Dense(64, activation="tanh"),
                 layers.Dense(64, activation="tanh"),
                 layers.Dense(5),
@@ -219,18 +248,29 @@ def outcome_of(features: Iterable[str], model: keras.Model, history: keras.callb
     """Returns the results that must be equal with any two features."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     values = list(optimizer.variables)
-    if "sharding" in features:
+    if {"sharding", "tables"} & set(features):
         whole: dict[str, np.ndarray] = {}
         optimizer.save_own_variables(whole)
         values = [whole[str(i)] for i in range(len(values))]
     slots = zip(optimizer.variables, values, strict=True)
     result = {
-        "weights": [v.numpy() for v in model.weights],
+        "weights": _whole_weights(model)
+        if "tables" in features
+        else [v.numpy() for v in model.weights],
         "slots": [np.asarray(value) for v, value in slots if "momentum" in v.path],
     }
     if "loss_scaling" not in features:  # The overflowing batch has no loss.
         result["history"] = {k: np.array(v) for k, v in history.history.items()}
     return result
+
+
+def _whole_weights(model: keras.Model) -> list[np.ndarray]:
+    weights = []
+    for layer in model._flatten_layers(include_self=False):
+        stored: dict[str, np.ndarray] = {}
+        layer.save_own_variables(stored)
+        weights += [np.asarray(stored[str(i)]) for i in range(len(stored))]
+    return weights
 
 
 def trained(

@@ -33,6 +33,8 @@ FEATURES = {
     "remat": "tfdml.remat, keras.RematScope",
     # Optimizers.
     "sharding": "Sharding(optimizer_state=True)",
+    # Tables.
+    "tables": "Sharding(embeddings=True)",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -121,6 +123,11 @@ NOT_TO_OWNERS = Refused("`compression` must encode the part of each owner", by_d
 NO_SHARDING = Apart(
     "slots are on the servers", "__init__() got an unexpected keyword argument 'sharding'"
 )
+NO_XLA_AROUND_LOOKUPS = Refused(
+    "`jit_compile` must not be True for a model whose replicas exchange"
+)
+NO_LOOKUPS_IN_BLOCKS = Refused("must not be called in a block of `tfdml.remat`")
+NO_LOST_ROWS = Refused("`sharding` must not have `embeddings` in an elastic job")
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
 )
@@ -375,5 +382,28 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "elastic": EQUAL,
         "hosts": EQUAL,
         "remat": EQUAL,
+    },
+    "tables": {
+        "cast": Equal(rtol=1e-3, atol=2e-5),
+        "quantising": SHOWN,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": NO_XLA_AROUND_LOOKUPS,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": NO_SHARDING,
+        "ps_async": NO_SHARDING,
+        "elastic": NO_LOST_ROWS,
+        "hosts": EQUAL,
+        "remat": NO_LOOKUPS_IN_BLOCKS,
+        "sharding": EQUAL,
     },
 }

@@ -112,6 +112,7 @@ def test_compatible_pairs_give_equal_results(
     if "hosts" in pair and not codecs and "sharding" not in pair:
         codecs = ["quantising"]
     rows = ["mixed_rows"] if "mixed_data" in pair else []
+    rows += ["whole_tables"] if "tables" in pair else []
     if SERVERS & set(pair):
         # Without distribution and without the codec.
         expected = _reference(ranks, records, 1, *rows)
@@ -170,13 +171,22 @@ def _assert_elastic_equal(ranks, tmp_path, records: str, feature: str, tolerance
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Refused))
-def test_refused_pairs_raise(request, records, pair: tuple[str, str], outcome: Refused):
+def test_refused_pairs_raise(
+    ranks, request, monkeypatch, records, pair: tuple[str, str], outcome: Refused
+):
     if SERVERS & set(pair):
         fixture = "cluster" if "ps_sync" in pair else "one_worker"
-        message = request.getfixturevalue(fixture).run(cases.error_of, pair, records)
+        messages = [request.getfixturevalue(fixture).run(cases.error_of, pair, records)]
+    elif "tables" in pair and "elastic" in pair:
+        monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+        messages = [cases.error_of(pair, records)]
+    elif "tables" in pair:
+        # A single process has whole tables.
+        messages = ranks(2).run(cases.error_of, pair, records)
     else:
-        message = cases.error_of(pair, records)
-    assert outcome.message in message
+        messages = [cases.error_of(pair, records)]
+    for message in messages:
+        assert outcome.message in message
 
 
 @pytest.mark.parametrize(("pair", "outcome"), _pairs(Apart))

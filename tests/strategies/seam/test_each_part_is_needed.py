@@ -113,6 +113,12 @@ SHARDING = {
     "legacy_h5_format.save_model_to_hdf5",
     "distribution_lib.set_distribution",
     "distribution.set_distribution",
+    "Embedding.build",
+    "Embedding.embeddings",
+    "Embedding.enable_lora",
+    "Embedding.quantize",
+    "Embedding.save_own_variables",
+    "Embedding.load_own_variables",
 }
 
 

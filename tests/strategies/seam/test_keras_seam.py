@@ -63,6 +63,12 @@ SIGNATURES = {
     "Layer.rematerialized_call": "layer_call args kwargs",
     "Layer.add_loss": "loss",
     "Embedding.call": "inputs",
+    "Embedding.build": "input_shape",
+    "Embedding.embeddings": "",
+    "Embedding.enable_lora": "rank lora_alpha a_initializer b_initializer",
+    "Embedding.quantize": "mode type_check config",
+    "Embedding.save_own_variables": "store",
+    "Embedding.load_own_variables": "store",
     "TensorFlowTrainer.train_on_batch": "x y sample_weight class_weight return_dict",
     "keras.src.saving.saving_lib.deserialize_keras_object": (
         "config custom_objects safe_mode kwargs"

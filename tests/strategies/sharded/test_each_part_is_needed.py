@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.pool import RankFailure
 from tests.strategies.seam.test_each_part_is_needed import without
-from tests.strategies.sharded import cases
+from tests.strategies.sharded import cases, table_cases
 
 AVERAGES = ("adam", True, {"use_ema": True})
 # For each part, a case that needs it.
@@ -13,6 +13,12 @@ NEEDED_BY = {
     "BaseOptimizer.save_own_variables": (cases.trained, "adam", True),
     "legacy_h5_format.save_model_to_hdf5": (cases.error_of, "h5"),
     "distribution.set_distribution": (cases.error_of, "distribution"),
+    "Embedding.build": (table_cases.bytes_of_tables,),
+    "Embedding.embeddings": (table_cases.error_of, "tied"),
+    "Embedding.enable_lora": (table_cases.error_of, "lora"),
+    "Embedding.quantize": (table_cases.error_of, "quantize"),
+    "Embedding.save_own_variables": (table_cases.trained, "dealt"),
+    "Embedding.load_own_variables": (table_cases.assigned,),
 }
 
 

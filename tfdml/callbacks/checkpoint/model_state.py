@@ -8,10 +8,13 @@ import keras
 import numpy as np
 
 from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
+from tfdml.checkpointing.names import DEALT
 from tfdml.strategies.parameter_server.partition import with_parts
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
 from tfdml.strategies.sharded.variable_parts import (
+    is_dealt,
+    join_dealt,
     own_numbers,
     ownership_of,
     part_of_whole,
@@ -41,7 +44,7 @@ class ModelState:
         self._copies = {g: [components(v) for v in vs] for g, vs in self._groups.items()}
         # The shapes of variables without sharding; this rank may have a part only.
         self._shapes = {g: [tuple(v.shape) for v in vs] for g, vs in self._groups.items()}
-        for name in self._optimizers:
+        for name in ("model", *self._optimizers):
             if any(ownership_of(v) for v in self._groups[name]):
                 collective = model.distribute_strategy.extended.collective
                 self._shapes[name] = whole_shapes(self._groups[name], collective)
@@ -88,7 +91,7 @@ class ModelState:
             for i, variable in enumerate(variables):
                 own = own_numbers(variable) if ownership_of(variable) else None
                 if own is not None:
-                    found[f"{group}/{i}"] = own
+                    found[f"{group}/{i}{DEALT * is_dealt(variable)}"] = own
         return found
 
     def restore(
@@ -107,9 +110,7 @@ class ModelState:
             for i, variable in enumerate(self._groups[group]):
                 value = arrays.get(f"{group}/{i}")
                 if value is None:
-                    own = [of_rank.get(f"{group}/{i}") for of_rank in parts]
-                    value = np.concatenate([v for v in own if v is not None])
-                    value = value.reshape(self._shapes[group][i])
+                    value = _joined(parts, f"{group}/{i}", self._shapes[group][i])
                 if ownership_of(variable) is not None:
                     value = part_of_whole(variable, value)
                 if value is not None:
@@ -153,6 +154,22 @@ class ModelState:
         """Gives optimizers the learning rates of the program, if their configuration changed."""
         for name, rate in self._rates.items():
             self._optimizers[name].learning_rate = rate
+
+
+def _joined(
+    parts: Sequence[Mapping[str, np.ndarray]], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns the whole value of a variable of which ranks have written parts.
+
+    Args:
+        parts: The parts that each rank has written, by name, in rank order.
+        name: The variable's name.
+        shape: The shape of the whole.
+    """
+    dealt = [of_rank[f"{name}{DEALT}"] for of_rank in parts if f"{name}{DEALT}" in of_rank]
+    if dealt:
+        return join_dealt(dealt, shape)
+    return np.concatenate([of_rank[name] for of_rank in parts if name in of_rank]).reshape(shape)
 
 
 def _optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:

@@ -5,10 +5,10 @@ import os
 import numpy as np
 
 from tfdml.callbacks.checkpoint.directory_use import DirectoryUse
-from tfdml.callbacks.checkpoint.saver import OWN
 from tfdml.callbacks.checkpoint.training_state import OwnState, TrainingState
 from tfdml.checkpointing import Checkpoint
 from tfdml.checkpointing.manifest import read_manifest
+from tfdml.checkpointing.names import OWN
 
 
 class SavedState:

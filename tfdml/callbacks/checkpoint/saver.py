@@ -11,10 +11,8 @@ from tfdml.callbacks.checkpoint.checkpoint_options import CheckpointOptions
 from tfdml.callbacks.checkpoint.directory_use import DirectoryUse, say
 from tfdml.callbacks.checkpoint.training_state import Snapshot
 from tfdml.checkpointing import CheckpointManifest, Writer
+from tfdml.checkpointing.names import OWN
 from tfdml.strategies.replicas.rank_state import RankState
-
-# Prefix of the names of a rank's own tensors.
-OWN = "rank/"
 
 
 class Saver:

@@ -10,11 +10,9 @@ import numpy as np
 from tfdml.callbacks.checkpoint import random_state
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.model_state import ModelState
+from tfdml.checkpointing.names import PART
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.replicas.rank_state import RankState
-
-# Prefix of the names of a rank's parts of divided variables, also on disk.
-_PART = "part/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +31,11 @@ class OwnState:
     @property
     def parts(self) -> dict[str, np.ndarray]:
         """The rank's parts of variables that are divided among the ranks, by name."""
-        return _below(_PART, self.tensors)
+        return _below(PART, self.tensors)
 
     def without_parts(self) -> "OwnState":
         """Returns the state without the rank's parts of divided variables."""
-        tensors = {name: v for name, v in self.tensors.items() if not name.startswith(_PART)}
+        tensors = {name: v for name, v in self.tensors.items() if not name.startswith(PART)}
         return dataclasses.replace(self, tensors=tensors)
 
 
@@ -95,7 +93,7 @@ class TrainingState:
             "batch_split": self._ranks.batch_split,
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
-        parts = {f"{_PART}{name}": value for name, value in self._model_state.read_parts().items()}
+        parts = {f"{PART}{name}": value for name, value in self._model_state.read_parts().items()}
         # Callbacks may have different state on each rank.
         own = OwnState(
             {**random, **ranks, **parts, **arrays}, {"random": notes, "callbacks": callbacks}

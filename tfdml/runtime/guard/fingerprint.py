@@ -47,7 +47,9 @@ def fingerprint(
             found[f"argument `{name}`"] = _in_words(value)
     for variable in model.variables:
         kind = "weight" if variable.trainable else "state"
-        found[f"{kind} {variable.path}"] = f"{tuple(variable.shape)} {variable.dtype}"
+        # A rank may have some rows of a table; the whole one is the same for all.
+        shape = getattr(variable, "whole_shape", variable.shape)
+        found[f"{kind} {variable.path}"] = f"{tuple(shape)} {variable.dtype}"
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         found["optimizer"] = type(optimizer).__name__

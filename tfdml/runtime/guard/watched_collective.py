@@ -25,6 +25,7 @@ class WatchedCollective(Collective):
     def __init__(self, collective: Collective, activity: Activity, is_whole: bool = True):
         super().__init__(collective.topology)
         self._collective = collective
+        self.runs_in_any_order = collective.runs_in_any_order
         self._activity = activity
         self._is_whole = is_whole
 
@@ -69,6 +70,13 @@ class WatchedCollective(Collective):
         """Sends consecutive rows of the tensor to each process; see `Collective`."""
         with self._watched("all_to_all", name, [self._in_words(tensor, tensor.shape)]):
             return self._collective.all_to_all_rows(tensor, counts, name)
+
+    def all_to_all_ragged(
+        self, tensor: tf.Tensor, counts: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends consecutive rows of the tensor to each process; see `Collective`."""
+        with self._watched("all_to_all", name, [self._in_words(tensor, tensor.shape[1:])]):
+            return self._collective.all_to_all_ragged(tensor, counts, name)
 
     def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Concatenates the processes' tensors; see `Collective`."""

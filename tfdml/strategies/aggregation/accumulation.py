@@ -34,6 +34,9 @@ class Accumulator:
         self.optimizer = optimizer
         self.steps = optimizer.gradient_accumulation_steps
         self.updates = True
+        variables = strategy.extended.whole_variables(optimizer)
+        # The division of each variable that is a table dealt to the ranks, else None.
+        self.deals = [getattr(getattr(v, "ownership", None), "cut", None) for v in variables]
         with strategy.scope():
             self._sums = [
                 tf.Variable(
@@ -42,7 +45,7 @@ class Accumulator:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for v in strategy.extended.whole_variables(optimizer)
+                for v in variables
             ]
 
     @property

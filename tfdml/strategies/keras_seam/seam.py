@@ -62,12 +62,18 @@ What else replicas of one job need:
 | `core.remat` | a block computed again does the same, and no more: `recomputing` |
 | `Layer.rematerialized_call` | no crash of merging and recurrent layers in a `RematScope` |
 | `Embedding.call` | reads the batch's rows; Keras reads the whole table |
+| `Embedding.build` | with `Sharding(embeddings=True)`, makes this rank's rows: `tables` |
+| `Embedding.embeddings` | refused in a step then |
+| `Embedding.enable_lora` | refused then |
+| `Embedding.quantize` | refused then |
+| `Embedding.save_own_variables` | files hold whole tables |
+| `Embedding.load_own_variables` | reads this rank's rows |
 | `Layer.add_loss` | a loss added in such a block has a gradient |
 | `TFOptimizer.__init__` | its `build` divides variables: `sharded_optimizers` |
 | `TFOptimizer._overwrite_model_variables_with_average_value` | averages of parts are gathered |
 | `BaseOptimizer.save_own_variables` | files hold whole slots: `optimizer_files` |
 | `BaseOptimizer.load_own_variables` | the same |
-| `saving_lib.save_model` | with divided slots, all ranks take part; rank 0 writes |
+| `saving_lib.save_model` | with divided slots, all ranks take part: `rank_files` |
 | `saving_lib.save_weights_only` | the same |
 | `legacy_h5_format.save_model_to_hdf5` | refused for divided slots |
 | `distribution_lib.set_distribution` | refused in the scope: Keras ignores it on TensorFlow |
@@ -99,6 +105,8 @@ from tfdml.strategies.keras_seam import (
     distribution,
     entry,
     optimizer_files,
+    rank_files,
+    tables,
     variables,
 )
 from tfdml.strategies.keras_seam.fit import trainer
@@ -133,6 +141,8 @@ REPLACEMENTS: list[Replacement] = [
     *variables.REPLACEMENTS,
     *sharded_optimizers.REPLACEMENTS,
     *optimizer_files.REPLACEMENTS,
+    *rank_files.REPLACEMENTS,
+    *tables.REPLACEMENTS,
     *distribution.REPLACEMENTS,
 ]
 

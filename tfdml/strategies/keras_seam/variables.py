@@ -12,12 +12,17 @@ from keras.src.saving import saving_lib
 from tfdml.strategies.keras_seam.current import get_extended, is_outside_of_replicas
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.step.block_passes import note_change
+from tfdml.strategies.sharded.variable_parts import is_dealt
 
 
 def _initialize(original: Callable) -> Callable:
     """Initializes a layer's variables outside of a function being traced, as by `Dataset.map`."""
 
     def initialize_with_initializer(self, initializer):
+        extended = get_extended(tf.distribute.get_strategy())
+        if is_dealt(self) and extended is not None:
+            with tf.init_scope(), extended.making_own_variables():
+                return original(self, initializer)
         if tf.executing_eagerly() or not is_outside_of_replicas():
             return original(self, initializer)
         # Other replicas take the first replica's value, which does not belong to that function.

@@ -70,6 +70,12 @@ class ReplicaExtended(BatchExtended):
         # The number of variables that an optimizer had before its slots were made.
         self.variables_before_slots: weakref.WeakKeyDictionary[keras.Optimizer, int]
         self.variables_before_slots = weakref.WeakKeyDictionary()
+        # Rank 0's requests for parts, while it saves a model; see `keras_seam.rank_files`.
+        self.part_requests: Any = None
+        # Context manager around the replicas' part of a step, and the exchanges of its lookups in
+        # tables that are dealt to the ranks; see `sharded.table_rows`.
+        self.around_step: Callable = contextlib.nullcontext
+        self.late_exchanges: Any = None
         self._makes_own_variables = False
         # Whether the ranks are not connected yet, see `join`; until then no rank may train.
         self.must_join = self._is_elastic = False
@@ -152,8 +158,17 @@ class ReplicaExtended(BatchExtended):
 
     # -- Reports to the guard ------------------------------------------------------------------
 
-    def collective_call(self, name: str) -> contextlib.AbstractContextManager:
-        """Context manager: this process is in a call that all processes make."""
+    def collective_call(
+        self, name: str, in_step: bool = False
+    ) -> contextlib.AbstractContextManager:
+        """Context manager: this process is in a call that all processes make.
+
+        Args:
+            name: Name of the call.
+            in_step: Whether a step that is being traced may make it: then the step is named.
+        """
+        if in_step and not tf.executing_eagerly():
+            return contextlib.nullcontext()
         if self.must_join:
             raise RuntimeError(
                 f"`{name}` must be called in a function that `tfdml.elastic.run` calls, because "

@@ -49,7 +49,8 @@ class GlobalStep:
     def _run(self, local_batch: LocalBatch) -> list:
         """Runs the step on each replica's rows; returns one result per local replica."""
         rows = self._extended.replica_values(without_optionals(local_batch.parts))
-        with self._extended.working_on(local_batch.shares, self._session):
+        extended = self._extended
+        with extended.working_on(local_batch.shares, self._session), extended.around_step():
             outputs = self._replica_step(rows)
         local = [self._results_of_replicas(o) for o in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(outputs, list(flat)) for flat in zip(*local, strict=True)]

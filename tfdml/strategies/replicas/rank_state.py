@@ -100,10 +100,14 @@ class RankState:
             return
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
-        for name, parts in self._accumulated().items():
+        for (name, parts), deal in zip(self._accumulated().items(), self._deals(), strict=True):
             found = [[v for k, v in state.items() if k.startswith(f"{name}/")] for state in before]
             if len(found) == self.size and len(found[0]) == len(parts):
                 values = found[self.rank]
+            elif deal is not None:
+                # Each replica has the sum of its rank's rows.
+                whole = deal.join([of_rank[0] for of_rank in found])
+                values = [deal.part_of(whole, self.rank)] * len(parts)
             else:
                 # Only the sum matters: each rank gets an equal share of it.
                 total = sum(np.sum(values, 0) for values in found)
@@ -117,6 +121,11 @@ class RankState:
         for number, optimizer in enumerate(optimizers_of(self._model)):
             prefix = f"{_OPTIMIZER}{number}/" if number else ""
             yield prefix, self._extended.get_aggregator(optimizer)
+
+    def _deals(self) -> list:
+        """Returns the division of each accumulated gradient whose table is dealt to the ranks."""
+        accumulator = get_session(self._model).accumulator
+        return [] if accumulator is None else accumulator.deals
 
     def _accumulated(self) -> dict[str, list[tf.Variable]]:
         accumulator = get_session(self._model).accumulator

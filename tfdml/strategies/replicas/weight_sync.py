@@ -47,6 +47,30 @@ def check_values(variables: Sequence[keras.Variable], collective: Collective) ->
             )
 
 
+def check_loaded_together(variables: Sequence[keras.Variable], collective: Collective) -> None:
+    """Checks that all processes have loaded tables of which each has its own rows, or none has.
+
+    Args:
+        variables: Variables of a model, in the same order on all processes.
+        collective: Collective that compares them.
+
+    Raises:
+        RuntimeError: On every process, if some have loaded rows that others have not.
+    """
+    tables = [v for v in variables if getattr(v, "times_loaded", None) is not None]
+    if not tables:
+        return
+    own = tf.constant([[v.times_loaded for v in tables]], tf.int32)
+    by_rank = collective.all_gather(own, "start/loaded").numpy().tolist()
+    if any(times != by_rank[0] for times in by_rank):
+        raise RuntimeError(
+            f"Tables that are divided among the ranks must be loaded on all {collective.size} "
+            f"ranks, because each reads its own rows. Received: {tables[0].path}, loaded "
+            f"{', '.join(str(times[0]) for times in by_rank)} times on rank 0, 1, … Call "
+            f"`load_weights` on all ranks, from files that all can read."
+        )
+
+
 def agree_on_number(number: int | None, collective: Collective) -> int | None:
     """Broadcasts rank 0's number (0 or more, or None) to all processes."""
     own = tf.constant([-1 if number is None else number], tf.int64)
@@ -58,7 +82,8 @@ def _compared(
     variables: Sequence[keras.Variable], collective: Collective
 ) -> Iterator[tuple[keras.Variable, list[int]]]:
     """Yields each variable with the 64-bit fingerprints of its values, by rank."""
-    distinct = {id(v): v for v in variables if v.dtype != "string" and 0 not in v.shape}
+    common = [v for v in variables if not hasattr(v, "ownership")]
+    distinct = {id(v): v for v in common if v.dtype != "string" and 0 not in v.shape}
     found = list(distinct.values())
     if not found:
         return

@@ -12,7 +12,13 @@ from tfdml.collectives.part_exchange import gather_parts, own_rows
 from tfdml.collectives.sparse_gradients import values_of
 from tfdml.optimizers.norms import ROW
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.sharded.variable_parts import Ownership, cuts_for, make_part, ownership_of
+from tfdml.strategies.sharded.variable_parts import (
+    Ownership,
+    cuts_for,
+    is_cut,
+    make_part,
+    ownership_of,
+)
 
 
 class OptimizerParts:
@@ -50,8 +56,7 @@ class OptimizerParts:
 
     def cuts(self, variables: Sequence[keras.Variable]) -> list[Cut | None]:
         """Returns the divisions of whole variables, None for those that all ranks update."""
-        found = map(ownership_of, self.of(variables))
-        return [None if ownership is None else ownership.cut for ownership in found]
+        return [part.ownership.cut if is_cut(part) else None for part in self.of(variables)]
 
     def check_all_update(self, variables: Sequence[keras.Variable]) -> None:
         """Checks that no rank is left without an update, which would not count the iteration.
@@ -82,15 +87,13 @@ class OptimizerParts:
             variables: Their variables, whole.
         """
         return [
-            gradient
-            if gradient is None or not ownership_of(part)
-            else _part_of(gradient, part.ownership)
+            gradient if gradient is None or not is_cut(part) else _part_of(gradient, part.ownership)
             for gradient, part in zip(gradients, self.of(variables), strict=True)
         ]
 
     def refresh(self, parts: Sequence[keras.Variable]) -> None:
         """Copies the weights into the parts that have memory of their own; in replica context."""
-        copied = [p for p in parts if ownership_of(p) and p.ownership.is_partial]
+        copied = [p for p in parts if is_cut(p) and p.ownership.is_partial]
 
         def merge(strategy: tf.distribute.Strategy) -> None:
             for part in copied:
@@ -112,7 +115,7 @@ class OptimizerParts:
             parts: Parts and whole variables that have been updated.
             label: Name of the exchange.
         """
-        divided = [part for part in parts if ownership_of(part) is not None]
+        divided = [part for part in parts if is_cut(part)]
 
         def merge(strategy: tf.distribute.Strategy) -> None:
             extended = strategy.extended
@@ -157,31 +160,49 @@ class OptimizerParts:
         pieces = tf.split(gathered, [number for number in rows for _ in own])
         return [tf.concat(pieces[i :: len(own)], 0) for i in range(len(own))]
 
-    def squared_norm(self, gradients: Sequence, parts: Sequence[keras.Variable]) -> tf.Tensor:
-        """Returns the squared norm of all variables' whole gradients; in replica context.
 
-        Args:
-            gradients: Gradients of this rank's parts.
-            parts: The parts.
-        """
-        doubles = any(v.dtype == "float64" for v in self.variables)
-        dtype = tf.float64 if doubles else tf.float32
-        own_total = common_total = tf.zeros((), dtype)
-        for gradient, part in zip(gradients, parts, strict=True):
-            if gradient is not None and ownership_of(part) is None:
-                common_total += _squares(gradient, dtype)
-            elif gradient is not None:
-                own_total += _squares(gradient, dtype)
+def squared_norm(gradients: Sequence, parts: Sequence[keras.Variable]) -> tf.Tensor:
+    """Returns the squared norm of all variables' whole gradients; in replica context.
 
-        def merge(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
-            extended: ReplicaExtended = strategy.extended
-            collective: Collective = extended.collective
-            here = tf.reshape(extended.parts_of(per_replica)[0], [1])
-            name = extended.unique_name("sharded_norm")
-            return extended.on_all_devices(collective.all_reduce([here], name)[0][0])
+    Args:
+        gradients: Gradients of this rank's parts, or None.
+        parts: The parts, and the variables that all ranks update.
+    """
+    dtype = _wide_dtype(parts)
+    own_total = common_total = tf.zeros((), dtype)
+    for gradient, part in zip(gradients, parts, strict=True):
+        if gradient is not None and ownership_of(part) is None:
+            common_total += _squares(gradient, dtype)
+        elif gradient is not None:
+            own_total += _squares(gradient, dtype)
+    return _summed_over_ranks([own_total])[0] + common_total
 
-        total = tf.distribute.get_replica_context().merge_call(merge, args=(own_total,))
-        return total + common_total
+
+def squared_norms_of_tables(
+    gradients: Sequence, tables: Sequence[keras.Variable]
+) -> list[tf.Tensor]:
+    """Returns the squared norm of each table's whole gradient; in replica context.
+
+    Args:
+        gradients: Gradients of this rank's rows.
+        tables: Tables that are dealt to the ranks.
+    """
+    dtype = _wide_dtype(tables)
+    return _summed_over_ranks([_squares(gradient, dtype) for gradient in gradients])
+
+
+def _summed_over_ranks(own: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the sums over all ranks of scalars of one dtype."""
+
+    def merge(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
+        extended: ReplicaExtended = strategy.extended
+        collective: Collective = extended.collective
+        here = extended.parts_of(per_replica)[0]
+        name = extended.unique_name("sharded_norm")
+        return extended.on_all_devices(collective.all_reduce([here], name)[0])
+
+    totals = tf.distribute.get_replica_context().merge_call(merge, args=(tf.stack(own),))
+    return tf.unstack(totals, len(own))
 
 
 def _part_of(gradient: Any, ownership: Ownership) -> Any:
@@ -192,6 +213,10 @@ def _part_of(gradient: Any, ownership: Ownership) -> Any:
 
 def _first_copy(part: keras.Variable) -> tf.Tensor:
     return tf.convert_to_tensor(getattr(part.value, "values", [part.value])[0])
+
+
+def _wide_dtype(variables: Sequence[keras.Variable]) -> tf.DType:
+    return tf.float64 if any(v.dtype == "float64" for v in variables) else tf.float32
 
 
 def _squares(gradient: Any, dtype: tf.DType) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut, cut_in_rows, own_whole
+from tfdml.collectives.row_deal import RowDeal
 from tfdml.optimizers import LAMB, LARS, LazyAdam, RowWiseAdagrad
 from tfdml.optimizers.norms import FEW, ROW
 
@@ -44,13 +45,13 @@ class Ownership:
     It is the attribute `ownership` of the part, and of the part's slots.
 
     Attributes:
-        whole: The whole variable.
+        whole: The whole variable; None for a table that no rank has as a whole.
         cut: The division of its rows among the ranks.
         rank: The rank that this process has.
     """
 
-    whole: keras.Variable
-    cut: Cut
+    whole: keras.Variable | None
+    cut: Cut | RowDeal
     rank: int
 
     @property
@@ -72,9 +73,7 @@ class Ownership:
         """Returns the division of a slot of the part, given the shape that it has on this rank."""
         if self.cut.owner is not None or tuple(shape) == self.cut.part_shape(self.rank):
             return self
-        # A number for each row.
-        cut = dataclasses.replace(self.cut, shape=self.cut.shape[:1], row_shape=())
-        return dataclasses.replace(self, cut=cut)
+        return dataclasses.replace(self, cut=self.cut.of_rows())
 
 
 def ownership_of(variable: Any) -> Ownership | None:
@@ -88,6 +87,18 @@ def is_empty(variable: Any) -> bool:
     return ownership is not None and ownership.is_empty
 
 
+def is_dealt(variable: Any) -> bool:
+    """Returns whether a variable is a table of which each rank has its own rows alone."""
+    ownership = ownership_of(variable)
+    return ownership is not None and ownership.whole is None
+
+
+def is_cut(variable: Any) -> bool:
+    """Returns whether a variable is a part of a variable that all ranks have as a whole."""
+    ownership = ownership_of(variable)
+    return ownership is not None and ownership.whole is not None
+
+
 def cuts_for(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable], ranks: int
 ) -> list[Cut | None]:
@@ -95,7 +106,7 @@ def cuts_for(
 
     Args:
         optimizer: The optimizer, without a loss scale around it.
-        variables: The whole variables.
+        variables: The whole variables, and tables dealt to the ranks.
         ranks: The number of ranks.
     """
     kind = type(optimizer)
@@ -103,7 +114,7 @@ def cuts_for(
     cuts: list[Cut | None] = [None] * len(variables)
     needs_whole = []
     for index, variable in enumerate(variables):
-        if getattr(variable, "overwrite_with_gradient", False):
+        if getattr(variable, "overwrite_with_gradient", False) or is_dealt(variable):
             continue
         cuts_rows = kind in _BY_ROWS and _cuts_rows(variable.shape, ranks)
         if not can_cut or cuts_rows or variable.constraint is not None:
@@ -116,6 +127,25 @@ def cuts_for(
     for index, cut in zip(needs_whole, owned, strict=True):
         cuts[index] = cut
     return cuts
+
+
+def check_optimizer_of_tables(optimizer: keras.Optimizer) -> None:
+    """Checks that an optimizer may train tables that are dealt to the ranks.
+
+    Args:
+        optimizer: The optimizer, without a loss scale around it.
+
+    Raises:
+        ValueError: If it may need more of a table than this rank's rows.
+    """
+    known = _BY_NUMBERS | _BY_ROWS
+    if type(optimizer) not in known:
+        names = ", ".join(sorted(kind.__name__ for kind in known))
+        raise ValueError(
+            f"`optimizer` must compute each row on its own with `Sharding(embeddings=True)`, as "
+            f"{names} do. Received: {type(optimizer).__name__}, which may need whole tables. "
+            f"Use one of those, or leave out `embeddings`."
+        )
 
 
 def _cuts_rows(shape: Sequence[int], ranks: int) -> bool:
@@ -202,6 +232,16 @@ def part_of_whole(slot: keras.Variable, value: np.ndarray) -> np.ndarray | None:
         if ownership.is_whole
         else ownership.cut.part_of(np.asarray(value), ownership.rank)
     )
+
+
+def join_dealt(parts: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the whole of a table, or of its slot, whose rows were dealt to ranks.
+
+    Args:
+        parts: The numbers of each of those ranks.
+        shape: The shape of the whole.
+    """
+    return RowDeal(shape, len(parts)).join(parts)
 
 
 def whole_shapes(

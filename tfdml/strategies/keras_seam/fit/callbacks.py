@@ -12,8 +12,12 @@ from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.replicas.weight_sync import agree_on_number, check_values, start_from_rank_0
-from tfdml.strategies.sharded.variable_parts import ownership_of
+from tfdml.strategies.replicas.weight_sync import (
+    agree_on_number,
+    check_loaded_together,
+    check_values,
+    start_from_rank_0,
+)
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -32,19 +36,22 @@ class CommonStart(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Broadcasts weights, optimizer state and the initial epoch."""
         optimizer = self.model.optimizer
-        variables = optimizer.variables if optimizer is not None else []
-        slots = [v for v in variables if ownership_of(v) is None]
-        start_from_rank_0([*self.model.variables, *slots], self._collective)
+        slots = optimizer.variables if optimizer is not None else []
+        self._start([*self.model.variables, *slots])
         epoch = agree_on_number(self.model._initial_epoch, self._collective)
         self.model._initial_epoch = epoch
 
     def on_test_begin(self, logs=None):
         """Broadcasts the weights for a call of `evaluate`."""
-        start_from_rank_0(self.model.variables, self._collective)
+        self._start(self.model.variables)
 
     def on_predict_begin(self, logs=None):
         """Broadcasts the weights for a call of `predict`."""
-        start_from_rank_0(self.model.variables, self._collective)
+        self._start(self.model.variables)
+
+    def _start(self, variables: Sequence[keras.Variable]) -> None:
+        check_loaded_together(variables, self._collective)
+        start_from_rank_0(variables, self._collective)
 
 
 class Watch(keras.callbacks.Callback):
@@ -170,9 +177,9 @@ def _save_of_other_ranks(
 ) -> Callable[..., None]:
     """Returns what ranks other than 0 do where a callback saves the model.
 
-    They save nothing. If the optimizer's slots are divided, they send their parts to rank 0.
+    They save nothing. If slots or tables are divided, they send their parts to rank 0.
     """
-    if not extended.options.shards_optimizers:
+    if extended.options.sharding is None:
         return lambda *args, **kwargs: None
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         # It decides by the logs whether it saves, as on rank 0.

@@ -14,11 +14,12 @@ from tfdml.compression.compressor import Compressor
 from tfdml.compression.exchange.step_state import can_be_compressed
 from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.sharded.variable_parts import is_dealt
 
 
 def _sgd_update_step(original: Callable) -> Callable:
     def update_step(self, gradient, variable, learning_rate):
-        compressor = _compressor_in_use()
+        compressor = None if _is_table(self, variable) else _compressor_in_use()
         if compressor is not None and compressor.replaces_momentum:
             rate = tf.cast(learning_rate, variable.dtype)
             self.assign_sub(variable, tf.cast(gradient, variable.dtype) * rate)
@@ -32,6 +33,11 @@ def _sgd_update_step(original: Callable) -> Callable:
             original(self, gradient, variable, learning_rate)
 
     return update_step
+
+
+def _is_table(optimizer: keras.optimizers.SGD, variable: tf.Variable) -> bool:
+    """Returns whether a variable is a table dealt to the ranks: its gradient is not compressed."""
+    return is_dealt(optimizer._trainable_variables[optimizer._get_variable_index(variable)])
 
 
 def _compressor_in_use() -> Compressor | None:

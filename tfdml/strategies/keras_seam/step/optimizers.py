@@ -1,6 +1,7 @@
 """Optimizers' `apply`, which sums gradients over all replicas before it does anything else."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepFactors, StepGradients
-from tfdml.collectives.sparse_gradients import add_up_rows
+from tfdml.collectives.part_exchange import all_finite
+from tfdml.collectives.sparse_gradients import add_up_rows, times
 from tfdml.optimizers.touched_rows import TouchedRowsOptimizer
 from tfdml.strategies.aggregation.accumulation import SharedGatheredGradients, restart
 from tfdml.strategies.input.input_checks import check_gradients_match
@@ -24,7 +26,7 @@ from tfdml.strategies.keras_seam.step.sharded_optimizers import get_parts
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.gradient_exchange import sum_over_replicas
 from tfdml.strategies.sharded.sharded_update import OptimizerParts
-from tfdml.strategies.sharded.variable_parts import is_empty
+from tfdml.strategies.sharded.variable_parts import is_cut, is_dealt, is_empty
 from tfdml.strategies.traced import traced
 
 
@@ -60,6 +62,8 @@ def _update(
     """Makes the update in every replica, or accumulates the gradients for a later one."""
     inner = inner_of(optimizer)
     extended = current_replicas()
+    if extended is not None and extended.late_exchanges is not None:
+        extended.late_exchanges.end_group()
     variables = list(_whole_variables(extended, inner) if given is None else given)
     grads = [sum_repeated_rows(g, v, inner) for g, v in zip(gradients, variables, strict=True)]
     if extended is None:
@@ -110,7 +114,9 @@ def _update_parts(
     parts.check_all_update([v for g, v in zip(grads, variables, strict=True) if g is not None])
     own = parts.of(variables)
     parts.refresh(own)
-    pairs = [(g, p) for g, p in zip(grads, own, strict=True) if not is_empty(p)]
+    # A table's rows that are not there are updated, too: otherwise TensorFlow would leave out the
+    # exchange of their gradient, in which the other ranks wait.
+    pairs = [(g, p) for g, p in zip(grads, own, strict=True) if not (is_cut(p) and is_empty(p))]
     with updating():
         keras_apply(optimizer, [g for g, _ in pairs], [p for _, p in pairs])
     present = [p for g, p in zip(grads, own, strict=True) if g is not None]
@@ -133,9 +139,13 @@ def _summed(
     if extended.compressor is not None:
         extended.compressor.check_optimizer(inner)
     replaces = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+    tables = [i for i, v in enumerate(variables) if is_dealt(v) and grads[i] is not None]
     parts = get_parts(extended, inner)
     given = StepGradients(
-        [None if r else g for g, r in zip(grads, replaces, strict=True)],
+        [
+            None if r or i in tables else g
+            for i, (g, r) in enumerate(zip(grads, replaces, strict=True))
+        ],
         _distinct_names(inner, variables),
         label,
         functools.partial(_step_factors, outer, inner),
@@ -147,7 +157,32 @@ def _summed(
     largest = extended.largest(f"{label}/replacing", [grads[i] for i in indices])
     for i, value in zip(indices, largest, strict=True):
         sums[i] = value
+    # The owners of a table's rows have their sums already.
+    own = [grads[i] for i in tables]
+    if tables and inner is not outer:
+        own = _nan_unless_finite(own, label)
+    for i, value in zip(tables, own, strict=True):
+        sums[i] = value
     return sums
+
+
+def _nan_unless_finite(gradients: list, label: str) -> list:
+    """Makes gradients of tables NaN on all ranks if one of them overflows on any rank.
+
+    Args:
+        gradients: Gradients of this rank's rows.
+        label: Name of the exchange.
+    """
+
+    def merge(strategy: tf.distribute.Strategy, finite: Any) -> Any:
+        extended = strategy.extended
+        overflows = tf.cast(tf.logical_not(extended.parts_of(finite)[0]), tf.int32)
+        votes = extended.collective.all_reduce([overflows[tf.newaxis]], f"{label}/table_overflow")
+        return extended.on_all_devices(tf.where(votes[0][0] > 0, math.nan, 1.0))
+
+    replica = tf.distribute.get_replica_context()
+    factor = replica.merge_call(merge, args=(all_finite(gradients),))
+    return [times(gradient, factor) for gradient in gradients]
 
 
 def inner_of(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -160,6 +195,7 @@ def _apply_same_gradients(
 ) -> None:
     """Applies gradients outside of a step, where they are the whole job's, on every replica."""
     strategy, inner = outer._distribution_strategy, inner_of(outer)
+    _refuse_tables(inner._trainable_variables if given is None else given, strategy.extended)
     check_gradients_match(grads, strategy.extended.collective)
     with strategy.scope():
         if not outer.built and given is not None:
@@ -192,6 +228,21 @@ def _apply_same_gradients(
                 restart(inner, before)
 
         tf.cond(gathered.is_whole(), take, lambda: gathered.keep(grads))
+
+
+def _refuse_tables(variables: Sequence, extended: ReplicaExtended) -> None:
+    """Refuses updates outside of a step of tables that are dealt to the ranks.
+
+    Raises:
+        ValueError: If there is such a table.
+    """
+    for variable in filter(is_dealt, variables):
+        raise ValueError(
+            f"Gradients of a table that is divided among the ranks must be applied in a step, "
+            f"where each rank has those of its rows. Received on rank {extended.collective.rank}: "
+            f"an update of {variable.path} outside of one. Call `optimizer.apply` in a function "
+            f"that `strategy.run` runs, or train by `fit`."
+        )
 
 
 def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:

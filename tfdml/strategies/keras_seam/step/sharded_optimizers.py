@@ -12,8 +12,17 @@ from tfdml.optimizers.layerwise import LayerwiseOptimizer
 from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.sharded.sharded_update import OptimizerParts
-from tfdml.strategies.sharded.variable_parts import PartList, ownership_of
+from tfdml.strategies.sharded.sharded_update import (
+    OptimizerParts,
+    squared_norm,
+    squared_norms_of_tables,
+)
+from tfdml.strategies.sharded.variable_parts import (
+    PartList,
+    check_optimizer_of_tables,
+    is_cut,
+    is_dealt,
+)
 
 
 def get_parts(
@@ -60,10 +69,15 @@ def divide_when_built(optimizer: keras.Optimizer) -> None:
         if extended is not None and not self.built:
             extended.variables_before_slots.setdefault(self, len(self.variables))
         # A class may inherit this function, and build the optimizer by calling that of its parent.
-        if self.built or extended is None or not _divides(extended):
+        is_own_call = extended is None or self.built or self in extended.optimizer_parts
+        if not is_own_call and any(map(is_dealt, variables)):
+            check_optimizer_of_tables(self)
+        if is_own_call:
             build(self, variables)
-        elif self not in extended.optimizer_parts:
+        elif _divides(extended):
             _build_on_parts(build, self, extended, list(variables))
+        elif any(map(is_dealt, variables)):
+            _build_slots_of_parts(build, self, extended, variables)
         else:
             build(self, variables)
 
@@ -85,6 +99,14 @@ def _build_on_parts(
         if isinstance(optimizer, LayerwiseOptimizer):
             optimizer.gather_row_norms = parts.gather_row_norms
         build(optimizer, PartList(parts.variables, optimizer))
+
+
+def _build_slots_of_parts(
+    build: Callable, optimizer: keras.Optimizer, extended: ReplicaExtended, variables: Sequence
+) -> None:
+    """Builds an optimizer whose slots belong to variables of which this rank has a part."""
+    with tf.init_scope(), optimizer._distribution_strategy.scope(), extended.making_own_variables():
+        build(optimizer, PartList(variables, optimizer))
 
 
 def divide_all_again(extended: ReplicaExtended) -> None:
@@ -124,13 +146,32 @@ def clip_gradients(
         gradients: Gradients of `variables`, or None.
         variables: Variables, or this rank's parts of them.
     """
-    limit, parts = optimizer.global_clipnorm, get_parts(current_extended(), optimizer)
-    if not limit or parts is None:
+    parts = get_parts(current_extended(), optimizer)
+    if optimizer.global_clipnorm and (parts is not None or any(map(is_dealt, variables))):
+        norm = tf.sqrt(squared_norm(gradients, variables))
+        factor = _clip_factor(norm, optimizer.global_clipnorm)
+        return [None if g is None else times(g, factor) for g in gradients]
+    tables = [
+        i
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None and is_dealt(variable)
+    ]
+    if not optimizer.clipnorm or not tables:
         return optimizer._clip_gradients(gradients)
-    norm = tf.sqrt(parts.squared_norm(gradients, variables))
-    # As Keras computes it. The difference is 0, or NaN for a norm that is not finite.
-    factor = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    return [None if g is None else times(g, factor) for g in gradients]
+    own = [gradients[i] for i in tables]
+    squares = squared_norms_of_tables(own, [variables[i] for i in tables])
+    clipped = optimizer._clip_gradients(
+        [None if i in tables else g for i, g in enumerate(gradients)]
+    )
+    for i, gradient, square in zip(tables, own, squares, strict=True):
+        clipped[i] = times(gradient, _clip_factor(tf.sqrt(square), optimizer.clipnorm))
+    return clipped
+
+
+def _clip_factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
+    """Returns the factor that makes a norm at most the limit, as Keras computes it."""
+    # The difference is 0, or NaN for a norm that is not finite.
+    return limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
 
 
 def _overwrite_with_average(original: Callable) -> Callable:
@@ -145,7 +186,7 @@ def _overwrite_with_average(original: Callable) -> Callable:
         original(self, own)
         strategy = self._distribution_strategy
         with strategy.scope():
-            strategy.run(parts.gather, args=([p for p in own if ownership_of(p)], "averages"))
+            strategy.run(parts.gather, args=([p for p in own if is_cut(p)], "averages"))
         return None
 
     return overwrite_with_average

@@ -1,0 +1,50 @@
+"""Tables that are dealt to the ranks, put together block by block."""
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.collectives.collective import Collective
+
+# Bytes of a table that are gathered at a time.
+BLOCK_BYTES = 64 << 20
+
+
+def blocks_of(
+    variable: keras.Variable, collective: Collective
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Gathers a table's rows in their order; all ranks call this, and go through all blocks.
+
+    Args:
+        variable: A table that is dealt to the ranks, or its slot.
+        collective: Collective between the ranks.
+
+    Yields:
+        Indices of rows of the whole table, and the rows.
+    """
+    deal = variable.ownership.cut
+    own = variable.numpy()
+    ranks = collective.size
+    row_bytes = own.itemsize * max(1, int(np.prod(deal.row_shape)))
+    step = max(1, BLOCK_BYTES // (row_bytes * ranks))
+    for first in range(0, deal.rows(0), step):
+        counts = [max(0, min(step, deal.rows(rank) - first)) for rank in range(ranks)]
+        rows = tf.constant(own[first : first + step])
+        gathered = collective.all_gather_rows(rows, counts, "table/rows").numpy()
+        block = np.empty_like(gathered)
+        for rank, part in enumerate(np.split(gathered, np.cumsum(counts)[:-1])):
+            block[rank::ranks] = part
+        begin = first * ranks
+        yield slice(begin, begin + len(block)), block
+
+
+def whole_table(variable: keras.Variable, collective: Collective) -> np.ndarray:
+    """Returns all rows of a table; all ranks call this.
+
+    Args:
+        variable: A table that is dealt to the ranks, or its slot.
+        collective: Collective between the ranks.
+    """
+    return np.concatenate([block for _, block in blocks_of(variable, collective)])
