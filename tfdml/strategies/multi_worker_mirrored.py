@@ -54,7 +54,8 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
-            the slots: `tfdml.Sharding(optimizer_state=True)`. None for no division.
+            the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
+            embedding tables, too. None for no division.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.

@@ -111,10 +111,7 @@ def compiled(
         optimizer = optimizer()
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 64.0)
-        # Keras's own choice is float32, also for models in float64.
-        dtype = "float64" if built.dtype == "float64" else "float32"
-        loss = keras.losses.MeanSquaredError(dtype=dtype)
-        built.compile(optimizer, loss, metrics=["mae"], **(options or {}))
+        built.compile(optimizer, "mse", metrics=["mae"], **(options or {}))
     return built
 
 
@@ -158,6 +155,8 @@ def trained(
     """Trains for two epochs; returns `outcome`."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(dtype)
+    # In float64 losses are, too.
+    keras.config.set_floatx("float64" if dtype == "float64" else "float32")
     try:
         made = rank_job.strategy(devices, sharding=SHARDING[sharding], **(strategy_options or {}))
 
@@ -170,6 +169,32 @@ def trained(
         return outcome(built, history)
     finally:
         keras.config.set_dtype_policy(before)
+        keras.config.set_floatx("float32")
+
+
+def own_loop(sharding: str) -> list[np.ndarray]:
+    """Trains in a loop of its own, each replica on all rows; returns the weights."""
+    made = rank_job.strategy(sharding=SHARDING[sharding])
+    model = compiled(made, OPTIMIZERS["plain_sgd"])
+    x, y = data(16)
+    x = {name: tf.constant(ids) for name, ids in x.items()}
+
+    @tf.function
+    def step() -> None:
+        def replica() -> None:
+            with tf.GradientTape() as tape:
+                errors = model(x, training=True)[:, 0] - y
+                loss = tf.reduce_mean(tf.square(errors)) / made.num_replicas_in_sync
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+
+        made.run(replica)
+
+    with made.scope():
+        model.optimizer.build(model.trainable_variables)
+    for _ in range(3):
+        step()
+    return whole_variables(model)["weights"]
 
 
 def overflowing() -> tuple[float, int]:

@@ -142,6 +142,13 @@ def test_mixed_precision(ranks, dtype):
     _assert_equal(expected, results, 0.2)
 
 
+@pytest.mark.slow
+def test_a_loop_of_ones_own(ranks):
+    (expected,) = ranks(1).run(cases.own_loop, "whole")
+    for weights in ranks(2).run(cases.own_loop, "dealt"):
+        assert_close(expected, weights)
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks):
     for scale, iterations in ranks(2).run(cases.overflowing):
         assert iterations == 0, "The step was made."

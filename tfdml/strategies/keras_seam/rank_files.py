@@ -95,13 +95,14 @@ def gather_into(store: Any, divided: Divided, collective: Collective) -> None:
 
 def _gather_table(store: Any, key: str, variable: keras.Variable, collective: Collective) -> None:
     """Gathers a table by blocks of rows, which go into an HDF5 file as they arrive."""
-    shape, dtype = variable.ownership.cut.shape, variable.numpy().dtype
+    shape = variable.ownership.cut.shape
     if store is None:
         for _ in blocks_of(variable, collective):
             pass
     elif type(store) is saving_lib.H5IOStore and variable.dtype != "bfloat16":
         if not store._h5_entry_initialized:
             store._create_h5_group(store._h5_entry_path)
+        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
         target = store._h5_entry_group.create_dataset(key, shape, dtype)
         for rows, block in blocks_of(variable, collective):
             target[rows] = block

@@ -1,5 +1,6 @@
 """Tables that are dealt to the ranks, put together block by block."""
 
+import math
 from collections.abc import Iterator
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.optimizers.touched_rows import read_rows
 
 # Bytes of a table that are gathered at a time.
 BLOCK_BYTES = 64 << 20
@@ -24,14 +26,14 @@ def blocks_of(
     Yields:
         Indices of rows of the whole table, and the rows.
     """
-    deal = variable.ownership.cut
-    own = variable.numpy()
-    ranks = collective.size
-    row_bytes = own.itemsize * max(1, int(np.prod(deal.row_shape)))
+    deal, ranks = variable.ownership.cut, collective.size
+    own = getattr(variable.value, "values", [variable.value])[0]
+    row_bytes = own.dtype.size * math.prod(deal.row_shape)
     step = max(1, BLOCK_BYTES // (row_bytes * ranks))
     for first in range(0, deal.rows(0), step):
         counts = [max(0, min(step, deal.rows(rank) - first)) for rank in range(ranks)]
-        rows = tf.constant(own[first : first + step])
+        # Reading the whole variable would copy it.
+        rows = read_rows(own, tf.range(first, first + counts[collective.rank]))
         gathered = collective.all_gather_rows(rows, counts, "table/rows").numpy()
         block = np.empty_like(gathered)
         for rank, part in enumerate(np.split(gathered, np.cumsum(counts)[:-1])):
