@@ -100,16 +100,8 @@ class HorovodCollective(Collective):
         self, tensor: tf.Tensor, counts: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends consecutive rows to each process; see `Collective`."""
-
-        def operation(wire: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            # Horovod exchanges the numbers of rows itself.
-            return self._ops.MPI_LIB.horovod_alltoall(
-                wire, splits=splits, name=_as_operation_name(name), ignore_name_scope=True
-            )
-
-        wire, unpack = _as_wire(tensor)
-        rows, received = self._in_graph(operation, f"all_to_all:{name}", [wire, counts])
-        rows = tf.ensure_shape(unpack(rows), [None, *tensor.shape.as_list()[1:]])
+        rows, received = self._exchange_rows(tensor, counts, name)
+        rows = tf.ensure_shape(rows, [None, *tensor.shape.as_list()[1:]])
         return rows, tf.ensure_shape(received, [self.size])
 
     def _send_rows(
@@ -122,7 +114,22 @@ class HorovodCollective(Collective):
             counts: The number of rows for each process.
             name: The operation's name.
         """
-        return self.all_to_all_ragged(tensor, tf.convert_to_tensor(list(counts), tf.int32), name)[0]
+        return self._exchange_rows(tensor, tf.convert_to_tensor(list(counts), tf.int32), name)[0]
+
+    def _exchange_rows(
+        self, tensor: tf.Tensor, counts: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows received, in rank order, and how many each process has sent."""
+
+        def operation(wire: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            # Horovod exchanges the numbers of rows itself.
+            return self._ops.MPI_LIB.horovod_alltoall(
+                wire, splits=splits, name=_as_operation_name(name), ignore_name_scope=True
+            )
+
+        wire, unpack = _as_wire(tensor)
+        rows, received = self._in_graph(operation, f"all_to_all:{name}", [wire, counts])
+        return unpack(rows), received
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""
