@@ -257,11 +257,20 @@ def outcome_of(features: Iterable[str], model: keras.Model, history: keras.callb
         "weights": _whole_weights(model)
         if "tables" in features
         else [v.numpy() for v in model.weights],
-        "slots": [np.asarray(value) for v, value in slots if "momentum" in v.path],
+        "slots": [np.asarray(value) for v, value in slots if _is_compared(v, features)],
     }
     if "loss_scaling" not in features:  # The overflowing batch has no loss.
         result["history"] = {k: np.array(v) for k, v in history.history.items()}
     return result
+
+
+def _is_compared(variable: keras.Variable, features: Iterable[str]) -> bool:
+    """Returns whether a variable of an optimizer is a slot that must be equal.
+
+    `DeepGradientCompression` keeps the momentum of whole tables itself, and none of those in parts.
+    """
+    of_table = "momentum" in features and "embedding" in variable.path
+    return "momentum" in variable.path and not of_table
 
 
 def _whole_weights(model: keras.Model) -> list[np.ndarray]:
