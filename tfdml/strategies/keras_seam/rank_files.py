@@ -31,7 +31,7 @@ class PartRequests:
 
     Args:
         collective: Collective between the ranks.
-        divided: What is divided, the same list on all ranks.
+        divided: Tables and optimizers in parts, the same list on all ranks.
     """
 
     def __init__(self, collective: Collective, divided: Sequence[Divided]):

@@ -16,7 +16,7 @@ from tfdml.strategies.keras_seam.initial_rows import OwnRows, with_seed
 from tfdml.strategies.keras_seam.rank_files import own_rows_of, save_divided
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.sharded.table_rows import together
+from tfdml.strategies.sharded.late_exchanges import together
 from tfdml.strategies.sharded.variable_parts import Ownership, is_dealt
 
 

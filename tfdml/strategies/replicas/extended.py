@@ -73,7 +73,7 @@ class ReplicaExtended(BatchExtended):
         # Rank 0's requests for parts, while it saves a model; see `keras_seam.rank_files`.
         self.part_requests: Any = None
         # Context manager around the replicas' part of a step, and the exchanges of its lookups in
-        # tables that are dealt to the ranks; see `sharded.table_rows`.
+        # tables that are dealt to the ranks; see `sharded.late_exchanges`.
         self.around_step: Callable = contextlib.nullcontext
         self.late_exchanges: Any = None
         self._makes_own_variables = False

@@ -14,7 +14,7 @@ from tfdml.optimizers.touched_rows import read_rows
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.parameter_server.extended import ParameterServerExtended
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.sharded.table_rows import look_up
+from tfdml.strategies.sharded.table_lookup import look_up
 from tfdml.strategies.sharded.variable_parts import is_dealt
 
 
