@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "row_split",
         "known_versions",
         "optimizers",
+        "native",
     },
     "horovod_build": {"topology", "runtime"},
     "optimizers": {"collectives"},

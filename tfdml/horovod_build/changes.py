@@ -271,7 +271,7 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     # Ranks negotiate a thousand times a second which tensors are ready, even when none is. With
-    # this patch an idle rank waits until it has a tensor, 20 ms at most: no exchange can begin
+    # this patch an idle rank waits until it has a tensor, 100 ms at most: no exchange can begin
     # before that, and other ranks in a negotiation wait for this rank anyway. Not with process
     # sets, which negotiate one after the other.
     #
@@ -296,7 +296,7 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
             _CYCLE,
             "  if (state.process_set_table.Ids().size() == 1) {\n"
             "    state.process_set_table.Get(0).tensor_queue.WaitForTensors(\n"
-            f"        std::chrono::milliseconds(20));\n  }}\n{_CYCLE}",
+            f"        std::chrono::milliseconds(100));\n  }}\n{_CYCLE}",
         ),
     ),
     "horovod/common/tensor_queue.h": (

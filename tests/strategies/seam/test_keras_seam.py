@@ -24,6 +24,7 @@ SIGNATURES = {
     "TFEpochIterator._enumerate_iterator": "",
     "TensorFlowTrainer._get_metrics_result_or_logs": "logs",
     "SGD.update_step": "gradient variable learning_rate",
+    "Adam.update_step": "gradient variable learning_rate",
     "ArrayDataAdapter.get_tf_dataset": "",
     "TensorFlowTrainer._maybe_symbolic_build": "iterator data_batch",
     "TensorFlowTrainer._make_function": "step_function",

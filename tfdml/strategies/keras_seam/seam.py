@@ -36,7 +36,8 @@ What else replicas of one job need:
 | `TensorFlowTrainer._get_metrics_result_or_logs` | a resumed epoch may have no step left |
 | `ArrayDataAdapter.get_tf_dataset` | same permutation on all processes; reads own rows only |
 | `BaseOptimizer._backend_apply_gradients` | no branches: accumulation happens earlier |
-| `SGD.update_step` | no momentum if the compressor applies it |
+| `SGD.update_step` | no momentum if the compressor applies it; one pass: `one_pass_updates` |
+| `Adam.update_step` | one pass over the numbers |
 | `TFOptimizer._all_reduce_sum_gradients` | does nothing: gradients are already summed |
 | `loss.reduce_weighted_values` | losses estimate the global batch's: `losses` |
 | `loss.scale_loss_for_distribution` | the same |
@@ -118,6 +119,7 @@ from tfdml.strategies.keras_seam.step import (
     lookups,
     momentum,
     normalization,
+    one_pass_updates,
     recomputing,
     replica_math,
     sharded_optimizers,
@@ -130,6 +132,7 @@ REPLACEMENTS: list[Replacement] = [
     *trainer.REPLACEMENTS,
     *updates.REPLACEMENTS,
     *momentum.REPLACEMENTS,
+    *one_pass_updates.REPLACEMENTS,
     *replica_math.REPLACEMENTS,
     *gradients.REPLACEMENTS,
     *adopting.REPLACEMENTS,

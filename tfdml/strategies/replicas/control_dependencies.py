@@ -15,7 +15,9 @@ def after_arguments(update: Callable) -> Callable:
 
     def ordered(variable: tf.Variable, *values: Any, **options: Any) -> Any:
         flat = tf.nest.flatten(values, expand_composites=True)
-        with tf.control_dependencies([v for v in flat if tf.is_tensor(v)]):
+        # Reads of variables are in order anyway.
+        tensors = [v for v in flat if tf.is_tensor(v) and not isinstance(v, tf.Variable)]
+        with tf.control_dependencies(tensors):
             return update(variable, *values, **options)
 
     return ordered

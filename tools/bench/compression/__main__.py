@@ -2,6 +2,7 @@
 
     python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
     python -m tools.bench.compression --rate 100mbit --hosts 2 --ranks 2
+    python -m tools.bench.compression --rate 1gbit --hosts 2 --ranks 2 --ways
     python -m tools.bench.compression --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic
     python -m tools.bench.compression --report                   # of what is kept
 
@@ -57,6 +58,7 @@ def measure(
     model: str,
     xla: bool,
     exchanges: bool,
+    ways: bool,
 ) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
@@ -68,6 +70,11 @@ def measure(
         return ";".join(name for name in names if not only or name in only)
 
     rank, torch_rank = "tools.bench.compression.rank", "tools.bench.compression.torch_rank"
+    if ways:
+        names = wanted([name for name in BITS if name not in SUMMED])
+        options = ["--network", model, "--ways"]
+        yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
+        return
     if exchanges:
         options = ["--network", model, "--exchanges", "--no-steps-too"]
         yield run_on_hosts(rank, wanted(OURS), bits, *options, job="horovod", **network)
@@ -109,6 +116,10 @@ def main(
     exchanges: Annotated[
         bool, typer.Option("--exchanges", help="Only our exchanges alone, without steps.")
     ] = False,
+    ways: Annotated[
+        bool,
+        typer.Option("--ways", help="Only exchanges alone: by hosts and at once, in turns."),
+    ] = False,
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
@@ -121,7 +132,7 @@ def main(
     far = {"--latency": latency, "--loss": loss, "--congestion": congestion}
     far = {option: value for option, value in far.items() if value}
     results = {}
-    for part in measure(rate, far, hosts, ranks, only or [], model, xla, exchanges):
+    for part in measure(rate, far, hosts, ranks, only or [], model, xla, exchanges, ways):
         results |= part
         print(json.dumps(part, indent=1))
         if keep:

@@ -1,5 +1,7 @@
-"""Times the exchange of a network's gradients, and its parts: the codec and the wire."""
+"""Times the exchange of a network's gradients, its parts, and its two ways."""
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -13,8 +15,12 @@ from tfdml.compression import Compressor
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import encoder
+from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 from tools.bench.compression.model import WARM_UP, timed
 from tools.bench.compression.networks import NETWORKS
+
+# Exchanges in each way, in turns.
+_TURNS = 15
 
 
 class _Recorded(LoopbackCollective):
@@ -59,15 +65,10 @@ def exchange(
         codec.
     """
     collective = HorovodCollective()
-    gradients = [
-        tf.Variable(tf.random.stateless_normal(v.shape, [i, collective.rank]))
-        for i, v in enumerate(NETWORKS[network][0]().trainable_variables)
-    ]
+    gradients = _gradients(network, collective.rank)
 
     def median(step: Callable[[], tf.Tensor]) -> float:
-        # As in a step of a strategy, which AutoGraph does not convert.
-        compiled = tf.function(step, autograph=False)
-        return timed(lambda: compiled().numpy(), steps, WARM_UP)["median"]
+        return timed(_compiled(step), steps, WARM_UP)["median"]
 
     parts = {"together": median(_summing(collective, compressor, gradients, hosts))}
     if compressor is not None and (hosts is None or not hosts.have_two_levels):
@@ -82,21 +83,73 @@ def exchange(
     return parts
 
 
+def both_ways(network: str, compressor: Compressor, hosts: Hosts) -> dict[str, float]:
+    """Times the exchange of gradients at once and by hosts, in turns.
+
+    Args:
+        network: Name of the network whose gradients are exchanged.
+        compressor: Their compressor.
+        hosts: Hosts and their ranks.
+
+    Returns:
+        Whether the strategy would sum "by_hosts"; the median seconds "at once" and "by hosts"; and
+        the median of the "ratio" of the chosen way's seconds to those at once, of each turn.
+    """
+    collective = HorovodCollective()
+    gradients = _gradients(network, collective.rank)
+    chosen = is_faster_by_hosts(collective, hosts, compressor, [g.shape for g in gradients])
+    seconds: dict[str, list[float]] = {}
+    ways = {
+        name: _compiled(
+            _summing(collective, compressor, gradients, hosts, lambda *_, way=way: way, name)
+        )
+        for name, way in (("at once", False), ("by hosts", True))
+    }
+    for turn in range(WARM_UP + _TURNS):
+        # The one that comes second finds the caches filled: each does in every other turn.
+        for name in sorted(ways, reverse=turn % 2 == 1):
+            begin = time.perf_counter()
+            ways[name]()
+            if turn >= WARM_UP:
+                seconds.setdefault(name, []).append(time.perf_counter() - begin)
+    of_chosen = seconds["by hosts" if chosen else "at once"]
+    ratios = [a / b for a, b in zip(of_chosen, seconds["at once"], strict=True)]
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {"by_hosts": chosen, **medians, "ratio": statistics.median(ratios)}
+
+
+def _gradients(network: str, rank: int) -> list[tf.Variable]:
+    return [
+        tf.Variable(tf.random.stateless_normal(v.shape, [i, rank]))
+        for i, v in enumerate(NETWORKS[network][0]().trainable_variables)
+    ]
+
+
+def _compiled(step: Callable[[], tf.Tensor]) -> Callable[[], object]:
+    # As in a step of a strategy, which AutoGraph does not convert.
+    compiled = tf.function(step, autograph=False)
+    return lambda: compiled().numpy()
+
+
 def _summing(
     collective: Collective,
     compressor: Compressor | None,
     gradients: list[tf.Variable],
     hosts: Hosts | None = None,
+    choose_hosts: Callable[..., bool] | None = None,
+    label: str = "compressed",
 ) -> Callable[[], tf.Tensor]:
     names = [str(i) for i in range(len(gradients))]
-    aggregator = compressor and CompressedAggregator(collective, compressor, hosts=hosts)
+    aggregator = compressor and CompressedAggregator(
+        collective, compressor, hosts=hosts, choose_hosts=choose_hosts
+    )
 
     def step() -> tf.Tensor:
         own = [g.read_value() for g in gradients]
         if aggregator is None:
             sums = sum_in_buckets(collective, own, "plain")
         else:
-            sums = aggregator.aggregate(StepGradients(own, names, "compressed"))
+            sums = aggregator.aggregate(StepGradients(own, names, label))
         return _used(sums)
 
     return step

@@ -12,7 +12,8 @@ import typer
 
 import tfdml
 from tfdml import compression
-from tools.bench.compression.exchange import exchange
+from tfdml.compression.exchange.by_hosts import can_sum_by_hosts
+from tools.bench.compression.exchange import both_ways, exchange
 from tools.bench.compression.model import (
     AT_ONCE,
     AUTO,
@@ -143,6 +144,7 @@ def main(
     hosts: Annotated[int, typer.Option(envvar="NETLAB_HOSTS")],
     exchanges: bool = False,
     steps_too: bool = True,
+    ways: bool = False,
     network: str = "mlp",
     xla: bool = False,
 ) -> None:
@@ -152,7 +154,13 @@ def main(
         with _cleared():
             timed_as = "powersgd 2" if name in ("idle", "local") else name
             steps = steps_of(timed_as, hosts, rate, ranks // hosts)
-            if name == "idle":
+            if ways:
+                hosts = tfdml.HorovodStrategy().extended.aggregator_choice.hosts
+                compressor = OURS[name]()
+                if not can_sum_by_hosts(compressor, hosts):
+                    continue
+                results[f"{name}, both ways"] = both_ways(network, compressor, hosts)
+            elif name == "idle":
                 results[name] = idle()
             elif name == "MultiWorkerMirrored RING":
                 results[name] = _peer_multi_worker(steps)
@@ -176,7 +184,7 @@ def main(
                 fp16 = {"local": None, "raw Horovod": False, "raw Horovod fp16": True}[name]
                 results[name] = raw_horovod(network, fp16, steps, xla)
             if rank == 0:
-                print(name, results[name], file=sys.stderr, flush=True)
+                print(*list(results.items())[-1], file=sys.stderr, flush=True)
     if rank == 0:
         report(results)
 

@@ -14,6 +14,7 @@ from tfdml.compression.compressor import Compressor
 from tfdml.compression.exchange.step_state import can_be_compressed
 from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.step.one_pass_updates import update_sgd
 from tfdml.strategies.sharded.variable_parts import is_dealt
 
 
@@ -26,11 +27,11 @@ def _sgd_update_step(original: Callable) -> Callable:
         elif compressor is not None and _waits(compressor, self, gradient, variable):
             moved = (variable, self.momentums[self._get_variable_index(variable)])
             before = [tf.identity(each) for each in moved]
-            original(self, gradient, variable, learning_rate)
+            update_sgd(original, self, gradient, variable, learning_rate)
             for each, old in zip(moved, before, strict=True):
                 self.assign(each, tf.where(tf.not_equal(gradient, 0), each, old))
         else:
-            original(self, gradient, variable, learning_rate)
+            update_sgd(original, self, gradient, variable, learning_rate)
 
     return update_step
 
