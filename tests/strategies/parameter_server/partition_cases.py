@@ -1,5 +1,6 @@
 """Cases run by a chief: partitioned variables."""
 
+import contextlib
 import warnings
 
 import keras
@@ -188,3 +189,51 @@ def refused(kind: str) -> str:
         return model.fit(dataset(), steps_per_epoch=1, verbose=0)
 
     return _raised(use)
+
+
+INITIALIZERS = {
+    "uniform": lambda: keras.initializers.RandomUniform(seed=3),
+    "truncated": lambda: keras.initializers.TruncatedNormal(0.1, 0.5, seed=5),
+    "he_normal": lambda: keras.initializers.HeNormal(seed=7),
+    "orthogonal": lambda: keras.initializers.Orthogonal(seed=1),
+    "ones": keras.initializers.Ones,
+    "generator": lambda: keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(9)),
+}
+
+
+def initial_values(parts: int) -> dict[str, np.ndarray]:
+    """Returns the initial values of variables in that many parts; 0 for plain Keras."""
+    shape = (37, 5)
+    made: dict[str, np.ndarray] = {}
+    strategy = parts and ParameterServerStrategy(
+        variable_partitioner=lambda shape, dtype: [parts, 1]
+    )
+    with strategy.scope() if parts else contextlib.nullcontext():
+        for name, make in INITIALIZERS.items():
+            made[name] = np.asarray(keras.Variable(make(), shape).numpy())
+    return made
+
+
+def memory_of_a_large_table(megabytes: int) -> dict[str, float]:
+    """Returns by how much making a table moved the chief's peak of memory, in MB, and its value."""
+    width = 64
+    rows = megabytes * 2**20 // width // 4
+    strategy = ParameterServerStrategy(variable_partitioner=lambda shape, dtype: [4, 1])
+    with strategy.scope():
+        layers.Embedding(40, width).build()
+        _peak()
+        before = _peak()
+        table = layers.Embedding(rows, width)
+        table.build()
+    peak = _peak() - before
+    last = tf.gather(table._embeddings._value.variables[3], [rows // 4 - 1])
+    return {"peak": peak, "last": float(np.abs(last).sum())}
+
+
+def _peak() -> float:
+    """Returns the largest memory of this process since the last call, in MB."""
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("VmHWM"))
+    with open("/proc/self/clear_refs", "w") as counter:
+        counter.write("5")
+    return int(line.split()[1]) / 1024

@@ -76,3 +76,17 @@ def test_a_partitioner_may_leave_a_small_model_whole(cluster):
     warning, steps = cluster.run(cases.splits_nothing)
     assert "`variable_partitioner` splits no variable of this model" in warning
     assert steps == 3
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_initial_values_do_not_depend_on_the_number_of_parts(ranks, cluster, parts):
+    (plain,) = ranks(1).run(cases.initial_values, 0)
+    made = cluster.run(cases.initial_values, parts)
+    for name, value in plain.items():
+        assert made[name].tobytes() == value.tobytes(), name
+
+
+def test_chief_never_has_a_large_table(cluster):
+    result = cluster.run(cases.memory_of_a_large_table, 400)
+    assert result["last"] > 0
+    assert result["peak"] < 40

@@ -1,8 +1,8 @@
-"""Initial values of the rows that a rank owns, without making the whole table."""
+"""Initial values of some of a table's rows, without making the whole table."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,8 @@ from tfdml.collectives.row_deal import RowDeal
 
 # Numbers of a table that are drawn at a time.
 BLOCK = 1 << 22
+# Initializers that give all rows the same values, whatever the shape.
+ALIKE = (keras.initializers.Zeros, keras.initializers.Ones)
 # Numbers of each dtype that a step of TensorFlow's counter gives.
 _PER_COUNT = {tf.float32: 4, tf.float64: 2}
 # Steps of the counter that a truncated normal distribution reserves for a number, because it draws
@@ -22,9 +24,6 @@ _RESERVED = 64
 
 class OwnRows:
     """Initializer of a rank's rows, which have the values that they have in the whole table.
-
-    Keras's uniform, normal and truncated normal distributions are drawn in blocks; other
-    initializers make the whole table, of which the rows are taken.
 
     Args:
         whole: Initializer of the whole table.
@@ -42,29 +41,54 @@ class OwnRows:
             shape: The shape of the rank's part.
             dtype: The table's dtype.
         """
-        if isinstance(self.whole, keras.initializers.Zeros | keras.initializers.Ones):
+        if isinstance(self.whole, ALIKE):
             return self.whole(shape, dtype)
         dtype = tf.as_dtype(dtype or keras.config.floatx())
-        draw = _draw(self.whole, self._deal.shape)
-        if draw is None or dtype not in _PER_COUNT:
+        draw = row_draw(self.whole, self._deal.shape, dtype)
+        if draw is None:
             whole = keras.ops.convert_to_tensor(self.whole(self._deal.shape, dtype.name))
             return self._deal.part_of(whole, self._rank)
-        return tf.concat(list(self._blocks(draw, dtype)), 0)
+        return tf.concat(list(self._blocks(draw)), 0)
 
-    def _blocks(self, draw: Callable, dtype: tf.DType) -> Iterator[tf.Tensor]:
+    def _blocks(self, draw: Callable[[int, int], tf.Tensor]) -> Iterator[tf.Tensor]:
         """Yields the rank's rows of each block of rows."""
-        count, width = self._deal.shape
-        # As Keras passes it to TensorFlow.
-        seed = tf.math.floormod(draw_seed(self.whole.seed), tf.int32.max - 1)
-        seed = tf.cast(seed, tf.int32)
+        (count, width), ranks = self._deal.shape, self._deal.ranks
         # Blocks begin at a row of rank 0, and at a step of the counter.
-        unit = math.lcm(self._deal.ranks, _PER_COUNT[dtype])
+        unit = math.lcm(ranks, *_PER_COUNT.values())
         step = max(unit, BLOCK // width // unit * unit)
         for first in range(0, count, step):
-            shape = [min(step, count - first), width]
-            yield draw(shape, first * width // _PER_COUNT[dtype], seed, dtype)[
-                self._rank :: self._deal.ranks
-            ]
+            yield draw(first, min(step, count - first))[self._rank :: ranks]
+
+
+def row_draw(
+    initializer: Callable, shape: Sequence[int], dtype: tf.DType
+) -> Callable[[int, int], tf.Tensor] | None:
+    """Returns a function that draws some rows of a matrix, as they are in the whole one.
+
+    Keras's uniform, normal, truncated normal and variance scaling distributions can be drawn so.
+
+    Args:
+        initializer: The matrix's initializer.
+        shape: The matrix's shape.
+        dtype: Its dtype.
+
+    Returns:
+        Function of the first row and the number of rows; None if the whole matrix must be made.
+    """
+    draw = _draw(initializer, tuple(shape)) if len(shape) == 2 else None
+    if draw is None or dtype not in _PER_COUNT:
+        return None
+    per_count, width = _PER_COUNT[dtype], shape[1]
+    # As Keras passes it to TensorFlow.
+    seed = tf.cast(tf.math.floormod(draw_seed(initializer.seed), tf.int32.max - 1), tf.int32)
+
+    def rows(first: int, count: int) -> tf.Tensor:
+        # From a row that begins at a step of the counter.
+        begin = first // per_count * per_count
+        number = first - begin + count
+        return draw([number, width], begin * width // per_count, seed, dtype)[first - begin :]
+
+    return rows
 
 
 def with_seed(initializer: Callable, seed: int) -> Callable:

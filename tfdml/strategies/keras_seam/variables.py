@@ -1,17 +1,22 @@
 """Replacements for variables created, assigned and saved in the scope, outside of replicas."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.saving import saving_lib
 
 from tfdml.strategies.keras_seam.current import get_extended, is_outside_of_replicas
+from tfdml.strategies.keras_seam.initial_rows import ALIKE, row_draw
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.step.block_passes import note_change
+from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.initial_value import InitialValue
 from tfdml.strategies.sharded.variable_parts import is_dealt
 
 
@@ -19,6 +24,8 @@ def _initialize(original: Callable) -> Callable:
     """Initializes a layer's variables outside of a function being traced, as by `Dataset.map`."""
 
     def initialize_with_initializer(self, initializer):
+        if isinstance(tf.distribute.get_strategy().extended, ParameterServerExtended):
+            return self._initialize(_on_servers(initializer, self._shape, self._dtype))
         extended = get_extended(tf.distribute.get_strategy())
         if is_dealt(self) and extended is not None:
             with tf.init_scope(), extended.making_own_variables():
@@ -30,6 +37,25 @@ def _initialize(original: Callable) -> Callable:
             return original(self, initializer)
 
     return initialize_with_initializer
+
+
+def _on_servers(initializer: Callable, shape: Sequence[int], dtype: str) -> InitialValue:
+    """Returns the initial value of a variable on servers, of which each part draws its own rows."""
+
+    def whole() -> tf.Tensor:
+        return keras.ops.convert_to_tensor(initializer(shape, dtype=dtype))
+
+    @functools.cache
+    def draw() -> Callable[[int, int], tf.Tensor] | None:
+        # Once for all parts: an initializer may draw another seed each time.
+        return row_draw(initializer, shape, tf.as_dtype(dtype))
+
+    def rows(first: int, count: int) -> tf.Tensor:
+        if isinstance(initializer, ALIKE):
+            return initializer((count, *shape[1:]), dtype=dtype)
+        return whole()[first : first + count] if draw() is None else draw()(first, count)
+
+    return InitialValue(tf.TensorShape(shape), tf.as_dtype(dtype), whole, rows)
 
 
 def _array(original: Callable) -> Callable:

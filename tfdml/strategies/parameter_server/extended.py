@@ -16,6 +16,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 )
 from tensorflow.python.eager.context import context
 
+from tfdml.strategies.parameter_server.initial_value import InitialValue
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -51,6 +52,10 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             with tf.device(None), tf.device(CHIEF_DEVICE):
                 return next_creator(**{**kwargs, "aggregation": tf.VariableAggregation.NONE})
+        if isinstance(kwargs.get("initial_value"), InitialValue):
+            # Without them TensorFlow makes the whole value on the chief, and cuts it there.
+            value = kwargs["initial_value"]
+            kwargs["shape"], kwargs["dtype"] = value.shape, value.dtype
         # Counters and statistics are not split, because they are updated as a whole.
         parted = self.partitioner is not None and kwargs.get("trainable") is not False
         self._variable_partitioner = self._parts if parted else None
@@ -69,14 +74,19 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         return parts
 
     def _create_variable_round_robin(self, next_creator: Callable, **kwargs: Any):
-        """Replaces TensorFlow's method, which balances only the number of variables."""
+        """Replaces TensorFlow's method, which balances only the number of variables.
+
+        An initial value is made on the server, so that the chief never has a large one.
+        """
         value, dtype = kwargs["initial_value"], kwargs.get("dtype")
-        with tf.init_scope(), tf.device(None), tf.device(CHIEF_DEVICE):
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
         server = min(range(self._num_ps), key=self.bytes_on.__getitem__)
+        own_device = f"/job:ps/task:{server}/device:CPU:0"
+        made_on = own_device if callable(value) else CHIEF_DEVICE
+        with tf.init_scope(), tf.device(None), tf.device(made_on):
+            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
         self.bytes_on[server] += value.shape.num_elements() * value.dtype.size
         self.placed.append((kwargs.get("name") or "variable", server, value.shape, value.dtype))
-        with tf.device(None), tf.device(f"/job:ps/task:{server}/device:CPU:0"):
+        with tf.device(None), tf.device(own_device):
             return next_creator(**{**kwargs, "initial_value": value})
 
     def batch_reduce_to(
