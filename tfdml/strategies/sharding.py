@@ -2,6 +2,9 @@
 
 import dataclasses
 
+# Values of `row_codec`; see `sharded.row_codecs`.
+ROW_CODEC_NAMES = (None, "bfloat16", "int8")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
@@ -38,6 +41,10 @@ class Sharding:
         embeddings: Whether large embedding tables are divided.
         min_embedding_bytes: Bytes of a table from which on it is divided; smaller tables are whole
             on every process.
+        row_codec: Encoding of the rows of divided tables, and of their gradients, on the way
+            between processes: "bfloat16" sends 2 bytes for each number, "int8" one byte, and 4 for
+            each row. Rows are rounded to the nearest, and nothing is fed back. None sends them as
+            they are.
         replicated: For `tfdml.elastic`: whether each commit has a process's part twice, its own
             and a copy on the next process. Training then goes on in memory when a process is lost,
             or several that do not follow each other; otherwise only from a checkpoint on disk.
@@ -51,6 +58,7 @@ class Sharding:
     replicated: bool = False
     embeddings: bool = False
     min_embedding_bytes: int = 64 << 20
+    row_codec: str | None = None
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
@@ -63,4 +71,15 @@ class Sharding:
             raise ValueError(
                 f"`min_embedding_bytes` must be a number of bytes, 0 or more. Received: "
                 f"min_embedding_bytes={least!r}. Use for example {64 << 20}, the default."
+            )
+        if self.row_codec not in ROW_CODEC_NAMES:
+            raise ValueError(
+                f"`row_codec` must be one of {', '.join(map(repr, ROW_CODEC_NAMES))}. Received: "
+                f"row_codec={self.row_codec!r}."
+            )
+        if self.row_codec is not None and not self.embeddings:
+            raise ValueError(
+                f"`row_codec` must be None without `embeddings=True`, because no rows are sent. "
+                f"Received: row_codec={self.row_codec!r}. `compression` of the strategy encodes "
+                f"gradients of variables that are not divided."
             )

@@ -1,5 +1,6 @@
 """Cases run by ranks: trainings with tables that are whole, and with tables dealt to the ranks."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -15,7 +16,13 @@ from tfdml.callbacks.checkpoint.directory_use import leave_directory
 USERS, ITEMS, LENGTH = 61, 40, 4
 DEALT = tfdml.Sharding(optimizer_state=False, embeddings=True, min_embedding_bytes=0)
 BOTH = tfdml.Sharding(embeddings=True, min_embedding_bytes=0)
-SHARDING = {"whole": None, "dealt": DEALT, "both": BOTH}
+SHARDING = {
+    "whole": None,
+    "dealt": DEALT,
+    "both": BOTH,
+    "bfloat16": dataclasses.replace(DEALT, row_codec="bfloat16"),
+    "int8": dataclasses.replace(DEALT, row_codec="int8"),
+}
 
 
 def data(rows: int = 70) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -76,21 +83,21 @@ class Chained(keras.Model):
         return self.top(keras.ops.concatenate([rows, self.second(ids), more[:, 0]], 1))
 
 
-def exchanges(kind: str) -> list[str]:
-    """Returns the names of the exchanges of rows in the graph of a train step."""
-    made = rank_job.strategy(sharding=DEALT)
+def exchanges(kind: str, sharding: str = "dealt") -> dict[str, tf.DType]:
+    """Returns the exchanges of rows in the graph of a train step: their names and dtypes."""
+    made = rank_job.strategy(sharding=SHARDING[sharding])
     model = compiled(made, OPTIMIZERS["adam"], kind=kind)
-    collective, names = made.extended.collective, []
+    collective, dtypes = made.extended.collective, {}
     exchange = collective.all_to_all_ragged
 
     def noting(tensor: tf.Tensor, counts: tf.Tensor, name: str) -> Any:
-        names.append(name)
+        dtypes[name] = tensor.dtype
         return exchange(tensor, counts, name)
 
     collective.all_to_all_ragged = noting
     x, y = data(16)
     model.fit(x, y, batch_size=16, verbose=0)
-    return names
+    return dtypes
 
 
 def compiled(
@@ -197,13 +204,13 @@ def own_loop(sharding: str) -> list[np.ndarray]:
     return whole_variables(model)["weights"]
 
 
-def overflowing() -> tuple[float, int]:
+def overflowing(sharding: str = "dealt") -> tuple[float, int]:
     """Trains for a step whose gradient overflows in a row that one rank owns.
 
     Returns:
         The loss scale afterwards, and the number of updates.
     """
-    with rank_job.strategy(sharding=DEALT).scope():
+    with rank_job.strategy(sharding=SHARDING[sharding]).scope():
         keras.utils.set_random_seed(11)
         model = make_model()
         for layer in model.layers:
@@ -341,3 +348,10 @@ class Tied(keras.Model):
         """Looks up, and returns a score of each item."""
         rows = self.table(items)
         return keras.ops.matmul(rows, keras.ops.transpose(self.table.embeddings))
+
+
+def predicted(weights: list[np.ndarray]) -> np.ndarray:
+    """Returns the predictions of a model with whole tables, and these weights."""
+    model = make_model()
+    model.set_weights(weights)
+    return model.predict(data()[0], batch_size=16, verbose=0)

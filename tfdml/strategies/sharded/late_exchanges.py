@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.sharded.row_codecs import ROW_CODECS
 from tfdml.strategies.sharded.table_exchange import Asked, Wanted, exchange_ids, exchange_rows
 
 
@@ -41,6 +42,7 @@ class Exchanges:
 
     def __init__(self, extended: ReplicaExtended):
         self._extended = extended
+        self._codec = ROW_CODECS[extended.options.sharding.row_codec]
 
     def ask(self, lookup: Lookup) -> None:
         """Exchanges the ids of a lookup, which gets to know what is asked of this rank."""
@@ -61,7 +63,9 @@ class Exchanges:
     ) -> tf.Tensor:
         name = self._extended.unique_name(kind)
         collective = self._extended.collective
-        return exchange_rows(collective, [rows], [counts], [received_counts], name)[0]
+        return exchange_rows(
+            collective, [rows], [counts], [received_counts], name, codec=self._codec
+        )[0]
 
 
 @dataclasses.dataclass
@@ -169,6 +173,7 @@ class LateExchanges(Exchanges):
             [each.counts for each in late],
             [each.received_counts for each in late],
             self._extended.unique_name(kind),
+            codec=self._codec,
         )
         return list(zip([each.stand_in for each in late], received, strict=True))
 

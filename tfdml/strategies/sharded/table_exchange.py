@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.row_deal import RowDeal
+from tfdml.strategies.sharded.row_codecs import ROW_CODECS, RowCodec
 
 
 class Wanted(NamedTuple):
@@ -90,6 +91,7 @@ def exchange_rows(
     counts: Sequence[tf.Tensor],
     received_counts: Sequence[tf.Tensor],
     name: str,
+    codec: RowCodec = ROW_CODECS[None],
 ) -> list[tf.Tensor]:
     """Sends rows of several tables, or their gradients, to the ranks; returns those received.
 
@@ -99,7 +101,9 @@ def exchange_rows(
         counts: For each table how many each rank gets: int32, shape `[ranks]`.
         received_counts: For each table how many come from each rank.
         name: Name of the exchange.
+        codec: Encoding of the rows on the way.
     """
+    dtypes, rows = [r.dtype for r in rows], [codec.encode(r) for r in rows]
     received: list[tf.Tensor | None] = [None] * len(rows)
     for dtype in sorted({r.dtype for r in rows}, key=lambda d: d.name):
         indices = [i for i, r in enumerate(rows) if r.dtype == dtype]
@@ -111,7 +115,7 @@ def exchange_rows(
         flat, _ = collective.all_to_all_ragged(*_pack(pieces), f"{name}/{dtype.name}")
         lengths = [received_counts[i] * width for i, width in zip(indices, widths, strict=True)]
         for i, numbers in zip(indices, _unpack(flat, tf.stack(lengths, 1)), strict=True):
-            received[i] = tf.reshape(numbers, [-1, *rows[i].shape[1:]])
+            received[i] = codec.decode(tf.reshape(numbers, [-1, *rows[i].shape[1:]]), dtypes[i])
     return received
 
 
