@@ -5,6 +5,7 @@ from collections import Counter
 from unittest import mock
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
@@ -52,7 +53,7 @@ def trained(optimizer: str, in_one_pass: bool, dtype: str = "float32", **options
         mock.patch.object(MetricStep, "__call__", noting_graph),
         contextlib.nullcontext()
         if in_one_pass
-        else mock.patch.object(one_pass_updates, "_is_of_replicas", return_value=False),
+        else mock.patch.object(one_pass_updates, "is_of_replicas", return_value=False),
         rank_job.strategy(**options).scope(),
     ):
         keras.utils.set_random_seed(3)
@@ -71,6 +72,49 @@ def trained(optimizer: str, in_one_pass: bool, dtype: str = "float32", **options
         "values": [v.numpy().tobytes() for v in [*model.variables, *own.variables]],
         "one pass": sum(_operations(graph)[name] for graph in graphs for name in ONE_PASS),
     }
+
+
+def awaited_exchanges() -> list[int]:
+    """Returns the number of buckets whose sums each kernel's update waits for.
+
+    The gradients make up two buckets: the last kernel's, and the others'.
+    """
+    graphs: list[tf.Graph] = []
+    call = MetricStep.__call__
+
+    @tf.autograph.experimental.do_not_convert
+    def noting_graph(self: MetricStep, batch: object) -> object:
+        graphs.append(tf.compat.v1.get_default_graph())
+        return call(self, batch)
+
+    x = np.ones((8, 600), "float32")
+    with (
+        mock.patch.object(MetricStep, "__call__", noting_graph),
+        rank_job.strategy().scope(),
+    ):
+        model = keras.Sequential([layers.Input((600,)), *(layers.Dense(600) for _ in range(3))])
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        model.fit(x, x, batch_size=8, verbose=0)
+    (graph,) = graphs
+    updates = [
+        operation
+        for operation in graph.get_operations()
+        if operation.type == "ResourceApplyKerasMomentum" and operation.inputs[3].shape.rank == 2
+    ]
+    return sorted(_buckets_before(update) for update in updates)
+
+
+def _buckets_before(operation: tf.Operation) -> int:
+    seen: set[str] = set()
+    left, buckets = [operation], 0
+    while left:
+        current = left.pop()
+        if current.name in seen:
+            continue
+        seen.add(current.name)
+        buckets += "bucket_" in current.name and "Allreduce" in current.type
+        left += [tensor.op for tensor in current.inputs] + list(current.control_inputs)
+    return buckets
 
 
 def _operations(graph: tf.Graph) -> Counter[str]:

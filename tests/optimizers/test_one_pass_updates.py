@@ -40,6 +40,11 @@ def test_float64(ranks):
     assert _compared(ranks, 2, "Adam", "float64") == 0
 
 
+def test_an_update_waits_for_its_own_bucket_alone(ranks):
+    for found in ranks(2).run(cases.awaited_exchanges):
+        assert found == [1, 1, 1]
+
+
 def test_one_replica_takes_keras_own_update(ranks):
     (result,) = ranks(1).run(cases.trained, "momentum", True)
     assert result["one pass"] == 0

@@ -36,11 +36,15 @@ def update_of(
 
     @tf.function
     def update() -> None:
-        strategy.run(
-            lambda: optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
-        )
+        for gradient, variable in zip(gradients, variables, strict=True):
+            strategy.extended.update(
+                variable.value,
+                lambda own, g: optimizer.update_step(g, own, optimizer.learning_rate),
+                (gradient,),
+                group=False,
+            )
 
-    by_keras = mock.patch.object(one_pass_updates, "_is_of_replicas", return_value=False)
+    by_keras = mock.patch.object(one_pass_updates, "is_of_replicas", return_value=False)
     with contextlib.nullcontext() if in_one_pass else by_keras:
         update()
     return update

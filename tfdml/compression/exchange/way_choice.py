@@ -14,8 +14,9 @@ from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.by_hosts import HostGroups, sum_by_hosts
 from tfdml.compression.exchange.two_phase import sum_in_two_phases
 
-# Buckets that are exchanged together, as in a step; the values of each; and the timed exchanges.
-_BUCKETS, _VALUES, _REPEATS = 3, 1 << 20, 5
+# Buckets that are exchanged together, as in a step; the most values of each, because large messages
+# weigh bandwidth against latency as a step does; and the timed exchanges.
+_BUCKETS, _VALUES, _REPEATS = 2, 1 << 22, 2
 # Sums by hosts must take at most this part of the other way's time: timings of a few exchanges
 # differ by as much, and a wrong "by hosts" costs more than a small gain that is missed.
 _WORTH_IT = 0.9

@@ -101,9 +101,16 @@ def both_ways(network: str, compressor: Compressor, hosts: Hosts) -> dict[str, f
     seconds: dict[str, list[float]] = {}
     ways = {
         name: _compiled(
-            _summing(collective, compressor, gradients, hosts, lambda *_, way=way: way, name)
+            _summing(
+                collective,
+                compressor,
+                gradients,
+                hosts,
+                lambda *_, by_hosts=name == "by hosts": by_hosts,
+                name.replace(" ", "_"),
+            )
         )
-        for name, way in (("at once", False), ("by hosts", True))
+        for name in ("at once", "by hosts")
     }
     for turn in range(WARM_UP + _TURNS):
         # The one that comes second finds the caches filled: each does in every other turn.

@@ -155,11 +155,11 @@ def main(
             timed_as = "powersgd 2" if name in ("idle", "local") else name
             steps = steps_of(timed_as, hosts, rate, ranks // hosts)
             if ways:
-                hosts = tfdml.HorovodStrategy().extended.aggregator_choice.hosts
+                of_job = tfdml.HorovodStrategy().extended.aggregator_choice.hosts
                 compressor = OURS[name]()
-                if not can_sum_by_hosts(compressor, hosts):
+                if not can_sum_by_hosts(compressor, of_job):
                     continue
-                results[f"{name}, both ways"] = both_ways(network, compressor, hosts)
+                results[f"{name}, both ways"] = both_ways(network, compressor, of_job)
             elif name == "idle":
                 results[name] = idle()
             elif name == "MultiWorkerMirrored RING":

@@ -34,7 +34,7 @@ def update_sgd(
         learning_rate: The step's learning rate.
     """
     dtype = variable.dtype
-    if dtype not in _DTYPES or not _is_of_replicas(gradient, variable):
+    if dtype not in _DTYPES or not is_of_replicas(gradient, variable):
         original(optimizer, gradient, variable, learning_rate)
         return
     rate, gradient = tf.cast(learning_rate, dtype), tf.cast(gradient, dtype)
@@ -58,7 +58,7 @@ def _adam_update_step(original: Callable) -> Callable:
     def update_step(self, gradient, variable, learning_rate):
         operations = library.usable()
         usable = operations is not None and variable.dtype == tf.float32 and not self.amsgrad
-        if not usable or not _is_of_replicas(gradient, variable):
+        if not usable or not is_of_replicas(gradient, variable):
             original(self, gradient, variable, learning_rate)
             return
         # As in Keras.
@@ -85,7 +85,7 @@ def _slot(optimizer: keras.Optimizer, slots: list, variable: tf.Variable) -> tf.
     return slots[optimizer._get_variable_index(variable)]._value.handle
 
 
-def _is_of_replicas(gradient: Any, variable: tf.Variable) -> bool:
+def is_of_replicas(gradient: Any, variable: tf.Variable) -> bool:
     """Returns whether it is the update of a whole gradient by several replicas.
 
     Those exchange something in each step, so that XLA, which has no such operations, compiles none
