@@ -1,6 +1,9 @@
 """Checks sums in two levels on simulated ranks: float32 within hosts, encoded between them."""
 
+import threading
+import types
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,9 +24,11 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.exchange.by_hosts import can_sum_by_hosts
+from tfdml.compression.exchange import way_choice
+from tfdml.compression.exchange.by_hosts import can_sum_by_hosts, sum_by_hosts
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.redistribution import without_hosts
+from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
 TWO_BY_TWO = Hosts(((0, 1), (2, 3)))
 INTERLEAVED = Hosts(((0, 2), (1, 3)))
@@ -244,3 +249,28 @@ def test_whole_numbers_are_summed_exactly():
             for i, total in enumerate(found):
                 true = sum(whole(rank, step)[i].numpy() for rank in range(size))
                 np.testing.assert_array_equal(total, true)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"), [(0.5, True), (0.85, True), (0.95, False), (1.2, False)]
+)
+def test_sums_by_hosts_must_be_clearly_faster(seconds, chosen):
+    clock = threading.local()
+
+    def now() -> float:
+        return getattr(clock, "now", 0.0)
+
+    def step(way: Callable, *_) -> Callable:
+        def exchange(number: tf.Tensor) -> tf.Tensor:
+            clock.now = now() + (seconds if way.func is sum_by_hosts else 1.0)
+            return tf.identity(number)
+
+        return exchange
+
+    with (
+        mock.patch.object(way_choice, "_step", step),
+        mock.patch.object(way_choice, "time", types.SimpleNamespace(perf_counter=now)),
+    ):
+        shapes = [(64, 64)]
+        choices = run_ranks(4, lambda c: is_faster_by_hosts(c, TWO_BY_TWO, QSGD(8), shapes))
+    assert choices == [chosen] * 4
