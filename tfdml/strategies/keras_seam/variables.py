@@ -24,17 +24,19 @@ def _initialize(original: Callable) -> Callable:
     """Initializes a layer's variables outside of a function being traced, as by `Dataset.map`."""
 
     def initialize_with_initializer(self, initializer):
+        make = functools.partial(original, self, initializer)
         if isinstance(tf.distribute.get_strategy().extended, ParameterServerExtended):
-            return self._initialize(_on_servers(initializer, self._shape, self._dtype))
+            value = _on_servers(initializer, self._shape, self._dtype)
+            make = functools.partial(self._initialize, value)
         extended = get_extended(tf.distribute.get_strategy())
         if is_dealt(self) and extended is not None:
             with tf.init_scope(), extended.making_own_variables():
-                return original(self, initializer)
+                return make()
         if tf.executing_eagerly() or not is_outside_of_replicas():
-            return original(self, initializer)
+            return make()
         # Other replicas take the first replica's value, which does not belong to that function.
         with tf.init_scope():
-            return original(self, initializer)
+            return make()
 
     return initialize_with_initializer
 
