@@ -355,3 +355,10 @@ def predicted(weights: list[np.ndarray]) -> np.ndarray:
     model = make_model()
     model.set_weights(weights)
     return model.predict(data()[0], batch_size=16, verbose=0)
+
+
+def scaled_after_a_bare_optimizer() -> dict[str, Any]:
+    """Trains with a loss scale, in a process that has made an object of Keras's base class."""
+    with rank_job.strategy(sharding=DEALT).scope():
+        keras.optimizers.Optimizer(0.1)
+    return trained("dealt", scaled=True)

@@ -142,6 +142,12 @@ def test_mixed_precision(ranks, dtype):
     _assert_equal(expected, results, 0.2)
 
 
+def test_a_loss_scale_beside_an_optimizer_of_the_base_class(ranks):
+    (expected,) = ranks(1).run(cases.trained, "whole", "adam", None, "float32", 1, True)
+    for result in ranks(2).run(cases.scaled_after_a_bare_optimizer):
+        assert_close(expected["weights"], result["weights"], 1e-4, 1e-5)
+
+
 @pytest.mark.slow
 def test_a_loop_of_ones_own(ranks):
     (expected,) = ranks(1).run(cases.own_loop, "whole")

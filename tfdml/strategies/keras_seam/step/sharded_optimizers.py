@@ -68,8 +68,14 @@ def divide_when_built(optimizer: keras.Optimizer) -> None:
         extended = get_extended(self._distribution_strategy)
         if extended is not None and not self.built:
             extended.variables_before_slots.setdefault(self, len(self.variables))
-        # A class may inherit this function, and build the optimizer by calling that of its parent.
-        is_own_call = extended is None or self.built or self in extended.optimizer_parts
+        # A class may inherit this function, and build the optimizer by calling that of its parent;
+        # so may a loss scale, which has no slots.
+        is_own_call = (
+            extended is None
+            or self.built
+            or isinstance(self, keras.optimizers.LossScaleOptimizer)
+            or self in extended.optimizer_parts
+        )
         if not is_own_call and any(map(is_dealt, variables)):
             check_optimizer_of_tables(self)
         if is_own_call:
