@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from unittest import mock
 
 import keras
@@ -27,6 +28,21 @@ OPTIMIZERS = {
 ONE_PASS = ("TfdmlAdam", "ResourceApplyKerasMomentum", "ResourceApplyGradientDescent")
 
 
+@contextlib.contextmanager
+def _noted_graphs() -> Iterator[list[tf.Graph]]:
+    """Context manager: gives the list of the graphs of train steps traced in it."""
+    graphs: list[tf.Graph] = []
+    call = MetricStep.__call__
+
+    @tf.autograph.experimental.do_not_convert
+    def noting_graph(self: MetricStep, batch: object) -> object:
+        graphs.append(tf.compat.v1.get_default_graph())
+        return call(self, batch)
+
+    with mock.patch.object(MetricStep, "__call__", noting_graph):
+        yield graphs
+
+
 def trained(optimizer: str, in_one_pass: bool, dtype: str = "float32", **options: object) -> dict:
     """Trains a model with dense gradients and those of an embedding.
 
@@ -40,17 +56,9 @@ def trained(optimizer: str, in_one_pass: bool, dtype: str = "float32", **options
         The bytes of all variables of the model and its optimizer; and the number of updates in one
         pass in the step's graph.
     """
-    graphs: list[tf.Graph] = []
-    call = MetricStep.__call__
-
-    @tf.autograph.experimental.do_not_convert
-    def noting_graph(self: MetricStep, batch: object) -> object:
-        graphs.append(tf.compat.v1.get_default_graph())
-        return call(self, batch)
-
     x, y = data(33)
     with (
-        mock.patch.object(MetricStep, "__call__", noting_graph),
+        _noted_graphs() as graphs,
         contextlib.nullcontext()
         if in_one_pass
         else mock.patch.object(one_pass_updates, "is_of_replicas", return_value=False),
@@ -79,17 +87,9 @@ def awaited_exchanges() -> list[int]:
 
     The gradients make up two buckets: the last kernel's, and the others'.
     """
-    graphs: list[tf.Graph] = []
-    call = MetricStep.__call__
-
-    @tf.autograph.experimental.do_not_convert
-    def noting_graph(self: MetricStep, batch: object) -> object:
-        graphs.append(tf.compat.v1.get_default_graph())
-        return call(self, batch)
-
     x = np.ones((8, 600), "float32")
     with (
-        mock.patch.object(MetricStep, "__call__", noting_graph),
+        _noted_graphs() as graphs,
         rank_job.strategy().scope(),
     ):
         model = keras.Sequential([layers.Input((600,)), *(layers.Dense(600) for _ in range(3))])
