@@ -86,6 +86,44 @@ def recommender(optimizer: str, partitioned: bool) -> dict:
     }
 
 
+def hashed(partitioned: bool) -> dict:
+    """Trains a partitioned or whole table whose rows are found by hashes of int64 ids and words."""
+    rng = np.random.default_rng(1)
+    users = rng.integers(2**40, 2**60, (48, 1))
+    words = np.array([["red"], ["green"], ["blue"]])[rng.integers(0, 3, 48)]
+    with _strategy(partitioned).scope():
+        keras.utils.set_random_seed(7)
+        user = layers.Input((1,), dtype="int64", name="user")
+        color = layers.Input((1,), dtype="string", name="color")
+        rows = [layers.Hashing(ROWS, salt=n)(x) for n, x in enumerate((user, color))]
+        table = layers.Embedding(ROWS, WIDTH)
+        joined = layers.Concatenate()([layers.Flatten()(table(row)) for row in rows])
+        model = keras.Model([user, color], layers.Dense(1)(joined))
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    data = tf.data.Dataset.from_tensor_slices(
+        ({"user": users, "color": words}, (users % 5).astype("float32"))
+    )
+    history = model.fit(data.batch(16), epochs=3, verbose=0)
+    return {
+        "weights": [w.numpy() for w in model.weights],
+        "loss": np.array(history.history["loss"]),
+        "parts": len(_parts(model)),
+    }
+
+
+def out_of_range(method: str, partitioned: bool) -> str:
+    """Returns the error of a call with an id that is not a row of the table."""
+    model = _model(ParameterServerStrategy(variable_partitioner=_in_two if partitioned else None))
+    ids, target = _samples()
+    ids[5, 2] = ROWS + 7
+    data = (ids,) if method == "predict" else (ids, target)
+    try:
+        getattr(model, method)(*data, batch_size=16, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        return str(error)
+    return "nothing was raised"
+
+
 def placed_by_size() -> dict:
     """Returns layers of different sizes."""
     strategy = ParameterServerStrategy()

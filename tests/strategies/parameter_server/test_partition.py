@@ -1,5 +1,7 @@
 """Checks partitioned variables: placement, optimizers, saved files, and sparse lookups."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
@@ -41,6 +43,22 @@ def test_partitioned_variable_trains_like_a_whole_one(ranks, cluster, optimizer)
     assert many.pop("slot_devices") == many.pop("part_devices")
     one.pop("slot_devices"), one.pop("part_devices")
     assert_close(one, many, rtol=2e-5, atol=2e-6)
+
+
+def test_rows_may_be_found_by_hashes(ranks, cluster):
+    (one,) = ranks(1).run(cases.hashed, False)
+    many = cluster.run(cases.hashed, True)
+    assert (one.pop("parts"), many.pop("parts")) == (0, 2)
+    assert_close(one, many, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_an_id_that_is_no_row_is_named(cluster, method, partitioned):
+    message = cluster.run(cases.out_of_range, method, partitioned)
+    words = r"Ids must be from 0 to 39, the rows of the layer \W*table.*"
+    # `fit` shuffles, so the row of the batch is any.
+    assert re.search(words + r"the id:\]? \[47\] \[?at this.*\[\[\d+ 2\]\]", message), message
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "RowWiseAdagrad"])

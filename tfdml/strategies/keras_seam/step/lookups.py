@@ -52,7 +52,8 @@ def _lookup_of(layer: keras.layers.Embedding, inputs: Any) -> Callable | None:
     if is_dealt(table):
         return _zeros(layer) if in_symbolic_scope() else _lookup_over_ranks(layer, extended)
     if isinstance(extended, ParameterServerExtended):
-        return functools.partial(tf.nn.embedding_lookup, value)
+        # Which server has a row is computed from its id, right or wrong.
+        return lambda ids: tf.nn.embedding_lookup(value, _checked(ids, layer))
     # In a stateless scope the variable's value is another tensor.
     is_own = isinstance(extended, ReplicaExtended) and table.value is value
     if not is_own or isinstance(inputs, tf.SparseTensor | tf.RaggedTensor):
@@ -97,7 +98,7 @@ def _checked(ids: tf.Tensor, layer: keras.layers.Embedding) -> tf.Tensor:
         f"Ids must be from 0 to {layer.input_dim - 1}, the rows of the layer {layer.name!r}. "
         f"Received the id:",
         tf.gather_nd(ids, place),
-        "at this index of the rank's part of the batch:",
+        "at this index of the process's part of the batch:",
         place,
     ]
     check = tf.debugging.Assert(tf.logical_not(tf.reduce_any(wrong)), words)
