@@ -44,15 +44,16 @@ class RankPool:
         kind: "horovod" (size 1 is a plain process; more meet as under `horovodrun`),
             "multi_worker" (processes of a TensorFlow cluster) or "mirrored" (devices of one
             process, which is then the only rank).
-        hosts: Number of hosts among which the ranks seem to be divided, 1 or 2: the second has
-            another name of this machine, and the first more ranks if they are uneven.
+        hosts: Number of hosts among which the ranks seem to be divided, 1 to 3: each has another
+            name of this machine, and the first ones more ranks if they are uneven.
     """
 
     def __init__(self, size: int, kind: str = "horovod", hosts: int = 1):
         self.size = 1 if kind == "mirrored" else size
         self._kind = kind
-        second = self.size // 2 if hosts == 2 else 0
-        self._ranks_of = {"127.0.0.1": self.size - second, "localhost": second}
+        each, more = divmod(self.size, hosts)
+        names = ("127.0.0.1", "localhost", "127.0.0.2")[:hosts]
+        self._ranks_of = {name: each + (i < more) for i, name in enumerate(names)}
         self._environment = {"TFDML_TEST_KIND": kind, "TFDML_TEST_SIZE": str(size)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
@@ -158,7 +159,7 @@ class RankPool:
 
         self._rendezvous = RendezvousServer()
         port = self._rendezvous.start()
-        infos = [HostInfo(name, own) for name, own in self._ranks_of.items() if own]
+        infos = [HostInfo(name, own) for name, own in self._ranks_of.items()]
         slots = get_host_assignments(infos, self.size)
         self._rendezvous.init(slots)
         # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
@@ -208,7 +209,7 @@ class RankPools:
         self._remembered: dict[tuple, list] = {}
 
     def __call__(self, size: int, kind: str = "horovod", hosts: int = 1) -> RankPool:
-        """Returns the pool of `size` replicas of a kind, on one or two hosts.
+        """Returns the pool of `size` replicas of a kind, on up to three hosts.
 
         For `ParameterServerStrategy` it is the chief of a cluster with `size` workers.
         """

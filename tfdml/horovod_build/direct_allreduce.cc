@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "gloo/common/error.h"
@@ -58,21 +59,45 @@ public:
       all_.inboxes_[peer]->Announce(); // Before the values, so that it is read before them.
       Send(peer, kValues, {0, count_});
     }
-    std::vector<uint8_t*> values(size);
-    for (int peer = 0; peer < size; peer++) {
-      values[peer] = peer == rank ? bytes_ : all_.inboxes_[peer]->Take();
-    }
+    std::vector<int> ranks(size);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const std::vector<uint8_t*> values = Taken(ranks, {0, count_});
     WaitSent(); // Adding changes the elements that were sent.
-    std::vector<uint8_t*> sums;
-    for (const auto& host : all_.hosts_) {
-      std::vector<uint8_t*> own;
-      for (int peer : host) {
-        own.push_back(values[peer]);
-      }
-      Add(own, own[0], count_);
-      sums.push_back(own[0]);
+    Add(values, bytes_, count_);
+  }
+
+  // The first rank of each host adds its host's elements, exchanges them with those of other hosts,
+  // and sends its host the total. Three messages one after the other, of which one leaves a host for
+  // each other host; to all, it would be one for each pair of ranks on different hosts.
+  void ThroughFirstRanks() {
+    const int first = own_host()[0];
+    if (all_.context_->rank != first) {
+      all_.inboxes_[first]->Announce();
+      Send(first, kValues, {0, count_});
+      const uint8_t* total = all_.inboxes_[first]->Take();
+      WaitSent();
+      std::memcpy(bytes_, total, count_ * element_bytes_);
+      return;
     }
+    std::vector<int> firsts;
+    for (const auto& host : all_.hosts_) {
+      firsts.push_back(host[0]);
+    }
+    Add(Taken(own_host(), {0, count_}), bytes_, count_);
+    for (int peer : firsts) {
+      if (peer != first) {
+        all_.inboxes_[peer]->Announce();
+        Send(peer, kValues, {0, count_});
+      }
+    }
+    const std::vector<uint8_t*> sums = Taken(firsts, {0, count_});
+    WaitSent();
     Add(sums, bytes_, count_);
+    for (size_t place = 1; place < own_host().size(); place++) {
+      all_.inboxes_[own_host()[place]]->Announce();
+      Send(own_host()[place], kValues, {0, count_});
+    }
+    WaitSent();
   }
 
   // Cuts the elements into blocks, and each block into one part for each adder of a host, and each
@@ -181,13 +206,18 @@ private:
     }
   }
 
-  // Adds what some ranks have sent to this rank's own elements, in the order of the ranks.
-  void AddAll(const std::vector<int>& ranks, Range range) {
+  // Returns what some ranks have sent, in their order, with this rank's own elements in its place.
+  std::vector<uint8_t*> Taken(const std::vector<int>& ranks, Range range) {
     std::vector<uint8_t*> values;
     for (int peer : ranks) {
       values.push_back(peer == all_.context_->rank ? At(range) : all_.inboxes_[peer]->Take());
     }
-    Add(values, At(range), range.size());
+    return values;
+  }
+
+  // Adds what some ranks have sent to this rank's own elements, in the order of the ranks.
+  void AddAll(const std::vector<int>& ranks, Range range) {
+    Add(Taken(ranks, range), At(range), range.size());
     for (int peer : ranks) {
       if (peer != all_.context_->rank) {
         all_.inboxes_[peer]->Release();
@@ -262,7 +292,12 @@ void DirectExchange::AllReduce(void* elements, size_t count, size_t element_byte
   }
   Operation operation(*this, elements, count, element_bytes, reduce);
   if (count * element_bytes <= small_bytes_) {
-    operation.ToAll();
+    const size_t ranks = inboxes_.size();
+    if (hosts_.size() > 1 && hosts_.size() < ranks) {
+      operation.ThroughFirstRanks();
+    } else {
+      operation.ToAll();
+    }
     return;
   }
   operation.InBlocks();

@@ -5,7 +5,8 @@
 // - One order of additions: a host's ranks in their order, then hosts in theirs. In a ring it depends
 //   on an element's place in the buffer, and so on which tensors Horovod happened to fuse.
 // - Few messages one after the other: one if the buffer is small, otherwise two, plus two within a
-//   host that has several ranks. In a ring of N ranks it is 2 (N - 1).
+//   host that has several ranks, if there are several hosts. In a ring of N ranks it is 2 (N - 1).
+// - Of a small buffer, only the first rank of each host sends to other hosts.
 // - No more bytes between hosts than in a ring: several ranks of a host first add up among themselves.
 //
 // All-gather and all-to-all, in direct_exchange.cc: one message to each rank, which it does not have

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfdml.collectives.buckets import BUCKET_BYTES, plan_buckets
 from tfdml.collectives.hosts import Hosts
 from tfdml.compression.compressor import ChunkCompressor, Compressor, SummableCompressor
+from tfdml.compression.exchange.compressed_buckets import plan_compressed_buckets
 from tfdml.compression.exchange.two_phase import chunk_length
 
 _FLOAT = 4
@@ -92,7 +93,8 @@ def traffic(
     ring, chunks = float(sum(plain)), 0.0
     chosen = [(s, n) for s, n, t in zip(shapes, lengths, taken, strict=True) if t]
     sizes = [_FLOAT * n for _, n in chosen]
-    for bucket in plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes):
+    buckets = plan_compressed_buckets(compressor, [s for s, _ in chosen], bucket_bytes)
+    for bucket in buckets:
         exchanges += 4 if by_hosts else 2
         if isinstance(compressor, ChunkCompressor):
             for codec, indices in compressor.parts([chosen[i][0] for i in bucket.indices]):
@@ -106,9 +108,8 @@ def traffic(
         nbytes = [n * d.size for n, d in zip(lengths, dtypes, strict=True)]
         gathers = len(plan_buckets(nbytes, dtypes, bucket_bytes))
         to, back = most * (size - most) / size, (size - 1) / size
-        encoded = len(plan_buckets(sizes, ["float32"] * len(sizes), bucket_bytes))
         sent = to * (sum(plain) + chunks) + back * sum(nbytes)
-        return Traffic(sent, exchanges - encoded + gathers, sum(sizes))
+        return Traffic(sent, exchanges - len(buckets) + gathers, sum(sizes))
     if by_hosts:
         sent += 2 * (hosts.count - 1) / hosts.count * chunks
         local = (most - 1) / most * (sum(sizes) + chunks)

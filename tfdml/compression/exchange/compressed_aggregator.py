@@ -25,6 +25,7 @@ from tfdml.compression.exchange.by_hosts import (
     can_sum_by_hosts,
     sum_by_hosts,
 )
+from tfdml.compression.exchange.compressed_buckets import compressed_buckets
 from tfdml.compression.exchange.host_state import HostState
 from tfdml.compression.exchange.kept_state import KeptState
 from tfdml.compression.exchange.native_rounds import all_have_operations
@@ -37,7 +38,6 @@ from tfdml.compression.exchange.step_state import (
     can_be_compressed,
     commit_if,
     commits_of,
-    compressed_buckets,
     counted_step,
     memories_of,
     step_scales,
@@ -120,10 +120,7 @@ class CompressedAggregator(GradientAggregator):
             self._compressor,
             self._collective.size,
             gradients.at(plain),
-            [
-                gradients.at(b.indices)
-                for b in compressed_buckets(compressed, gradients, self._bucket_bytes)
-            ],
+            [gradients.at(b.indices) for b in self._compressed_buckets(compressed, gradients)],
             self._name(gradients),
         )
 
@@ -149,9 +146,12 @@ class CompressedAggregator(GradientAggregator):
         compressed, plain = self._divided(gradients)
         uncompressed = dense_buckets([gradients.values[i] for i in plain], self._bucket_bytes)
         return [
-            *compressed_buckets(compressed, gradients, self._bucket_bytes),
+            *self._compressed_buckets(compressed, gradients),
             *(Bucket([plain[i] for i in b.indices], b.nbytes) for b in uncompressed),
         ]
+
+    def _compressed_buckets(self, indices: Sequence[int], gradients: StepGradients) -> list[Bucket]:
+        return compressed_buckets(self._compressor, indices, gradients, self._bucket_bytes)
 
     def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
         """Returns the indices of the gradients that are compressed, and of the others."""
@@ -193,7 +193,7 @@ class CompressedAggregator(GradientAggregator):
             exchange = functools.partial(
                 self._encoded, self._by_hosts if by_hosts else self._at_once
             )
-        buckets = compressed_buckets(indices, gradients, self._bucket_bytes)
+        buckets = self._compressed_buckets(indices, gradients)
         for number, bucket in enumerate(buckets):
             own = gradients.at(bucket.indices)
             with on_device(gradients.devices, bucket.indices) as device:

@@ -15,6 +15,7 @@ from tfdml.collectives.part_exchange import (
     nan_unless_finite,
 )
 from tfdml.compression.compressor import ChunkCompressor
+from tfdml.compression.exchange.compressed_buckets import compressed_buckets
 from tfdml.compression.exchange.kept_state import KeptState
 from tfdml.compression.exchange.state_bytes import state_bytes
 from tfdml.compression.exchange.step_state import (
@@ -22,7 +23,6 @@ from tfdml.compression.exchange.step_state import (
     can_be_compressed,
     commit_if,
     commits_of,
-    compressed_buckets,
     counted_step,
     memories_of,
     step_scales,
@@ -74,7 +74,7 @@ class CompressedPartAggregator(GradientAggregator):
             gradients.at(plain),
             [
                 gradients.at(bucket.indices)
-                for bucket in compressed_buckets(compressed, gradients, self._bucket_bytes)
+                for bucket in self._compressed_buckets(compressed, gradients)
             ],
             f"{self._prefix}{gradients.label}",
             owners_keep=False,
@@ -89,7 +89,7 @@ class CompressedPartAggregator(GradientAggregator):
         compressed, plain = self._divided(gradients)
         uncompressed = self._uncompressed.buckets(gradients.at(plain))
         return [
-            *compressed_buckets(compressed, gradients, self._bucket_bytes),
+            *self._compressed_buckets(compressed, gradients),
             *(Bucket([plain[i] for i in b.indices], b.nbytes) for b in uncompressed),
         ]
 
@@ -104,7 +104,7 @@ class CompressedPartAggregator(GradientAggregator):
             sums[i] = total
         step = counted_step(self._kept, commits)
         memory = self._compressor.memory(self._collective.size)
-        buckets = compressed_buckets(compressed, gradients, self._bucket_bytes)
+        buckets = self._compressed_buckets(compressed, gradients)
         for number, bucket in enumerate(buckets):
             own = gradients.at(bucket.indices)
             memories = memories_of(self._kept, memory, own)
@@ -130,6 +130,9 @@ class CompressedPartAggregator(GradientAggregator):
             sums, finite = nan_unless_finite(self._collective, sums, finite, label)
         commit_if(finite, commits)
         return sums
+
+    def _compressed_buckets(self, indices: Sequence[int], gradients: StepGradients) -> list[Bucket]:
+        return compressed_buckets(self._compressor, indices, gradients, self._bucket_bytes)
 
     def _divided(self, gradients: StepGradients) -> tuple[list[int], list[int]]:
         """Returns the indices of the gradients that are compressed, and of the others."""

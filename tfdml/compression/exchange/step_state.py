@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepGradients
-from tfdml.collectives.buckets import Bucket, plan_buckets
 from tfdml.compression.compressor import Compressor
 from tfdml.compression.error_feedback import Memory, Scales, State
 from tfdml.compression.exchange.kept_state import KeptState
@@ -19,21 +18,6 @@ def can_be_compressed(gradient: tf.Tensor | tf.IndexedSlices, compressor: Compre
     if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
         return False
     return compressor.takes(gradient.shape, gradient.dtype)
-
-
-def compressed_buckets(
-    indices: Sequence[int], gradients: StepGradients, bucket_bytes: int
-) -> list[Bucket]:
-    """Returns which compressed gradients are exchanged together.
-
-    Args:
-        indices: Indices of the gradients that are compressed.
-        gradients: All gradients of the step.
-        bucket_bytes: Bytes of gradients that are exchanged together.
-    """
-    sizes = [4 * gradients.values[i].shape.num_elements() for i in indices]
-    buckets = plan_buckets(sizes, [tf.float32] * len(indices), bucket_bytes)
-    return [Bucket([indices[i] for i in b.indices], b.nbytes) for b in buckets]
 
 
 def step_scales(
