@@ -186,7 +186,8 @@ def wait(
     changes.sort()
     begin = time.monotonic() if outages_after is None else None
     first, deadline = 0, None
-    while any(p.poll() is None for p in started):
+    # A list, so that each is polled: a rank that hangs must not hide that others have failed.
+    while None in [p.poll() for p in started]:
         if begin is None and outages_after.exists():
             begin = time.monotonic()
         while begin is not None and changes and time.monotonic() >= begin + changes[0][0]:

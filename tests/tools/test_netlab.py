@@ -91,6 +91,12 @@ def test_the_first_host_that_fails_decides_the_exit_code():
 
 
 @needs_root
+def test_a_host_that_hangs_does_not_hide_another_that_fails():
+    done = lab("--", "sh", "-c", "[ $NETLAB_HOST = 1 ] && exit 3; sleep 1000")
+    assert done.returncode == 3
+
+
+@needs_root
 @pytest.mark.parametrize(
     ("end", "network"),
     [(signal.SIGTERM, ()), (signal.SIGKILL, ()), (signal.SIGKILL, ("--relay",))],

@@ -101,11 +101,6 @@ BY_HOSTS = ("within", "to_owner", "to_all", "to_host")
 
 def sum_by_hosts_until_the_fault() -> None:
     """Has gradients summed by hosts, with the fault before one of the exchanges of a later step."""
-    if kind == "horovod":
-        # For Horovod's own exchanges, too: its variables for two ranks on one host, one on another.
-        names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-        own = ((0, 2, 0, 2), (1, 2, 0, 1), (0, 1, 1, 2))[int(os.environ["HOROVOD_RANK"])]
-        os.environ |= {f"HOROVOD_{n}": str(v) for n, v in zip(names, own, strict=True)}
     mock.patch.object(extended, "gather_hosts", return_value=Hosts(((0, 1), (2,)))).start()
     mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=True).start()
     exchanged = by_hosts.exchanged

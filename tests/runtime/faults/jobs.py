@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.tools.test_netlab import NETLAB
 from tfdml.horovod_build import child
 from tfdml.topology import child_environment
 
@@ -51,7 +52,25 @@ def run_job(tmp_path: Path, kind: str, size: int, *arguments: object, timeout: f
     command = [sys.executable, "-m", "tfdml.cli.main", "launch", "--workers", str(size)]
     if kind == "horovod":
         command.append("--horovod")
-    command += [str(PROGRAM), str(tmp_path), kind, *map(str, arguments)]
+    return _run([*command, str(PROGRAM)], tmp_path, kind, *arguments, timeout=timeout)
+
+
+def run_on_hosts(tmp_path: Path, ranks: str, *arguments: object, timeout: float = 200):
+    """Runs the fault program on real ranks of Horovod, on two hosts of the network lab.
+
+    Args:
+        tmp_path: Directory of this job only, by which its processes are found.
+        ranks: Ranks of each host, such as "2,1".
+        *arguments: Arguments of the program.
+        timeout: Seconds until everything is ended.
+    """
+    command = [sys.executable, f"{NETLAB}.py", "--hosts", "2", "--ranks", ranks, "--job", "horovod"]
+    command += ["--", sys.executable, str(PROGRAM)]
+    return _run(command, tmp_path, "horovod", *arguments, timeout=timeout)
+
+
+def _run(command: list[str], tmp_path: Path, *arguments: object, timeout: float) -> Finished:
+    command = [*command, str(tmp_path), *map(str, arguments)]
     environment = child_environment(PYTHONPATH=str(PROGRAM.parents[3]), TF_NUM_INTRAOP_THREADS="1")
     ended = child.run(command, environment=environment, timeout=timeout)
     marks = list(tmp_path.glob("fault*"))

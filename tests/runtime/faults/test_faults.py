@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.runtime.faults.jobs import run_job
+from tests.runtime.faults.jobs import run_job, run_on_hosts
+from tests.tools.test_netlab import needs_root
 
 # Seconds from the fault to the launcher's end: the program's limit of silence is 3, the
 # ranks end within 10 after it, and the launcher ends a stopped one by SIGTERM and then SIGKILL.
@@ -22,10 +23,16 @@ CODES = {"raise": 1, "exit": 3, "SIGKILL": 137, "SIGTERM": 143}
 
 def check(tmp_path, kind, size, fault, where, rank, *more):
     job = run_job(tmp_path, kind, size, fault, where, rank, *more)
+    assert job.code == CODES.get(fault, job.code)
+    assert_named(job, kind, size, fault, rank)
+    return job
+
+
+def assert_named(job, kind, size, fault, rank):
+    """Checks that a job has ended soon and everywhere, and that its message names the cause."""
     assert job.code not in (0, 124), job.output[-6000:]
     assert job.seconds < SOON.get(fault, 30.0)
     assert not job.left
-    assert job.code == CODES.get(fault, job.code)
     why, cause = CAUSES[fault]
     assert re.search(rf"on all {size} ranks, because rank {rank} {why}", job.message), job.output
     assert cause in job.message
@@ -33,7 +40,6 @@ def check(tmp_path, kind, size, fault, where, rank, *more):
         # The guard ended the others, not the launcher some seconds later.
         assert "did not end by itself" not in job.output
     assert re.search(rf"rank {rank}: host \S+, pid \d+", job.message)
-    return job
 
 
 # One of each fault and point, over both transports; the slow tests below run all of them.
@@ -91,6 +97,18 @@ def test_every_fault_at_every_point(tmp_path, kind, size, last, fault, where):
 )
 def test_a_fault_in_an_exchange_by_hosts(tmp_path, kind, fault, where, rank):
     check(tmp_path, kind, 3, fault, where, rank, 600)
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "raise"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_fault_on_hosts_of_several_ranks(tmp_path, fault, rank):
+    """Ranks 0 and 2 speak for their hosts where ranks agree on what is ready; rank 1 does not."""
+    job = run_on_hosts(
+        tmp_path, "2,1", fault, "batch_end" if fault == "raise" else "exchange", rank
+    )
+    assert_named(job, "horovod", 3, fault, rank)
 
 
 @pytest.mark.parametrize(
