@@ -8,8 +8,8 @@ from tfdml.collectives.horovod import HorovodCollective
 
 COLUMNS = 3
 # Rows of the parts: none; of one message that has been announced before; of one that has not, since
-# it is larger than a megabyte. All ranks' parts are small, or some, or none.
-PARTS = [(0, 1, 5, 2), (40, 0, 90_001, 7), (100_003, 90_001, 120_007, 95_003)]
+# it is larger than two megabytes. All ranks' parts are small, or some, or none.
+PARTS = [(0, 1, 5, 2), (40, 0, 190_001, 7), (200_003, 180_001, 220_007, 190_003)]
 
 
 def part(sender: int, receiver: int, rows: int) -> np.ndarray:

@@ -22,6 +22,9 @@ constexpr size_t kSmallestSlot = 256;
 // and of a piece.
 constexpr size_t kMostBlock = 4 * 1024 * 1024;
 constexpr size_t kMostPiece = 1024 * 1024;
+// A message has room without being announced if it is a rank's part of as many bytes as the largest
+// block has, and of the scales that codecs send with them.
+constexpr double kWithScales = 33.0 / 32;
 
 // Where each rank's part begins, if the parts follow each other; and at last their end.
 std::vector<size_t> Offsets(const std::vector<size_t>& bytes) {
@@ -79,6 +82,7 @@ DirectExchange::DirectExchange(std::shared_ptr<gloo::Context> context,
 
   const size_t pieces = adders_ * hosts_.size();
   piece_bytes_ = std::min(std::max(kMostBlock / pieces / 64 * 64, kLeastPiece), kMostPiece);
+  slot_bytes_ = std::max<size_t>(piece_bytes_, kWithScales * kMostBlock / pieces);
   small_bytes_ = std::max(kSmallTraffic / (size * most) / 64 * 64, kSmallestSlot);
   if (size == 2 && hosts_.size() == 2) {
     // Two ranks send as many bytes if each sends all of its values, and half as many messages.
@@ -214,9 +218,9 @@ bool DirectExchange::ReceiveRows(void* rows) {
 size_t DirectExchange::SlotBytes(int from, int to) const {
   size_t bytes = 0;
   if (place_of_[to] < adders_ && host_of_[from] == host_of_[to]) {
-    bytes = hosts_.size() * piece_bytes_;
+    bytes = hosts_.size() * slot_bytes_;
   } else if (place_of_[to] < adders_ && place_of_[from] == place_of_[to]) {
-    bytes = piece_bytes_;
+    bytes = slot_bytes_;
   }
   return std::max(bytes, small_bytes_);
 }

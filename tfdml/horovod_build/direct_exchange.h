@@ -101,6 +101,8 @@ private:
   // Largest buffer that each rank sends to all, and largest one that two hosts exchange otherwise.
   size_t small_bytes_ = 0;
   size_t piece_bytes_ = 0;
+  // What two ranks have room for, that exchange pieces.
+  size_t slot_bytes_ = 0;
   // By rank; none for this one.
   std::vector<std::unique_ptr<Inbox>> inboxes_;
   Rows rows_;
