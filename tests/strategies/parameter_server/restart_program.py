@@ -13,10 +13,6 @@ from tfdml.strategies import ParameterServerStrategy
 EPOCHS, STEPS, BATCH, KILLED_AT = 2, 30, 8, 12
 
 
-def _in_two(shape, dtype):
-    return [2 if shape[0] == 6 else 1] + [1] * (shape.rank - 1)
-
-
 class _SlowAfter(keras.callbacks.Callback):
     """Slows training so that the test can kill a process in mid-epoch.
 
@@ -33,16 +29,23 @@ class _SlowAfter(keras.callbacks.Callback):
             time.sleep(self.seconds)
 
 
-def train(directory: str, synchronous: bool, killed: bool) -> dict:
+def train(directory: str, synchronous: bool, killed: bool, parts: int = 2) -> dict:
     """Trains or resumes; returns the outcome.
 
     Args:
         directory: Directory of the checkpoints, and of the mark on which the test kills a process.
         synchronous: Argument of the strategy.
         killed: Whether a process is to be killed.
+        parts: Parts of the first kernel, on as many servers.
     """
     keras.utils.set_random_seed(3)
-    strategy = ParameterServerStrategy(synchronous=synchronous, variable_partitioner=_in_two)
+    strategy = ParameterServerStrategy(
+        synchronous=synchronous,
+        variable_partitioner=lambda shape, dtype: [
+            parts if shape[0] == 6 else 1,
+            *[1] * (shape.rank - 1),
+        ],
+    )
     with strategy.scope():
         counted = CountedMean(name="samples")
     model = classifier(strategy, dropout=0.2, metrics=[counted])
@@ -56,10 +59,12 @@ def train(directory: str, synchronous: bool, killed: bool) -> dict:
     history = model.fit(
         dataset(), epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0, callbacks=callbacks
     )
+    slots: dict = {}
+    model.optimizer.save_own_variables(slots)
     return {
         "first_step": seen[0],
         "iterations": int(model.optimizer.iterations.numpy()),
         "samples": history.history["samples"],
         "weights": [w.numpy() for w in model.weights],
-        "slots": [np.asarray(v) for v in model.optimizer.variables],
+        "slots": [np.asarray(slots[str(i)]) for i in range(len(slots))],
     }

@@ -108,3 +108,12 @@ def test_chief_never_has_a_large_table(cluster):
     result = cluster.run(cases.memory_of_a_large_table, 400)
     assert result["last"] > 0
     assert result["peak"] < 40
+
+
+def test_chief_saves_and_loads_a_large_table_by_rows(cluster, tmp_path):
+    """A table of 256 MB, and as much momentum, in four parts each."""
+    result = cluster.run(cases.memory_of_a_saved_table, str(tmp_path), 256)
+    assert (result["parts"], result["differ"]) == (8, 0)
+    # A quarter of the table, which passes in blocks of 4 MB.
+    assert result["save"] < 64
+    assert result["load"] < 64

@@ -13,24 +13,24 @@ from tests.strategies.parameter_server.test_faults import at_step
 
 
 @contextlib.contextmanager
-def started():
-    """Returns a new cluster of two workers and two servers."""
-    cluster = ServerCluster()
+def started(servers: int = 2):
+    """Returns a new cluster of two workers and some servers."""
+    cluster = ServerCluster(servers=servers)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
+def _killed_and_resumed(directory, role: str, synchronous: bool, servers: int = 2) -> dict:
     with started() as cluster:
         at_step(directory, restart.KILLED_AT, lambda: cluster.send(role, 0, signal.SIGKILL))
         with pytest.raises(RankFailure) as failure:
             cluster.run(restart.train, str(directory), synchronous, True)
     if role == "ps":
         assert "ServerLostError: `fit` cannot continue" in failure.value.errors[0]
-    with started() as cluster:
-        result = cluster.run(restart.train, str(directory), synchronous, False)
+    with started(servers) as cluster:
+        result = cluster.run(restart.train, str(directory), synchronous, False, servers)
     first = result.pop("first_step")
     assert 5 <= first < restart.STEPS, "within the epoch, at a saved step"
     assert first % 5 == 0
@@ -42,6 +42,16 @@ def _killed_and_resumed(directory, role: str, synchronous: bool) -> dict:
 def test_synchronous_training_is_not_changed_by_a_kill(cluster, tmp_path, role):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", role, True)
+    whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)
+    assert whole.pop("first_step") == 0
+    assert_close(whole, resumed, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_training_goes_on_with_another_number_of_servers(cluster, tmp_path, servers):
+    (tmp_path / "killed").mkdir()
+    resumed = _killed_and_resumed(tmp_path / "killed", "ps", True, servers)
     whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)
     assert whole.pop("first_step") == 0
     assert_close(whole, resumed, rtol=0, atol=0)

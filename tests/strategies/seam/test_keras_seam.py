@@ -83,6 +83,7 @@ SIGNATURES = {
     "TFOptimizer.__init__": "args kwargs",
     "TFOptimizer._overwrite_model_variables_with_average_value": "trainable_variables",
     "keras.src.saving.saving_lib.save_model": "model filepath weights_format zipped",
+    "keras.src.saving.saving_lib.is_memory_sufficient": "model",
     "keras.src.saving.saving_lib.save_weights_only": (
         "model filepath max_shard_size objects_to_skip"
     ),

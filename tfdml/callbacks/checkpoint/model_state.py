@@ -9,7 +9,14 @@ import numpy as np
 
 from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
 from tfdml.checkpointing.names import DEALT
-from tfdml.strategies.parameter_server.partition import with_parts
+from tfdml.strategies.parameter_server.partition import (
+    is_partitioned,
+    joined,
+    parts_of,
+    shape_of_whole,
+    split_among,
+    whole_slots,
+)
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
 from tfdml.strategies.sharded.variable_parts import (
@@ -30,21 +37,27 @@ class ModelState:
     """
 
     def __init__(self, model: keras.Model):
-        # A variable that is partitioned over parameter servers is saved as its parts.
-        self._groups = {"model": with_parts(model.variables)}
+        metrics = {id(v) for v in model.metrics_variables}
+        # The variables of a layer's metrics must not be treated as weights.
+        weights = [v for v in model.variables if id(v) not in metrics]
+        # Each variable as its parts on parameter servers: itself alone if it is not partitioned.
+        self._parts = {MODEL: [parts_of(v) if is_partitioned(v) else [v] for v in weights]}
         self._optimizers = _optimizers_of(model)
         for name, optimizer in self._optimizers.items():
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-            self._groups[name] = list(optimizer.variables)
-        metrics = {id(v) for v in model.metrics_variables}
-        # The variables of a layer's metrics must not be treated as weights.
-        self._groups["model"] = [v for v in self._groups["model"] if id(v) not in metrics]
-        self._groups["metrics"] = list(model.metrics_variables)
-        self._copies = {g: [components(v) for v in vs] for g, vs in self._groups.items()}
-        # The shapes of variables without sharding; this rank may have a part only.
-        self._shapes = {g: [tuple(v.shape) for v in vs] for g, vs in self._groups.items()}
-        for name in ("model", *self._optimizers):
+            self._parts[name] = whole_slots(optimizer.variables)
+        self._parts["metrics"] = [[v] for v in model.metrics_variables]
+        self._groups = {g: [parts[0] for parts in whole] for g, whole in self._parts.items()}
+        self._copies = {
+            g: [[components(part) for part in parts] for parts in whole]
+            for g, whole in self._parts.items()
+        }
+        # The shapes of whole variables; this rank may have a part only.
+        self._shapes = {
+            g: [shape_of_whole(parts) for parts in whole] for g, whole in self._parts.items()
+        }
+        for name in (MODEL, *self._optimizers):
             if any(ownership_of(v) for v in self._groups[name]):
                 collective = model.distribute_strategy.extended.collective
                 self._shapes[name] = whole_shapes(self._groups[name], collective)
@@ -78,10 +91,10 @@ class ModelState:
         """Returns the values that all ranks have, by group and index; see `values_of`."""
         found = {}
         for group, copies in self._copies.items():
-            indices = [i for i, v in enumerate(self._groups[group]) if ownership_of(v) is None]
-            values = values_of([copies[i] for i in indices], summed=group == "metrics")
-            names = [f"{group}/{i}" for i in indices]
-            found.update(zip(names, values, strict=True))
+            for i, variable in enumerate(self._groups[group]):
+                if ownership_of(variable) is None:
+                    values = values_of(copies[i], summed=group == "metrics")
+                    found[f"{group}/{i}"] = joined(values)
         return found
 
     def read_parts(self) -> dict[str, np.ndarray]:
@@ -110,11 +123,12 @@ class ModelState:
             for i, variable in enumerate(self._groups[group]):
                 value = arrays.get(f"{group}/{i}")
                 if value is None:
-                    value = _joined(parts, f"{group}/{i}", self._shapes[group][i])
+                    value = _from_ranks(parts, f"{group}/{i}", self._shapes[group][i])
                 if ownership_of(variable) is not None:
                     value = part_of_whole(variable, value)
                 if value is not None:
-                    assign_values([copies[i]], [value], summed=group == "metrics")
+                    values = split_among(self._parts[group][i], value)
+                    assign_values(copies[i], values, summed=group == "metrics")
         self._restore_rates()
 
     def check(self, saved: dict[str, Any], path: str, accepts: bool = False) -> list[str]:
@@ -156,7 +170,7 @@ class ModelState:
             self._optimizers[name].learning_rate = rate
 
 
-def _joined(
+def _from_ranks(
     parts: Sequence[Mapping[str, np.ndarray]], name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns the whole value of a variable of which ranks have written parts.

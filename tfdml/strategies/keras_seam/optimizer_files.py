@@ -8,7 +8,8 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdml.strategies.keras_seam.rank_files import has_parts, own_rows_of, save_divided
 from tfdml.strategies.keras_seam.replacing import Replacement
-from tfdml.strategies.parameter_server.partition import assign_joined, joined, whole_slots
+from tfdml.strategies.keras_seam.stored_rows import load_parts, save_parts
+from tfdml.strategies.parameter_server.partition import whole_slots
 from tfdml.strategies.sharded.variable_parts import is_cut, is_dealt, part_of_whole
 
 
@@ -16,7 +17,7 @@ def _save_own_variables(original: Callable) -> Callable:
     def save_own_variables(self, store):
         if _on_servers(self):
             for i, parts in enumerate(whole_slots(self.variables)):
-                store[str(i)] = joined(parts)
+                save_parts(store, str(i), parts)
         elif has_parts(self):
             save_divided(store, self, self._distribution_strategy)
         else:
@@ -30,7 +31,7 @@ def _load_own_variables(original: Callable) -> Callable:
         slots = whole_slots(self.variables)
         if _on_servers(self) and len(store.keys()) == len(slots):
             for i, parts in enumerate(slots):
-                assign_joined(parts, store[str(i)])
+                load_parts(store, str(i), parts)
         elif has_parts(self) and len(store.keys()) == len(self.variables):
             for i, variable in enumerate(self.variables):
                 if is_dealt(variable):

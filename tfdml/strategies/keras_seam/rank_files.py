@@ -12,6 +12,7 @@ from keras.src.saving import saving_lib
 from tfdml.collectives.collective import Collective
 from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.stored_rows import store_rows, stored_rows
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.sharded.variable_parts import (
     is_dealt,
@@ -19,7 +20,7 @@ from tfdml.strategies.sharded.variable_parts import (
     whole_shapes,
     whole_value,
 )
-from tfdml.strategies.sharded.whole_tables import blocks_of, whole_table
+from tfdml.strategies.sharded.whole_tables import blocks_of
 
 # Something of which each rank has a part: a table, or an optimizer.
 Divided = keras.Variable | keras.Optimizer
@@ -94,20 +95,13 @@ def gather_into(store: Any, divided: Divided, collective: Collective) -> None:
 
 
 def _gather_table(store: Any, key: str, variable: keras.Variable, collective: Collective) -> None:
-    """Gathers a table by blocks of rows, which go into an HDF5 file as they arrive."""
-    shape = variable.ownership.cut.shape
+    """Gathers a table by blocks of rows; rank 0 stores them."""
+    blocks = blocks_of(variable, collective)
     if store is None:
-        for _ in blocks_of(variable, collective):
+        for _ in blocks:
             pass
-    elif type(store) is saving_lib.H5IOStore and variable.dtype != "bfloat16":
-        if not store._h5_entry_initialized:
-            store._create_h5_group(store._h5_entry_path)
-        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-        target = store._h5_entry_group.create_dataset(key, shape, dtype)
-        for rows, block in blocks_of(variable, collective):
-            target[rows] = block
     else:
-        store[key] = whole_table(variable, collective)
+        store_rows(store, key, variable.ownership.cut.shape, variable.dtype, blocks)
 
 
 def own_rows_of(store: Any, key: str, variable: keras.Variable) -> np.ndarray:
@@ -119,20 +113,8 @@ def own_rows_of(store: Any, key: str, variable: keras.Variable) -> np.ndarray:
         variable: A table that is dealt to the ranks, or its slot.
     """
     ownership = variable.ownership
-    stored = getattr(store, "_h5_entry_group", {}).get(key) if _reads_rows(store) else None
-    if stored is None or stored.attrs.get("dtype") == "bfloat16":
-        stored = store[key]
-    if tuple(stored.shape) != ownership.cut.shape:
-        raise ValueError(
-            f"A table in a file must have the shape of the model's. Received: {stored.shape} for "
-            f"{variable.path}, which has {ownership.cut.shape}. Load it into the model that was "
-            f"saved."
-        )
+    stored = stored_rows(store, key, ownership.cut.shape, variable.path)
     return np.asarray(ownership.cut.part_of(stored, ownership.rank))
-
-
-def _reads_rows(store: Any) -> bool:
-    return type(store) is saving_lib.H5IOStore
 
 
 def _divided_of(model: keras.Model) -> list[Divided]:

@@ -76,6 +76,7 @@ What else replicas of one job need:
 | `BaseOptimizer.load_own_variables` | the same |
 | `saving_lib.save_model` | with divided slots, all ranks take part: `rank_files` |
 | `saving_lib.save_weights_only` | the same |
+| `saving_lib.is_memory_sufficient` | no file of tables in parts is made in memory: `stored_rows` |
 | `legacy_h5_format.save_model_to_hdf5` | refused for divided slots |
 | `distribution_lib.set_distribution` | refused in the scope: Keras ignores it on TensorFlow |
 | `distribution.set_distribution` | the same |
@@ -107,6 +108,7 @@ from tfdml.strategies.keras_seam import (
     entry,
     optimizer_files,
     rank_files,
+    stored_rows,
     tables,
     variables,
 )
@@ -145,6 +147,7 @@ REPLACEMENTS: list[Replacement] = [
     *sharded_optimizers.REPLACEMENTS,
     *optimizer_files.REPLACEMENTS,
     *rank_files.REPLACEMENTS,
+    *stored_rows.REPLACEMENTS,
     *tables.REPLACEMENTS,
     *distribution.REPLACEMENTS,
 ]

@@ -15,6 +15,8 @@ from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.initial_rows import OwnRows, with_seed
 from tfdml.strategies.keras_seam.rank_files import own_rows_of, save_divided
 from tfdml.strategies.keras_seam.replacing import Replacement
+from tfdml.strategies.keras_seam.stored_rows import load_parts, save_parts
+from tfdml.strategies.parameter_server.partition import is_partitioned, parts_of
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.late_exchanges import together
 from tfdml.strategies.sharded.variable_parts import Ownership, is_dealt
@@ -127,9 +129,12 @@ def _refused(name: str) -> Callable:
 def _save_own_variables(original: Callable) -> Callable:
     def save_own_variables(self, store):
         table = getattr(self, "_embeddings", None)
-        if not is_dealt(table):
-            return original(self, store)
-        return save_divided(store, table, table._value._distribute_strategy)
+        if is_dealt(table):
+            save_divided(store, table, table._value._distribute_strategy)
+        elif _is_plain(self) and is_partitioned(table):
+            save_parts(store, "0", parts_of(table))
+        else:
+            original(self, store)
 
     return save_own_variables
 
@@ -137,14 +142,22 @@ def _save_own_variables(original: Callable) -> Callable:
 def _load_own_variables(original: Callable) -> Callable:
     def load_own_variables(self, store):
         table = getattr(self, "_embeddings", None)
-        if not is_dealt(table):
-            return original(self, store)
-        self._check_load_own_variables(store)
-        table.assign(own_rows_of(store, "0", table))
-        table.times_loaded += 1
-        return None
+        if is_dealt(table):
+            self._check_load_own_variables(store)
+            table.assign(own_rows_of(store, "0", table))
+            table.times_loaded += 1
+        elif _is_plain(self) and is_partitioned(table):
+            self._check_load_own_variables(store)
+            load_parts(store, "0", parts_of(table))
+        else:
+            original(self, store)
 
     return load_own_variables
+
+
+def _is_plain(layer: keras.layers.Embedding) -> bool:
+    """Returns whether a layer's file has its table and nothing else."""
+    return not layer.lora_enabled and layer.quantization_mode is None
 
 
 REPLACEMENTS: list[Replacement] = [

@@ -7,7 +7,8 @@ slots on the part's server.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.sparse_gradients import times
+
+# Bytes of a variable that pass through the chief at a time.
+_BLOCK_BYTES = 4 << 20
 
 
 def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -96,22 +100,60 @@ def whole_slots(variables: Sequence[keras.Variable]) -> list[list[keras.Variable
     return result
 
 
-def joined(parts: Sequence[keras.Variable]) -> np.ndarray:
-    """Returns the value of a whole variable, given its parts."""
-    values = [part.numpy() for part in parts]
+def shape_of_whole(parts: Sequence[keras.Variable]) -> tuple[int, ...]:
+    """Returns the shape of a whole variable, given its parts; one alone may have any shape."""
+    if len(parts) == 1:
+        return tuple(parts[0].shape)
+    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def joined(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the value of a whole variable, given those of its parts."""
     return values[0] if len(values) == 1 else np.concatenate(values)
 
 
-def assign_joined(parts: Sequence[keras.Variable], value: Any) -> None:
-    """Assigns a whole variable's value to its parts."""
-    value, begin = np.asarray(value), 0
+def split_among(parts: Sequence[keras.Variable], value: np.ndarray) -> list[np.ndarray]:
+    """Returns the values of a variable's parts, given that of the whole."""
     if len(parts) == 1:
-        parts[0].assign(value)
-        return
+        return [value]
+    return np.split(value, np.cumsum([part.shape[0] for part in parts[:-1]]))
+
+
+def blocks_of(parts: Sequence[keras.Variable]) -> Iterator[tuple[slice, np.ndarray]]:
+    """Reads a whole variable from its servers, by blocks of rows.
+
+    Args:
+        parts: The variable's parts.
+
+    Yields:
+        Indices of rows of the whole variable, and the rows.
+    """
+    for part, own, rows in _blocks(parts):
+        yield rows, tf.gather(part._value, tf.range(own.start, own.stop)).numpy()
+
+
+def assign_blocks(parts: Sequence[keras.Variable], value: Any) -> None:
+    """Assigns a whole variable's value to its parts, by blocks of rows.
+
+    Args:
+        parts: The variable's parts.
+        value: Array, or part of a file, from which slices of rows are read.
+    """
+    for part, own, rows in _blocks(parts):
+        block = tf.cast(np.asarray(value[rows]), part._value.dtype)
+        part._value.scatter_update(tf.IndexedSlices(block, tf.range(own.start, own.stop)))
+
+
+def _blocks(parts: Sequence[keras.Variable]) -> Iterator[tuple[keras.Variable, slice, slice]]:
+    """Yields a part, indices of some of its rows, and their indices in the whole."""
+    begin = 0
     for part in parts:
-        parts_rows = part.shape[0]
-        part.assign(value[begin : begin + parts_rows])
-        begin += parts_rows
+        row_bytes = part._value.dtype.size * math.prod(part.shape[1:])
+        step = max(1, _BLOCK_BYTES // row_bytes)
+        for first in range(0, part.shape[0], step):
+            last = min(first + step, part.shape[0])
+            yield part, slice(first, last), slice(begin + first, begin + last)
+        begin += part.shape[0]
 
 
 # -- Gradients ---------------------------------------------------------------------------------
