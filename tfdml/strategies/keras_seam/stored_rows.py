@@ -81,7 +81,7 @@ def save_parts(store: Any, key: str, parts: Sequence[keras.Variable]) -> None:
         parts: Its parts; one part is a variable that is not divided.
     """
     if len(parts) == 1:
-        store[key] = parts[0]
+        store[key] = parts[0].numpy()  # A copy: a dict would hold the variable itself.
     else:
         store_rows(store, key, shape_of_whole(parts), parts[0].dtype, blocks_of(parts))
 
