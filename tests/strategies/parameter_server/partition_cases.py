@@ -146,6 +146,18 @@ def _state(model: keras.Model) -> dict:
     return {**_result(model), "slots": [np.asarray(store[str(i)]) for i in range(len(store))]}
 
 
+def stored_and_trained() -> list[int]:
+    """Returns the slots in a dict that training changes after the optimizer has filled it."""
+    model = _model(_strategy(True))
+    ids, target = _samples()
+    store: dict = {}
+    model.fit(ids, target, batch_size=16, verbose=0)
+    model.optimizer.save_own_variables(store)
+    before = {key: np.array(value) for key, value in store.items()}
+    model.fit(ids, target, batch_size=16, verbose=0)
+    return [int(key) for key in store if np.any(np.asarray(store[key]) != before[key])]
+
+
 def save_partitioned(directory: str, optimizer: str) -> dict:
     """Trains and saves a model whose embedding has two partitions."""
     model = _model(_strategy(True), optimizer)

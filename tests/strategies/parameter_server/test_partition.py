@@ -71,6 +71,10 @@ def test_saved_file_does_not_show_partitions(ranks, cluster, tmp_path, optimizer
     assert_close(saved, again)
 
 
+def test_slots_that_an_optimizer_has_stored_do_not_change(cluster):
+    assert cluster.run(cases.stored_and_trained) == []
+
+
 def test_lookups_fetch_rows_only(cluster):
     result = cluster.run(cases.traffic)
     assert result["gradient"] == "IndexedSlices"
