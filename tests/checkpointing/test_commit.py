@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tests.checkpointing.faulty_files import Crash, CrashingFiles, FailingFiles
 from tfdml import checkpointing
 from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files
-from tfdml.checkpointing.commit import write_member
+from tfdml.checkpointing.commit import member_name, write_for_rank_0
 from tfdml.checkpointing.files import remove_tree
 
 RANKS = 2
@@ -280,7 +280,7 @@ def test_second_job_is_refused_while_the_first_runs(base):
 
 def test_leftovers_of_dead_writers_are_cleaned(base):
     dead = base / "partial-fit-000-epoch-0000-step-0000000009-dead"
-    write_member(Files(), str(dead), 1, 2, tensors(1, 1), {})
+    write_for_rank_0(Files(), str(dead), member_name(1, 2), tensors(1, 1), {})
     checkpoint_directory = opened(Files(), base)
     checkpoint_directory.claim()
     assert not dead.exists()

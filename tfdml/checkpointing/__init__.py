@@ -1,7 +1,7 @@
 """Checkpoints on disk: written whole or not at all, checked when read. Needs no TensorFlow."""
 
 from tfdml.checkpointing.claim import DirectoryInUse
-from tfdml.checkpointing.commit import save
+from tfdml.checkpointing.commit import save, staging_directory
 from tfdml.checkpointing.directory import Checkpoint, CheckpointDirectory, NoWholeCheckpoint
 from tfdml.checkpointing.files import Files
 from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint, verify
@@ -20,5 +20,6 @@ __all__ = [
     "Writer",
     "open_files",
     "save",
+    "staging_directory",
     "verify",
 ]

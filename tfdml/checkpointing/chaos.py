@@ -253,7 +253,8 @@ def differences(one: str, other: str) -> list[str]:
 
 
 def _differences(one: Checkpoint, other: Checkpoint) -> list[str]:
-    manifests = [dataclasses.replace(c.manifest, members=(), saved=0.0) for c in (one, other)]
+    empty = {"members": (), "server_members": (), "saved": 0.0}
+    manifests = [dataclasses.replace(c.manifest, **empty) for c in (one, other)]
     first, second = (_flat(dataclasses.asdict(manifest)) for manifest in manifests)
     found = [
         f"{name} ({first.get(name)}, {second.get(name)})"
@@ -269,6 +270,11 @@ def _differences(one: Checkpoint, other: Checkpoint) -> list[str]:
             a, b = tensors.get(name), others.get(name)
             if a is None or b is None or not _same(a, b):
                 found.append(name)
+    tables, others = one.tables(), other.tables()
+    for name in sorted(tables.keys() | others.keys()):
+        a, b = tables.get(name), others.get(name)
+        if a is None or b is None or not all(_same(a[rows], b[rows]) for rows in a.blocks()):
+            found.append(name)
     return found
 
 

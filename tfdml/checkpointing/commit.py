@@ -1,6 +1,7 @@
 """Writing of one checkpoint, so that it exists as a whole or not at all.
 
-Every rank writes one member into a directory with a temporary name. Rank 0 waits for all of them,
+Every rank writes one member into a directory with a temporary name, and so does every parameter
+server that has rows of large tables. Rank 0 waits for all of them,
 writes the manifest with their checksums, makes files and names durable, and renames the directory
 once. So the ranks need no collectives, which a thread beside training could not use.
 
@@ -14,14 +15,14 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdml.checkpointing import manifest as manifests
 from tfdml.checkpointing.files import Files, remove_tree, write_file
-from tfdml.checkpointing.manifest import CheckpointManifest, RankFile
+from tfdml.checkpointing.manifest import CheckpointManifest, Member
 from tfdml.checkpointing.tensors import write_tensors
 
 PARTIAL = "partial-"
@@ -33,6 +34,11 @@ def member_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
+def server_member_name(server: int, servers: int) -> str:
+    """Returns the file name of a parameter server's member."""
+    return f"server-{server:05d}-of-{servers:05d}.safetensors"
+
+
 def save(
     files: Files,
     directory: str,
@@ -42,6 +48,7 @@ def save(
     tensors: Mapping[str, np.ndarray],
     notes: Any,
     *,
+    server_members: Mapping[str, str] | None = None,
     wait: float = 600.0,
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -55,32 +62,31 @@ def save(
         manifest: Manifest of the checkpoint; its members are added.
         tensors: This rank's part of the state.
         notes: JSON-serialisable data of this rank's part.
-        wait: Seconds that rank 0 waits for another rank's part.
-        given_up: Function that returns whether rank 0 should stop waiting: other ranks are lost.
+        server_members: File names of the members that parameter servers write, by the server.
+        wait: Seconds that rank 0 waits for another's part.
+        given_up: Function that returns whether rank 0 should stop waiting: others are lost.
 
     Raises:
         OSError: If it cannot be written. The part that was written is removed: a full disk needs
             the space.
     """
     staging = staging_directory(files, directory, manifest, job)
+    ranks = manifest.world_size
+    if rank:
+        write_for_rank_0(files, staging, member_name(rank, ranks), tensors, notes)
+        return
+    others = {f"rank {r}": member_name(r, ranks) for r in range(1, ranks)}
     try:
-        own = write_member(files, staging, rank, manifest.world_size, tensors, notes)
-        if rank == 0:
-            members = [
-                own,
-                *_members_of_others(files, staging, manifest.world_size, wait, given_up),
-            ]
-            commit(files, directory, staging, manifest, members)
+        own = write_member(files, staging, member_name(0, ranks), tensors, notes)
+        members, of_servers = (
+            [_member_of(files, staging, *one, wait, given_up) for one in named.items()]
+            for named in (others, server_members or {})
+        )
+        commit(files, directory, staging, manifest.with_members([own, *members], of_servers))
     except OSError:
-        if rank:
-            # An empty file needs no space on most disks. Without it rank 0 waits for a while.
-            failed = os.path.join(staging, member_name(rank, manifest.world_size)) + _FAILED
-            with contextlib.suppress(OSError):
-                write_file(files, failed, b"")
-        else:
-            with contextlib.suppress(OSError):
-                final = os.path.join(directory, manifest.directory)
-                remove_checkpoint(files, staging if files.renames_whole else final)
+        with contextlib.suppress(OSError):
+            final = os.path.join(directory, manifest.directory)
+            remove_checkpoint(files, staging if files.renames_whole else final)
         raise
 
 
@@ -93,74 +99,72 @@ def staging_directory(files: Files, directory: str, manifest: CheckpointManifest
 
 
 def write_member(
-    files: Files,
-    staging: str,
-    rank: int,
-    world_size: int,
-    tensors: Mapping[str, np.ndarray],
-    notes: Any,
-) -> RankFile:
-    """Writes a rank's member.
+    files: Files, staging: str, name: str, tensors: Mapping[str, np.ndarray], notes: Any
+) -> Member:
+    """Writes a member.
 
     Args:
         files: File system to write to.
         staging: Directory of the members; created if missing.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        tensors: This rank's part of the state.
-        notes: JSON-serialisable data of this rank's part.
-
-    Returns:
-        The member. Ranks other than 0 also write it to a note beside the file, for rank 0.
+        name: File name of the member.
+        tensors: Arrays by name.
+        notes: JSON-serialisable data.
     """
     files.make_directory(staging)
-    name = member_name(rank, world_size)
+    return Member(name, *write_tensors(files, os.path.join(staging, name), tensors, notes))
+
+
+def write_for_rank_0(
+    files: Files, staging: str, name: str, tensors: Mapping[str, np.ndarray], notes: Any
+) -> None:
+    """Writes a member, and a note beside it that tells rank 0 how it went; see `write_member`.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     path = os.path.join(staging, name)
-    member = RankFile(name, *write_tensors(files, path, tensors, notes))
-    if rank:
+    try:
+        member = write_member(files, staging, name, tensors, notes)
         # Under its final name the note is whole: rank 0 may look at any time.
-        note = json.dumps(dataclasses.asdict(member)).encode()
-        write_file(files, path + ".part", note)
+        write_file(files, path + ".part", json.dumps(dataclasses.asdict(member)).encode())
         files.rename(path + ".part", path + _NOTE)
+    except Exception:
+        # An empty file needs no space on most disks. Without it rank 0 waits for a while.
+        with contextlib.suppress(OSError):
+            write_file(files, path + _FAILED, b"")
+        raise
+
+
+def _member_of(
+    files: Files, staging: str, who: str, name: str, wait: float, given_up: Callable[[], bool]
+) -> Member:
+    """Waits for another's member, and returns it."""
+    path = os.path.join(staging, name)
+    _await(files, path, wait, given_up, who)
+    member = Member(**json.loads(files.read(path + _NOTE)))
+    files.unlink(path + _NOTE)
     return member
 
 
-def _members_of_others(
-    files: Files, staging: str, world_size: int, wait: float, given_up: Callable[[], bool]
-) -> Iterator[RankFile]:
-    for rank in range(1, world_size):
-        path = os.path.join(staging, member_name(rank, world_size))
-        note = path + _NOTE
-        _await(files, path, wait, given_up, f"rank {rank}")
-        yield RankFile(**json.loads(files.read(note)))
-        files.unlink(note)
-
-
-def commit(
-    files: Files,
-    directory: str,
-    staging: str,
-    manifest: CheckpointManifest,
-    members: Sequence[RankFile],
-) -> None:
-    """Makes a checkpoint of the members that all ranks have written; only rank 0 calls it.
+def commit(files: Files, directory: str, staging: str, manifest: CheckpointManifest) -> None:
+    """Makes a checkpoint of the members that have been written; only rank 0 calls it.
 
     Args:
         files: File system to write to.
         directory: Directory of all checkpoints.
         staging: Directory of the members.
-        manifest: Manifest of the checkpoint; its members are added.
-        members: Members of all ranks.
+        manifest: Manifest of the checkpoint, with its members.
     """
     final = os.path.join(directory, manifest.directory)
     if not files.renames_whole:
         inside = os.path.relpath(staging, final)
-        members = [dataclasses.replace(m, name=f"{inside}/{m.name}") for m in members]
-        manifests.write_manifest(
-            files, final, dataclasses.replace(manifest, members=tuple(members))
+        members, server_members = (
+            [dataclasses.replace(m, name=f"{inside}/{m.name}") for m in found]
+            for found in (manifest.members, manifest.server_members)
         )
+        manifests.write_manifest(files, final, manifest.with_members(members, server_members))
         return
-    manifests.write_manifest(files, staging, dataclasses.replace(manifest, members=tuple(members)))
+    manifests.write_manifest(files, staging, manifest)
     files.sync_directory(staging)
     files.rename(staging, final)
     files.sync_directory(directory)
@@ -185,18 +189,18 @@ def remove_checkpoint(files: Files, path: str) -> None:
 
 
 def _await(files: Files, path: str, seconds: float, given_up: Callable[[], bool], who: str) -> None:
-    """Waits until a rank has written the note on its member."""
+    """Waits until another process has written the note on its member."""
     deadline, pause = time.monotonic() + seconds, 0.001
     while not files.exists(path + _NOTE):
         if files.exists(path + _FAILED):
-            raise OSError(f"{who} could not write its part; see its error message.")
+            raise OSError(f"{who} could not write its part; see its output.")
         if given_up():
             raise OSError(f"{who} is no longer waited for.")
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{who} must write its part of a checkpoint within {seconds:.0f} s. Received: "
-                f"no {path}. All ranks must see the same directory; see that rank's "
-                f"output."
+                f"no {path}. All processes must see the same directory; see the output of "
+                f"{who}."
             )
         time.sleep(pause)
         pause = min(2 * pause, files.look_every)

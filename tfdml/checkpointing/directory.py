@@ -13,6 +13,7 @@ from tfdml.checkpointing.claim import make_claim
 from tfdml.checkpointing.commit import PARTIAL, is_committed, remove_checkpoint
 from tfdml.checkpointing.files import Files, remove_tree
 from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint
+from tfdml.checkpointing.stored_tables import StoredTables
 from tfdml.checkpointing.tensors import read_tensors
 
 DAMAGED = "damaged-"
@@ -45,6 +46,10 @@ class Checkpoint:
         given = self.manifest.members
         members = (manifests.read_member(self.files, self.path, m) for m in given)
         return [read_tensors(data) for data in members]
+
+    def tables(self) -> StoredTables:
+        """Returns the tables that parameter servers have written, by name."""
+        return StoredTables.of(self.files, self.path, self.manifest)
 
 
 class CheckpointDirectory:

@@ -5,7 +5,6 @@ a store of objects can replace the disk.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 
@@ -32,9 +31,11 @@ class Files:
         """Returns whether a path is a directory, and not a link to one."""
         return os.path.isdir(path) and not os.path.islink(path)
 
-    def read(self, path: str) -> bytes:
-        """Returns the content of a file."""
-        return Path(path).read_bytes()
+    def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Returns the content of a file, or its bytes from `begin` to `end`."""
+        with open(path, "rb") as file:
+            file.seek(begin)
+            return file.read(-1 if end is None else end - begin)
 
     def make_directory(self, path: str) -> None:
         """Creates a directory and its parents, if missing."""

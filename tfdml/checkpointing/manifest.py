@@ -6,12 +6,16 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from tfdml.checkpointing.files import Files, write_file
 
 NAME = "checkpoint.json"
-VERSION = 1
+# Version 2 has files of servers; a checkpoint without them is of version 1.
+VERSION = 2
+# Bytes of a file that are checked at a time.
+_CHUNK = 8 << 20
 _DIRECTORY = re.compile(r"fit-(\d{3,})-epoch-\d{4,}-step-\d{10,}")
 
 
@@ -20,7 +24,7 @@ class DamagedCheckpoint(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class RankFile:
+class Member:
     """One file of a checkpoint.
 
     Attributes:
@@ -48,6 +52,7 @@ class CheckpointManifest:
         metrics: Metrics of the epoch that ended here; empty within an epoch.
         finished: Whether this `fit` had trained all its epochs.
         saved: Time of the save, in seconds since 1970.
+        server_members: Files of parameter servers, with the rows of tables.
         version: Version of the format.
     """
 
@@ -55,12 +60,13 @@ class CheckpointManifest:
     epoch: int
     step: int
     world_size: int
-    members: tuple[RankFile, ...]
+    members: tuple[Member, ...]
     state: dict[str, Any]
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     finished: bool = False
     saved: float = 0.0
-    version: int = VERSION
+    server_members: tuple[Member, ...] = ()
+    version: int = 1
 
     @property
     def directory(self) -> str:
@@ -69,8 +75,25 @@ class CheckpointManifest:
 
     @property
     def bytes(self) -> int:
-        """Total size of all members in bytes."""
-        return sum(member.bytes for member in self.members)
+        """Total size of all files in bytes."""
+        return sum(member.bytes for member in self.all_members)
+
+    @property
+    def all_members(self) -> tuple[Member, ...]:
+        """Files of the ranks and of servers."""
+        return (*self.members, *self.server_members)
+
+    def with_members(
+        self, members: Iterable[Member], server_members: Iterable[Member]
+    ) -> "CheckpointManifest":
+        """Returns the manifest with its files."""
+        servers = tuple(server_members)
+        return dataclasses.replace(
+            self,
+            members=tuple(members),
+            server_members=servers,
+            version=VERSION if servers else 1,
+        )
 
 
 def fit_of(name: str) -> int | None:
@@ -113,8 +136,9 @@ def read_manifest(files: Files, directory: str) -> CheckpointManifest:
             f"{path} must be of version {VERSION} or less. Received: {fields['version']}. Read it "
             f"with the tfdml that wrote it, or a later one."
         )
-    members = tuple(RankFile(**member) for member in fields.pop("members"))
-    return CheckpointManifest(members=members, **fields)
+    for name in ("members", "server_members"):
+        fields[name] = tuple(Member(**member) for member in fields.get(name, ()))
+    return CheckpointManifest(**fields)
 
 
 def verify(files: Files, directory: str) -> CheckpointManifest:
@@ -128,12 +152,24 @@ def verify(files: Files, directory: str) -> CheckpointManifest:
         DamagedCheckpoint: If the manifest or a member is missing or is not what was written.
     """
     manifest = read_manifest(files, directory)
-    for member in manifest.members:
-        read_member(files, directory, member)
+    for member in manifest.all_members:
+        _check_member(files, directory, member)
     return manifest
 
 
-def read_member(files: Files, directory: str, member: RankFile) -> bytes:
+def _check_member(files: Files, directory: str, member: Member) -> None:
+    """Checks a member, of which it has a part in memory at a time; see `read_member`."""
+    path = os.path.join(directory, member.name)
+    size = checksum = 0
+    # A byte more than there should be; but never from the end on, which stores answer by an error.
+    while size < member.bytes and (
+        part := _read(files, path, size, min(size + _CHUNK, member.bytes + 1))
+    ):
+        size, checksum = size + len(part), zlib.crc32(part, checksum)
+    _compare(path, member, size, checksum)
+
+
+def read_member(files: Files, directory: str, member: Member) -> bytes:
     """Returns a member's content.
 
     Args:
@@ -146,16 +182,21 @@ def read_member(files: Files, directory: str, member: RankFile) -> bytes:
     """
     path = os.path.join(directory, member.name)
     data = _read(files, path)
-    if len(data) != member.bytes:
-        raise DamagedCheckpoint(f"{path} has {len(data)} bytes instead of {member.bytes}.")
-    if zlib.crc32(data) != member.crc32:
-        raise DamagedCheckpoint(f"{path} is damaged: its checksum differs from the recorded one.")
+    _compare(path, member, len(data), zlib.crc32(data))
     return data
 
 
-def _read(files: Files, path: str) -> bytes:
+def _compare(path: str, member: Member, size: int, checksum: int) -> None:
+    """Raises an error if a file's size or checksum is not the recorded one."""
+    if size != member.bytes:
+        raise DamagedCheckpoint(f"{path} has {size} bytes instead of {member.bytes}.")
+    if checksum != member.crc32:
+        raise DamagedCheckpoint(f"{path} is damaged: its checksum differs from the recorded one.")
+
+
+def _read(files: Files, path: str, begin: int = 0, end: int | None = None) -> bytes:
     try:
-        return files.read(path)
+        return files.read(path, begin, end)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing.") from error
     except OSError as error:

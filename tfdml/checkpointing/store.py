@@ -120,9 +120,10 @@ class StoreFiles(Files):
         """See `Files`."""
         return self._do(self._store.isdir, self._path_in_store(path))
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
         """See `Files`."""
-        return self._do(self._store.cat_file, self._path_in_store(path))
+        place = {} if (begin, end) == (0, None) else {"start": begin, "end": end}
+        return self._do(self._store.cat_file, self._path_in_store(path), **place)
 
     # -- Writing -------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ Reference:
     https://github.com/huggingface/safetensors#format
 """
 
+import dataclasses
 import json
+import math
 import sys
 import zlib
 from collections.abc import Mapping
@@ -88,6 +90,54 @@ def write_tensors(
     finally:
         files.close(file)
     return len(start) + position, checksum
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, whose rows are read when they are asked for.
+
+    Attributes:
+        files: File system to read from.
+        path: Path of the file.
+        shape: The tensor's shape.
+        dtype: The tensor's dtype.
+        begin: Position of its first byte in the file.
+    """
+
+    files: Files
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Returns the tensor's rows from `first` to before `last`."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        begin, end = (self.begin + row * row_bytes for row in (first, last))
+        flat = np.frombuffer(self.files.read(self.path, begin, end), self.dtype)
+        return _little_endian(flat).reshape(last - first, *self.shape[1:])
+
+
+def stored_tensors(files: Files, path: str) -> dict[str, StoredTensor]:
+    """Returns the tensors of a file by name; only its header is read."""
+    length = int.from_bytes(files.read(path, 0, 8), "little")
+    index = json.loads(files.read(path, 8, 8 + length))
+    return {
+        name: StoredTensor(
+            files,
+            path,
+            tuple(entry["shape"]),
+            _DTYPES[entry["dtype"]],
+            8 + length + entry["data_offsets"][0],
+        )
+        for name, entry in index.items()
+        if name != "__metadata__"
+    }
 
 
 def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Any]:

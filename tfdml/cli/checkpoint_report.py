@@ -5,6 +5,7 @@ import datetime
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import typer
@@ -16,6 +17,7 @@ from tfdml.checkpointing.commit import is_committed
 from tfdml.checkpointing.directory import DAMAGED, Checkpoint
 from tfdml.checkpointing.manifest import DamagedCheckpoint, fit_of, verify
 from tfdml.checkpointing.names import DEALT, OWN, PART
+from tfdml.checkpointing.stored_tables import StoredTable
 from tfdml.collectives.row_deal import RowDeal
 
 _WEIGHTS = ".weights.h5"
@@ -89,12 +91,26 @@ def export(directory: str, output: Path) -> None:
 
     model = keras.models.model_from_json(layout["architecture"])
     by_rank = [tensors for tensors, _ in checkpoint.read()]
+    tables = checkpoint.tables()
     for number, variable in enumerate(model.variables):
-        variable.assign(_value(by_rank, f"model/{number}", tuple(variable.shape)))
+        name = f"model/{number}"
+        if name in tables:
+            _assign_rows(variable, tables[name])
+        else:
+            variable.assign(_value(by_rank, name, tuple(variable.shape)))
     if output.name.endswith(_WEIGHTS):
         model.save_weights(output)
     else:
         model.save(output)
+
+
+def _assign_rows(variable: Any, table: StoredTable) -> None:
+    """Assigns a table to a variable, by blocks of rows: it is in memory once, in the model."""
+    import tensorflow as tf
+
+    for rows in table.blocks():
+        update = tf.IndexedSlices(tf.constant(table[rows]), tf.range(rows.start, rows.stop))
+        variable.value.scatter_update(update)
 
 
 def _value(
@@ -152,6 +168,8 @@ def _contents(checkpoint: Checkpoint) -> Table:
             parts = name.split("/")
             group = "/".join(parts[:2]) if parts[0] == "rank" else parts[0]
             groups.setdefault(group, []).append(array.nbytes)
+    for name, table in checkpoint.tables().items():
+        groups.setdefault(name.split("/")[0], []).append(table.nbytes)
     inside = f"Inside {os.path.basename(checkpoint.path)}"
     table = _table(inside, "Tensors", "MB")
     for group, sizes in sorted(groups.items()):

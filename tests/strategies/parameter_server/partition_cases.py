@@ -11,6 +11,7 @@ from keras import layers
 
 import tfdml.optimizers
 from tests.harness import rank_job
+from tests.harness.memory import peak
 from tests.strategies.parameter_server.cases import _raised, classifier, dataset
 from tfdml.strategies import ParameterServerStrategy
 
@@ -271,13 +272,13 @@ def memory_of_a_large_table(megabytes: int) -> dict[str, float]:
     strategy = ParameterServerStrategy(variable_partitioner=lambda shape, dtype: [4, 1])
     with strategy.scope():
         layers.Embedding(40, width).build()
-        _peak()
-        before = _peak()
+        peak()
+        before = peak()
         table = layers.Embedding(rows, width)
         table.build()
-    peak = _peak() - before
+    growth = peak() - before
     last = tf.gather(table._embeddings._value.variables[3], [rows // 4 - 1])
-    return {"peak": peak, "last": float(np.abs(last).sum())}
+    return {"peak": growth, "last": float(np.abs(last).sum())}
 
 
 def memory_of_a_saved_table(directory: str, megabytes: int) -> dict[str, float]:
@@ -308,21 +309,12 @@ def memory_of_a_saved_table(directory: str, megabytes: int) -> dict[str, float]:
     for index, slot in enumerate(v for v in model.optimizer.variables if hasattr(v, "slot_of")):
         slot._value.scatter_update(tf.IndexedSlices(tf.fill([1, 64], float(index)), [0]))
     peaks = {}
-    _peak()
-    before = _peak()
+    peak()
+    before = peak()
     model.save(large)
-    peaks["save"] = _peak() - before
-    before = _peak()
+    peaks["save"] = peak() - before
+    before = peak()
     again = loaded(large)
-    peaks["load"] = _peak() - before
+    peaks["load"] = peak() - before
     differ = sum(np.any(a != b) for a, b in zip(rows(model), rows(again), strict=True))
     return {**peaks, "differ": float(differ), "parts": len(rows(again))}
-
-
-def _peak() -> float:
-    """Returns the largest memory of this process since the last call, in MB."""
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith("VmHWM"))
-    with open("/proc/self/clear_refs", "w") as counter:
-        counter.write("5")
-    return int(line.split()[1]) / 1024

@@ -106,6 +106,8 @@ SIGNATURES = {
     "BaseOptimizer.save_own_variables": "store",
     "BaseOptimizer.load_own_variables": "store",
     "BaseOptimizer._clip_gradients": "grads",
+    "SavedModelExportArchive.write_out": "filepath options verbose",
+    "Variable._serialize_to_tensors": "",
 }
 ALL = [*seam.REPLACEMENTS, *parameter_servers.REPLACEMENTS]
 # Run in a separate process: prints which functions are ours after each step.

@@ -19,6 +19,7 @@ from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.checkpointing import CheckpointManifest
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.keras_seam.fit.resuming import begin_with
+from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
 
 
@@ -93,6 +94,8 @@ class CheckpointRun:
         self._saved: SavedState | None = None
         # Known once the data have been set up; see `start`.
         self._training: TrainingState | None = None
+        # Variables that parameter servers save and load themselves.
+        self._tables: ServerTables | None = None
         self._schedule: Schedule | None = None
 
     def _say_what_begins(self, again: bool) -> None:
@@ -125,6 +128,7 @@ class CheckpointRun:
         """
         callbacks = CallbackState(self._callbacks)
         self._training = TrainingState(self._model, callbacks, data, self.ranks)
+        self._tables = self._training.leave_tables_to_servers(self._use.files, self._use.path, say)
         if self._saved is not None:
             self._resume(epochs)
         self._schedule = Schedule(
@@ -210,7 +214,7 @@ class CheckpointRun:
             finished=finished,
             saved=time.time(),
         )
-        self._saver.save(manifest, snapshot)
+        self._saver.save(manifest, snapshot, self._tables)
         self._cost.saved(began, self._saver.write_seconds)
         advice = self._cost.advice()
         if advice and self.ranks.rank == 0:

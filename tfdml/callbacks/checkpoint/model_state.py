@@ -1,15 +1,19 @@
 """The variables of a model in training: weights, optimizers, metrics, seeds of layers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
+from tfdml.checkpointing import Files
 from tfdml.checkpointing.names import DEALT
+from tfdml.checkpointing.stored_tables import StoredTables
 from tfdml.strategies.parameter_server.partition import (
+    assign_blocks,
+    is_in_parts,
     is_partitioned,
     joined,
     parts_of,
@@ -17,6 +21,7 @@ from tfdml.strategies.parameter_server.partition import (
     split_among,
     whole_slots,
 )
+from tfdml.strategies.parameter_server.server_tables import ServerTables, tables_on_servers
 from tfdml.strategies.replicas.rank_state import assign_values, values_of
 from tfdml.strategies.replicas.step_state import components
 from tfdml.strategies.sharded.variable_parts import (
@@ -63,11 +68,36 @@ class ModelState:
                 self._shapes[name] = whole_shapes(self._groups[name], collective)
         # Read now, as the program created them, because training changes a learning rate.
         self._architecture = _architecture(model)
+        self._strategy = model.distribute_strategy
+        # Set by `leave_tables_to_servers`.
+        self._tables: ServerTables | None = None
         self._configs = {name: _config(o) for name, o in self._optimizers.items()}
         self._made_rates = {name: _rate(o) for name, o in self._optimizers.items()}
         # Set by `check` if changes are accepted.
         self._kept_groups: set[str] = set()
         self._rates: dict[str, float] = {}
+
+    def leave_tables_to_servers(
+        self, files: Files, directory: str, say: Callable[[str], None]
+    ) -> ServerTables | None:
+        """Has parameter servers save and load the partitioned variables from now on, if they can.
+
+        Args:
+            files: File system of the checkpoints.
+            directory: Directory of the checkpoints.
+            say: Function called with messages for the user.
+
+        Returns:
+            The variables that are no longer in `read`; None if there are none.
+        """
+        tables = {
+            f"{group}/{i}": parts
+            for group, whole in self._parts.items()
+            for i, parts in enumerate(whole)
+            if is_in_parts(parts)
+        }
+        self._tables = tables_on_servers(tables, self._strategy, files, directory, say)
+        return self._tables
 
     def layout(self) -> dict[str, Any]:
         """Returns data for JSON: each variable's path, shape and dtype, and the configurations.
@@ -90,9 +120,10 @@ class ModelState:
     def read(self) -> dict[str, np.ndarray]:
         """Returns the values that all ranks have, by group and index; see `values_of`."""
         found = {}
+        on_servers = self._tables.names if self._tables is not None else ()
         for group, copies in self._copies.items():
             for i, variable in enumerate(self._groups[group]):
-                if ownership_of(variable) is None:
+                if ownership_of(variable) is None and f"{group}/{i}" not in on_servers:
                     values = values_of(copies[i], summed=group == "metrics")
                     found[f"{group}/{i}"] = joined(values)
         return found
@@ -108,7 +139,10 @@ class ModelState:
         return found
 
     def restore(
-        self, arrays: dict[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]] = ()
+        self,
+        arrays: dict[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]] = (),
+        tables: StoredTables | None = None,
     ) -> None:
         """Assigns the values that were read, but for accepted changes; see `check`.
 
@@ -116,20 +150,38 @@ class ModelState:
             arrays: The values that `read` returned.
             parts: The parts that each rank's `read_parts` returned, in rank order, for any number
                 of ranks.
+            tables: The tables that parameter servers have saved.
         """
+        on_servers = []
         for group, copies in self._copies.items():
             if group in self._kept_groups:
                 continue
             for i, variable in enumerate(self._groups[group]):
-                value = arrays.get(f"{group}/{i}")
+                name = f"{group}/{i}"
+                stored = tables[name] if tables and name in tables else None
+                if stored is not None and is_in_parts(self._parts[group][i]):
+                    on_servers.append(name)
+                    continue
+                value = arrays.get(name) if stored is None else stored[:]
                 if value is None:
-                    value = _from_ranks(parts, f"{group}/{i}", self._shapes[group][i])
+                    value = _from_ranks(parts, name, self._shapes[group][i])
                 if ownership_of(variable) is not None:
                     value = part_of_whole(variable, value)
                 if value is not None:
                     values = split_among(self._parts[group][i], value)
                     assign_values(copies[i], values, summed=group == "metrics")
+        if on_servers:
+            self._restore_tables(tables, on_servers)
         self._restore_rates()
+
+    def _restore_tables(self, tables: StoredTables, names: Sequence[str]) -> None:
+        """Restores partitioned variables from what servers have saved."""
+        if self._tables is not None:
+            self._tables.load(tables, names)
+            return
+        for name in names:
+            group, _, i = name.rpartition("/")
+            assign_blocks(self._parts[group][int(i)], tables[name])
 
     def check(self, saved: dict[str, Any], path: str, accepts: bool = False) -> list[str]:
         """Checks that a checkpoint belongs to this model and optimizer.

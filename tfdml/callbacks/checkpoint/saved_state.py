@@ -14,6 +14,8 @@ from tfdml.checkpointing.names import OWN
 class SavedState:
     """A complete checkpoint in memory, with the parts of all ranks that wrote it.
 
+    Tables that parameter servers have saved stay in their files, from which the servers read them.
+
     Args:
         use: This process's use of the directory.
         name: The checkpoint's name in the directory.
@@ -28,7 +30,9 @@ class SavedState:
             use.chaos.restore()
         self.path = os.path.join(use.path, name)
         self.manifest = read_manifest(use.files, self.path)
-        self._parts = Checkpoint(use.files, self.path, self.manifest).read()
+        checkpoint = Checkpoint(use.files, self.path, self.manifest)
+        self._parts = checkpoint.read()
+        self._tables = checkpoint.tables()
 
     def restore(self, training: TrainingState) -> None:
         """Restores a training's state from it."""
@@ -38,4 +42,4 @@ class SavedState:
             shared |= {k: v for k, v in tensors.items() if not k.startswith(OWN)}
             mine = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
             own.append(OwnState(mine, notes))
-        training.restore(self.manifest.state, shared, own)
+        training.restore(self.manifest.state, shared, own, tables=self._tables)

@@ -12,6 +12,7 @@ from tfdml.callbacks.checkpoint.directory_use import DirectoryUse, say
 from tfdml.callbacks.checkpoint.training_state import Snapshot
 from tfdml.checkpointing import CheckpointManifest, Writer
 from tfdml.checkpointing.names import OWN
+from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
 
 
@@ -47,15 +48,26 @@ class Saver:
         """Whether a checkpoint is being written."""
         return self._writer.busy
 
-    def save(self, manifest: CheckpointManifest, snapshot: Snapshot) -> None:
-        """Starts to write a snapshot; if not asynchronous, waits until it is written."""
+    def save(
+        self, manifest: CheckpointManifest, snapshot: Snapshot, tables: ServerTables | None
+    ) -> None:
+        """Starts to write a snapshot; if not asynchronous, waits until it is written.
+
+        Args:
+            manifest: Manifest of the checkpoint.
+            snapshot: State of this rank.
+            tables: Variables that parameter servers save.
+        """
         self.collect()
         tensors = self._own_part(snapshot.tensors)
         tensors |= {f"{OWN}{name}": value for name, value in snapshot.own.tensors.items()}
         self._use.saves += 1
         job = f"{self._job}-{self._use.saves}"
         notes = snapshot.own.notes
-        self._writer.submit(lambda: self._write(job, manifest, tensors, notes))
+        if tables is not None:
+            use = self._use
+            tables.save(checkpointing.staging_directory(use.files, use.path, manifest, job))
+        self._writer.submit(lambda: self._write(job, manifest, tensors, notes, tables))
         if not self._options.asynchronous:
             self.collect()
 
@@ -97,7 +109,14 @@ class Saver:
                 own[name] = value
         return own
 
-    def _write(self, job: str, manifest: CheckpointManifest, tensors: dict, notes: dict) -> None:
+    def _write(
+        self,
+        job: str,
+        manifest: CheckpointManifest,
+        tensors: dict,
+        notes: dict,
+        tables: ServerTables | None,
+    ) -> None:
         """Writes this rank's part, in the writer's thread."""
         began = time.perf_counter()
         use, rank = self._use, self._ranks.rank
@@ -111,7 +130,8 @@ class Saver:
             manifest,
             tensors,
             notes,
-            given_up=self._given_up.is_set,
+            server_members=None if tables is None else tables.members,
+            given_up=lambda: self._given_up.is_set() or bool(tables and tables.is_server_lost),
         )
         if rank == 0:
             best = manifest.state["best"]

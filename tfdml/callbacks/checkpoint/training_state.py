@@ -1,7 +1,7 @@
 """The whole state of a training at one moment, and its restoration."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,8 +10,11 @@ import numpy as np
 from tfdml.callbacks.checkpoint import random_state
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.model_state import ModelState
+from tfdml.checkpointing import Files
 from tfdml.checkpointing.names import PART
+from tfdml.checkpointing.stored_tables import StoredTables
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
+from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
 
 
@@ -76,6 +79,12 @@ class TrainingState:
         self._callback_state = callbacks
         self._layout = self._model_state.layout()
 
+    def leave_tables_to_servers(
+        self, files: Files, directory: str, say: Callable[[str], None]
+    ) -> ServerTables | None:
+        """See `ModelState.leave_tables_to_servers`: these tables are in no snapshot."""
+        return self._model_state.leave_tables_to_servers(files, directory, say)
+
     def read(self, step: int) -> Snapshot:
         """Returns the current state.
 
@@ -120,6 +129,7 @@ class TrainingState:
         tensors: dict[str, np.ndarray],
         own: Sequence[OwnState],
         parts: Sequence[Mapping[str, np.ndarray]] | None = None,
+        tables: StoredTables | None = None,
     ) -> None:
         """Restores a state.
 
@@ -129,10 +139,11 @@ class TrainingState:
             own: State of each rank at the time, in rank order, for any number of ranks.
             parts: Each rank's parts of the variables that were divided among the ranks of that
                 time, which all present ranks ask for in the same order; by default those in `own`.
+            tables: The tables that parameter servers have saved.
         """
         if parts is None:
             parts = [o.parts for o in own]
-        self._model_state.restore(tensors, parts)
+        self._model_state.restore(tensors, parts, tables)
         self._ranks.restore([_below("kept/", o.tensors) for o in own])
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))

@@ -32,7 +32,9 @@ def serve(task: ServerTask, start_limit: float, silence_limit: float) -> int:
     import tensorflow as tf
 
     from tfdml.runtime.gpus import server_config
+    from tfdml.runtime.servers.table_service import offer_service
 
+    offer_service()
     gpus = tf.config.list_physical_devices("GPU")
     try:
         # The server runs as long as this reference exists.

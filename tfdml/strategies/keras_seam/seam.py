@@ -98,6 +98,8 @@ What else parameter servers need, installed with the first `ParameterServerStrat
 | `Layer.trainable_weights` | the same |
 | `TFOptimizer.add_variable_from_reference` | a slot knows which part it belongs to |
 | `BaseOptimizer._clip_gradients` | `clipnorm` clips by the norm of the whole variable |
+| `SavedModelExportArchive.write_out` | servers write their rows of an exported model: `exporting` |
+| `Variable._serialize_to_tensors` | the same; TensorFlow's own files are refused for parts |
 """
 
 import keras

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdml.collectives.sparse_gradients import times
 
 # Bytes of a variable that pass through the chief at a time.
-_BLOCK_BYTES = 4 << 20
+_CHIEF_BYTES = 4 << 20
 
 
 def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -100,6 +100,11 @@ def whole_slots(variables: Sequence[keras.Variable]) -> list[list[keras.Variable
     return result
 
 
+def is_in_parts(parts: Sequence[keras.Variable]) -> bool:
+    """Returns whether a whole variable, given as its parts, is a partitioned one or its slot."""
+    return hasattr(parts[0], "whole") or hasattr(parts[0], "slot_of")
+
+
 def shape_of_whole(parts: Sequence[keras.Variable]) -> tuple[int, ...]:
     """Returns the shape of a whole variable, given its parts; one alone may have any shape."""
     if len(parts) == 1:
@@ -128,7 +133,7 @@ def blocks_of(parts: Sequence[keras.Variable]) -> Iterator[tuple[slice, np.ndarr
     Yields:
         Indices of rows of the whole variable, and the rows.
     """
-    for part, own, rows in _blocks(parts):
+    for part, own, rows in row_blocks(parts, _CHIEF_BYTES):
         yield rows, tf.gather(part._value, tf.range(own.start, own.stop)).numpy()
 
 
@@ -139,17 +144,24 @@ def assign_blocks(parts: Sequence[keras.Variable], value: Any) -> None:
         parts: The variable's parts.
         value: Array, or part of a file, from which slices of rows are read.
     """
-    for part, own, rows in _blocks(parts):
+    for part, own, rows in row_blocks(parts, _CHIEF_BYTES):
         block = tf.cast(np.asarray(value[rows]), part._value.dtype)
         part._value.scatter_update(tf.IndexedSlices(block, tf.range(own.start, own.stop)))
 
 
-def _blocks(parts: Sequence[keras.Variable]) -> Iterator[tuple[keras.Variable, slice, slice]]:
-    """Yields a part, indices of some of its rows, and their indices in the whole."""
+def row_blocks(
+    parts: Sequence[keras.Variable], block_bytes: int
+) -> Iterator[tuple[keras.Variable, slice, slice]]:
+    """Yields a part, indices of some of its rows, and their indices in the whole.
+
+    Args:
+        parts: A variable's parts.
+        block_bytes: Largest size of a block of rows in bytes, unless a row is larger.
+    """
     begin = 0
     for part in parts:
         row_bytes = part._value.dtype.size * math.prod(part.shape[1:])
-        step = max(1, _BLOCK_BYTES // row_bytes)
+        step = max(1, block_bytes // row_bytes)
         for first in range(0, part.shape[0], step):
             last = min(first + step, part.shape[0])
             yield part, slice(first, last), slice(begin + first, begin + last)

@@ -6,14 +6,18 @@ servers are in `entry`.
 
 import tensorflow as tf
 
-from tfdml.strategies.keras_seam.parameter_servers import partitions, steps
+from tfdml.strategies.keras_seam.parameter_servers import exporting, partitions, steps
 from tfdml.strategies.keras_seam.parameter_servers.hooks import ServerHooks
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 from tfdml.strategies.parameter_server.partition import as_array
 
 __all__ = ["REPLACEMENTS", "ServerHooks", "install"]
 
-REPLACEMENTS: list[Replacement] = [*steps.REPLACEMENTS, *partitions.REPLACEMENTS]
+REPLACEMENTS: list[Replacement] = [
+    *steps.REPLACEMENTS,
+    *partitions.REPLACEMENTS,
+    *exporting.REPLACEMENTS,
+]
 
 
 def install() -> None:

@@ -23,6 +23,7 @@ from tfdml.runtime.servers.server_task import (
     checked_task,
     name_of,
 )
+from tfdml.runtime.servers.table_service import offer_service
 
 _START_SECONDS = 600.0
 _SILENCE_SECONDS = 60.0
@@ -62,6 +63,7 @@ class Server(tf.distribute.Server):
         if config is None and job_name in (WORKER, SERVER):
             gpus = tf.config.list_physical_devices("GPU")
             config = server_config(job_name, topology.on_this_host(), len(gpus))
+        offer_service()
         super().__init__(server_or_cluster_def, job_name, task_index, protocol, config, start)
         server_def = self.server_def
         self.role, self.index = server_def.job_name, server_def.task_index
