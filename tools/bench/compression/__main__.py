@@ -3,6 +3,7 @@
     python -m tools.bench.compression --rate 100mbit --hosts 2   # results are kept
     python -m tools.bench.compression --rate 100mbit --hosts 2 --ranks 2
     python -m tools.bench.compression --rate 1gbit --hosts 2 --ranks 2 --ways
+    python -m tools.bench.compression --rate 1gbit --only none --only "PyTorch DDP" --turns 5
     python -m tools.bench.compression --rate 1gbit --latency 5ms --loss 0.1% --congestion cubic
     python -m tools.bench.compression --report                   # of what is kept
 
@@ -13,7 +14,9 @@ environment that this tool makes (.venv-torch in the checkout). Results go to
 tools/benchmarks/compression.json, the report to compression.md and compression.png beside it.
 """
 
+import functools
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +62,7 @@ def measure(
     xla: bool,
     exchanges: bool,
     ways: bool,
+    steps_only: bool,
 ) -> Iterator[dict]:
     """Yields the results on one network, by candidate: first ours and Horovod's, then others'."""
     bits = str(RATES[rate])
@@ -85,7 +89,7 @@ def measure(
         variables = {"job": "horovod", "HOROVOD_GLOO_RING": "1", **network}
         yield run_on_hosts(rank, names, bits, *options, **variables)
     if names := wanted(own):
-        alone = rate != "100mbit" or ranks > 1
+        alone = (rate != "100mbit" or ranks > 1) and not steps_only
         options = ["--network", model] + (["--exchanges"] if alone else [])
         options += ["--xla"] if xla else []
         yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
@@ -95,6 +99,16 @@ def measure(
         yield run_on_hosts(rank, names, bits, job="multi-worker", **network)
     if (names := wanted(DDP)) and (python := torch_python()):
         yield run_on_hosts(torch_rank, names, bits, python=python, **network)
+
+
+def in_turns(turns: list[dict]) -> dict:
+    """Returns the results of several runs: of each candidate the median step, and each turn's."""
+    merged = dict(turns[-1])
+    for name, result in merged.items():
+        if "median" in result:
+            steps = [turn[name]["median"] for turn in turns]
+            merged[name] = result | {"median": statistics.median(steps), "turns": steps}
+    return merged
 
 
 def main(
@@ -120,6 +134,10 @@ def main(
         bool,
         typer.Option("--ways", help="Only exchanges alone: by hosts and at once, in turns."),
     ] = False,
+    turns: Annotated[
+        int,
+        typer.Option(min=1, help="Runs, ours and others' in turn; medians of steps, nothing else."),
+    ] = 1,
     keep: Annotated[bool, typer.Option(help="Add to the kept results.")] = True,
     report: Annotated[bool, typer.Option("--report", help="Only write the report.")] = False,
 ) -> None:
@@ -132,7 +150,13 @@ def main(
     far = {"--latency": latency, "--loss": loss, "--congestion": congestion}
     far = {option: value for option, value in far.items() if value}
     results = {}
-    for part in measure(rate, far, hosts, ranks, only or [], model, xla, exchanges, ways):
+    run = functools.partial(measure, rate, far, hosts, ranks, only or [], model, xla)
+    if turns == 1:
+        parts = run(exchanges, ways, steps_only=False)
+    else:
+        runs = [list(run(exchanges, ways, steps_only=True)) for _ in range(turns)]
+        parts = map(in_turns, map(list, zip(*runs, strict=True)))
+    for part in parts:
         results |= part
         print(json.dumps(part, indent=1))
         if keep:

@@ -52,7 +52,7 @@ def rows(results: dict, hosts: str, model: str) -> list[list[str]]:
                 f"{r['bytes'] / formula(name, count, ranks, r.get('by_hosts', False)):.3f}"
                 if sends
                 else "",
-                f"{1e3 * r['median']:.0f} ({1e3 * r['p90']:.0f})",
+                _step(r),
                 f"{raw / r['median']:.2f} x" if raw else "",
                 f"{GLOBAL_BATCH / r['median']:.1f}",
                 f"{1e3 * (r['median'] - alone):.0f}" if alone else "",
@@ -62,6 +62,14 @@ def rows(results: dict, hosts: str, model: str) -> list[list[str]]:
             ]
         )
     return made
+
+
+def _step(result: dict) -> str:
+    """Returns the milliseconds of a step as text, with their 90th percentile or range of turns."""
+    if "turns" not in result:
+        return f"{1e3 * result['median']:.0f} ({1e3 * result['p90']:.0f})"
+    low, high = (1e3 * end(result["turns"]) for end in (min, max))
+    return f"{1e3 * result['median']:.0f} ({len(result['turns'])} turns, {low:.0f}–{high:.0f})"
 
 
 def _bold(name: str, result: dict) -> str:
