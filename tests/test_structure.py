@@ -173,7 +173,7 @@ FRAMEWORK_ATTRIBUTES = {
     "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"
     " _variant_tensor",
     "`tf.distribute`": "_cancellation_mgr _cluster _local_replica_id _num_replicas_in_sync"
-    " _strategy _variable_partitioner _WrapperFunction",
+    " _strategy _v _variable_partitioner _WrapperFunction",
     "files": "_create_h5_group _h5_entry_group _h5_entry_initialized _h5_entry_path",
     "graphs and tapes": "_collections _get_function _id _recording _thread_local _update_input"
     " _VARSCOPESTORE_KEY _VARSTORE_KEY",

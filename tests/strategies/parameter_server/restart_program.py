@@ -29,7 +29,14 @@ class _SlowAfter(keras.callbacks.Callback):
             time.sleep(self.seconds)
 
 
-def train(directory: str, synchronous: bool, killed: bool, parts: int = 2) -> dict:
+def train(
+    directory: str,
+    synchronous: bool,
+    killed: bool,
+    parts: int = 2,
+    restart_limit: float = 0.0,
+    save_freq: int = 5,
+) -> dict:
     """Trains or resumes; returns the outcome.
 
     Args:
@@ -37,10 +44,13 @@ def train(directory: str, synchronous: bool, killed: bool, parts: int = 2) -> di
         synchronous: Argument of the strategy.
         killed: Whether a process is to be killed.
         parts: Parts of the first kernel, on as many servers.
+        restart_limit: Argument of the strategy.
+        save_freq: Argument of the checkpoints' callback.
     """
     keras.utils.set_random_seed(3)
     strategy = ParameterServerStrategy(
         synchronous=synchronous,
+        restart_limit=restart_limit,
         variable_partitioner=lambda shape, dtype: [
             parts if shape[0] == 6 else 1,
             *[1] * (shape.rank - 1),
@@ -51,7 +61,7 @@ def train(directory: str, synchronous: bool, killed: bool, parts: int = 2) -> di
     model = classifier(strategy, dropout=0.2, metrics=[counted])
     seen: list[int] = []
     callbacks = [
-        tfdml.callbacks.FaultTolerantCheckpoint(f"{directory}/checkpoints", save_freq=5),
+        tfdml.callbacks.FaultTolerantCheckpoint(f"{directory}/checkpoints", save_freq),
         keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch)),
         Marks(directory, (KILLED_AT,)),
         _SlowAfter(0.1 if killed else 0.0),
@@ -63,6 +73,8 @@ def train(directory: str, synchronous: bool, killed: bool, parts: int = 2) -> di
     model.optimizer.save_own_variables(slots)
     return {
         "first_step": seen[0],
+        "seen": seen,
+        "lost": sorted(strategy.connection.link.lost),
         "iterations": int(model.optimizer.iterations.numpy()),
         "samples": history.history["samples"],
         "weights": [w.numpy() for w in model.weights],

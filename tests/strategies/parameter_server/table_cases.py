@@ -1,5 +1,6 @@
 """Cases run by a chief: checkpoints of tables whose rows servers save and load."""
 
+import gc
 import threading
 from pathlib import Path
 
@@ -121,9 +122,54 @@ def saved_in_large_parts(directory: str, megabytes: int, on_write_error: str) ->
     return seen
 
 
-def _strategy_of_two() -> ParameterServerStrategy:
+def _strategy_of_two(restart_limit: float = 0.0) -> ParameterServerStrategy:
     in_two = tf.distribute.experimental.partitioners.MinSizePartitioner(1024, max_shards=2)
-    return ParameterServerStrategy(synchronous=True, variable_partitioner=in_two)
+    return ParameterServerStrategy(
+        synchronous=True, variable_partitioner=in_two, restart_limit=restart_limit
+    )
+
+
+def through_a_loss(directory: str, megabytes: int) -> dict[str, float]:
+    """Makes, trains, evaluates and exports a large table while the test kills one of its servers.
+
+    Returns:
+        By how much the table moved the chief's peak of memory, in MB; the number of steps taken;
+        the optimizer's count of them; and the difference of the exported model's predictions.
+    """
+    strategy = _strategy_of_two(restart_limit=60.0)
+    rng = np.random.default_rng(0)
+
+    def use(name: str, rows: int) -> dict[str, float]:
+        model = _large_model(strategy, rows)
+        ids, target = rng.integers(0, rows, (64, 3)), np.ones((64, 1), "float32")
+        data = tf.data.Dataset.from_tensors((ids, target)).repeat()
+        seen: list[int] = []
+        callbacks = [
+            tfdml.callbacks.FaultTolerantCheckpoint(f"{directory}/{name}", save_freq=20),
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(1)),
+            Marks(directory, (30,) if name == "large" else ()),
+        ]
+        model.fit(data, steps_per_epoch=60, verbose=0, callbacks=callbacks)
+        model.evaluate(ids, target, verbose=0)
+        expected = model.predict(ids, verbose=0)
+        model.export(f"{directory}/{name}.model", verbose=False)
+        largest = peak()  # A process that loads the model has the table.
+        loaded = tf.saved_model.load(f"{directory}/{name}.model")
+        served = loaded.serve(tf.constant(ids, tf.float32))
+        return {
+            "peak": largest,
+            "steps": len(seen),
+            "iterations": int(model.optimizer.iterations.numpy()),
+            "differ": float(np.abs(served - expected).max()),
+        }
+
+    use("small", 1000)  # What is imported, and allocated once.
+    keras.backend.clear_session()
+    gc.collect()  # A variable that no checkpoint has would end the large one.
+    peak()
+    before = peak()
+    result = use("large", _rows(megabytes))
+    return {**result, "peak": result["peak"] - before}
 
 
 def exported(directory: str, megabytes: int) -> dict[str, float]:

@@ -305,18 +305,18 @@ def test_launch_restarts_a_worker(tmp_path):
     assert stderr.index("worker 1 is lost") < stderr.index("failed with UnavailableError")
 
 
-@pytest.mark.slow  # `test_restart` does it without the launcher.
-@pytest.mark.parametrize("role", ["ps", "chief"])
-def test_launch_restarts_a_job_that_resumes(tmp_path, role):
+SLOWLY = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
+
+
+def killed_in_a_job(tmp_path, role: str, text: str, *options: str) -> tuple[str, str]:
+    """Runs a job that saves checkpoints, and kills a task; returns its output and its messages."""
     checkpoints = tmp_path / "checkpoints"
     saves = f"tfdml.callbacks.FaultTolerantCheckpoint({str(checkpoints)!r}, save_freq=10)"
-    slow = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))"
-    text = "import time\n" + TRAIN.replace(
-        "steps_per_epoch=10, verbose=2", f"steps_per_epoch=500, callbacks=[{saves}, {slow}]"
+    text = "import time\n" + text.replace(
+        "steps_per_epoch=10, verbose=2", f"steps_per_epoch=500, callbacks=[{saves}, {SLOWLY}]"
     )
     job = subprocess.Popen(
-        [*TFDML, "launch", "--workers", "1", "--ps", "1", "--max-restarts", "1"]
-        + [script(tmp_path, text)],
+        [*TFDML, "launch", "--workers", "1", "--ps", "1", *options, script(tmp_path, text)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -329,6 +329,21 @@ def test_launch_restarts_a_job_that_resumes(tmp_path, role):
     kill(job, role, 0)
     stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr[-3000:]
-    assert "restart 1 of 1" in stderr
     assert "continues at step" in stdout + stderr
     assert "iterations 500" in stdout
+    return stdout, stderr
+
+
+@pytest.mark.slow  # `test_restart` does it without the launcher.
+@pytest.mark.parametrize("role", ["ps", "chief"])
+def test_launch_restarts_a_job_that_resumes(tmp_path, role):
+    _, stderr = killed_in_a_job(tmp_path, role, TRAIN, "--max-restarts", "1")
+    assert "restart 1 of 1" in stderr
+
+
+@pytest.mark.slow  # `test_restart` does it without the launcher.
+def test_launch_restarts_a_server_for_which_the_chief_waits(tmp_path):
+    text = TRAIN.replace("ParameterServerStrategy()", "ParameterServerStrategy(restart_limit=60)")
+    _, stderr = killed_in_a_job(tmp_path, "ps", text)
+    assert "parameter server 0 failed: killed by SIGKILL (exit code 137). It is started" in stderr
+    assert "parameter server 0 is back." in stderr

@@ -16,6 +16,8 @@ from tests.strategies.parameter_server.test_faults import appears, at_step
 from tfdml.checkpointing import Checkpoint, Files, verify
 from tfdml.cli import checkpoint_report
 
+# Name of a checkpoint after 20 steps.
+FIRST = "fit-000-epoch-0000-step-0000000020"
 MEMBERS = ["server-00000-of-00002.safetensors", "server-00001-of-00002.safetensors"]
 
 
@@ -144,10 +146,28 @@ def test_a_server_whose_disk_is_full_is_named(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_table_larger_than_the_chief_survives_a_server(tmp_path):
+    """A table of 256 MB, with two slots of its size, while the chief has 64 MB for it."""
+    with started() as cluster:
+
+        def kill_and_start_again() -> None:
+            assert appears(tmp_path / "large" / FIRST)
+            cluster.send("ps", 1, signal.SIGKILL)
+            time.sleep(1)
+            cluster.start("ps", 1)
+
+        at_step(tmp_path, 30, kill_and_start_again)
+        result = cluster.run(cases.through_a_loss, str(tmp_path), 256)
+    assert result["peak"] < 64
+    assert result["iterations"] == 60
+    assert result["steps"] > 60, "steps since the checkpoint were taken again"
+    assert result["differ"] < 1e-5
+
+
+@pytest.mark.slow
 def test_a_server_killed_while_it_writes_ends_the_job(tmp_path):
     def kill_writer() -> None:
-        first = tmp_path / "run" / "fit-000-epoch-0000-step-0000000020"
-        assert appears(first)
+        assert appears(tmp_path / "run" / FIRST)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if list((tmp_path / "run").glob(f"partial-fit*/{MEMBERS[1]}")):

@@ -84,6 +84,13 @@ class DirectoryUse:
         self.interrupted = None
         return True
 
+    def has_checkpoint(self) -> bool:
+        """Returns whether the interrupted `fit` has a complete checkpoint, on rank 0."""
+        if self.interrupted is not None:
+            with contextlib.suppress(OSError):
+                self.interrupted.collect()
+        return self.directory is not None and bool(self.directory.checkpoints(self.fits))
+
     def choose(self, fit: int, resume: bool, allow_fresh_start: bool) -> dict[str, Any]:
         """Chooses the checkpoint from which a `fit` resumes; called on rank 0.
 

@@ -206,6 +206,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.save(finished=True)
         self._run.end()
 
+    def can_resume(self) -> bool:
+        """Returns whether this `fit`, which has failed, has a complete checkpoint."""
+        return self._run is not None and use_directory(self.directory).has_checkpoint()
+
     def end_fit(self, error: BaseException | None) -> None:
         """Waits for the current write, and stops listening for preemption."""
         self._preemption.stop()

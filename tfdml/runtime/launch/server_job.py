@@ -1,6 +1,7 @@
 """Local job with parameter servers: a chief that runs the script, servers and workers.
 
-Unlike a rank, a worker may be lost: the job continues without it, and the worker is restarted.
+Unlike a rank, a worker may be lost: the job continues without it, and the worker is restarted. So
+is a server, for which a chief may wait; see `restart_limit` of `ParameterServerStrategy`.
 """
 
 import json
@@ -17,8 +18,10 @@ from tfdml.runtime.servers.server_task import CHIEF, SERVER, WORKER, name_of
 from tfdml.topology import local_variables
 
 _POLL_SECONDS = 0.05
-# A worker that dies again and again has a fault that a restart does not fix.
+# A task that dies again and again has a fault that a restart does not fix.
 _MOST_RESTARTS = 3
+# A server that died so long before the chief is not to blame for its end.
+_BLAME_SECONDS = 60.0
 
 
 class ServerJob:
@@ -63,20 +66,21 @@ class ServerJob:
         )
 
     def run(self) -> list[RankProcess]:
-        """Waits for the chief, and restarts workers that die before it ends.
+        """Waits for the chief, and restarts other tasks that die before it ends.
 
         Returns:
             The processes that failed, the one to blame first; [] if the chief did not fail.
         """
-        failed: list[RankProcess] = []
+        lost: list[tuple[float, RankProcess]] = []
         try:
-            while self._chief.code is None and not failed:
+            while self._chief.code is None:
                 time.sleep(_POLL_SECONDS)
                 died = [(key, task) for key, task in self._tasks.items() if _died(task)]
-                failed = [task for (role, _), task in died if role == SERVER]
-                for (role, index), task in died:
-                    if role == WORKER and self._chief.code is None:
-                        self._replace(index, task)
+                lost += [(time.monotonic(), task) for (role, _), task in died if role == SERVER]
+                for key, task in died:
+                    if self._chief.code is None:
+                        self._replace(key, task)
+            ended = time.monotonic()
             self._wait_for_ends()
         finally:
             everything = [self._chief, *self._tasks.values()]
@@ -86,10 +90,9 @@ class ServerJob:
                 process.wait(TERM_SECONDS * 2 + 5)
         if not self._chief.code:
             return []
-        return [*failed, self._chief]
+        return [*(task for when, task in lost if ended - when < _BLAME_SECONDS), self._chief]
 
-    def _replace(self, index: int, dead: RankProcess) -> None:
-        key = (WORKER, index)
+    def _replace(self, key: tuple[str, int], dead: RankProcess) -> None:
         self._restarts[key] += 1
         again = self._restarts[key] <= _MOST_RESTARTS
         print(
@@ -101,7 +104,7 @@ class ServerJob:
         dead.end()
         dead.wait(TERM_SECONDS)
         if again:
-            self._tasks[key] = self._start(WORKER, index, ["-m", "tfdml.cli.main", "serve"])
+            self._tasks[key] = self._start(*key, ["-m", "tfdml.cli.main", "serve"])
         else:
             del self._tasks[key]
 

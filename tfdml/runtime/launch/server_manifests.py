@@ -56,7 +56,7 @@ def kubernetes(workers: int, servers: int, program: Sequence[str]) -> str:
     """
     roles = {
         "Chief": (1, ["python", *program], "Never"),
-        "PS": (servers, ["tfdml", "serve"], "Never"),
+        "PS": (servers, ["tfdml", "serve"], "OnFailure"),
         "Worker": (workers, ["tfdml", "serve"], "OnFailure"),
     }
     specs = "".join(

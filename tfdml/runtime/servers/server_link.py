@@ -38,7 +38,7 @@ class ServerLink:
 
     Attributes:
         lost: Reason for each loss, by role and index. A worker that reconnects is no longer lost;
-            a server stays lost, because its variables are.
+            a server stays lost, because its variables are, until `wait_for_return`.
         returned: Number of times that a lost worker has reconnected.
 
     Raises:
@@ -100,6 +100,26 @@ class ServerLink:
         with self._changed:
             self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), seconds)
         return self.lost_indices(role)
+
+    def wait_for_return(self, role: str, seconds: float) -> list[int]:
+        """Waits until all lost tasks of a role have reconnected; then they are no longer lost.
+
+        Returns:
+            Their indices; none if some have not reconnected after `seconds`.
+        """
+
+        def lost() -> list[tuple[str, int]]:
+            return [task for task in self.lost if task[0] == role]
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: set(lost()) <= self._channels.keys(), seconds):
+                return []
+            returned = lost()
+            for task in returned:
+                del self.lost[task]
+        for task in returned:
+            _say(f"{name_of(*task)} is back.")
+        return sorted(index for _, index in returned)
 
     def _accept(self) -> None:
         while True:

@@ -7,6 +7,7 @@ own function if that strategy is not one of ours.
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
@@ -30,16 +31,28 @@ def _loop(original: Callable) -> Callable:
     def loop(self, *args, **kwargs):
         if name == "fit":
             adopt_read(self)
-        bound = signature.bind(self, *args, **kwargs)
         hooks = get_hooks(self._distribute_strategy)
-        with in_call(Call(self, name, trains=name == "fit")) as call:
-            if hooks is None:
-                check_made_inside(self, name)
-                calling = resuming.resumed(call, bound.arguments)
-            else:
-                calling = hooks.calling(call, bound.arguments)
-            with calling:
-                return original(*bound.args, **bound.kwargs)
+
+        def once() -> Any:
+            bound = signature.bind(self, *args, **kwargs)
+            with in_call(Call(self, name, trains=name == "fit")) as call:
+                if hooks is None:
+                    check_made_inside(self, name)
+                    calling = resuming.resumed(call, bound.arguments)
+                else:
+                    calling = hooks.calling(call, bound.arguments)
+                with calling:
+                    return original(*bound.args, **bound.kwargs)
+
+        if hooks is None or name != "fit":
+            return once()
+        callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        while True:
+            try:
+                return once()
+            except Exception as error:
+                if not hooks.can_go_on(self, callbacks, error):
+                    raise
 
     return loop
 

@@ -30,6 +30,16 @@ class Hooks(abc.ABC):
             arguments: Its arguments by name; changed in place to those that Keras receives.
         """
 
+    def can_go_on(self, model: keras.Model, callbacks: Any, error: Exception) -> bool:
+        """Returns whether a `fit` that has failed can be called again, and goes on.
+
+        Args:
+            model: The model.
+            callbacks: The call's argument.
+            error: The error that ended it.
+        """
+        return False
+
     @abc.abstractmethod
     def set_up_data(
         self,

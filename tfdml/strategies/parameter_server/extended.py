@@ -6,9 +6,11 @@ Like `strategies/replicas/extended.py`, this module depends on internals of `tf.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
 from tensorflow.python.distribute.parameter_server_strategy_v2 import (
@@ -16,6 +18,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 )
 from tensorflow.python.eager.context import context
 
+from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.strategies.parameter_server.initial_value import InitialValue
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 
@@ -44,6 +47,10 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         # Otherwise TensorFlow warns of functions that its coordinator's `schedule` did not trace.
         self._allow_run_without_coordinator = True
         self.bytes_on = [0] * self._num_ps
+        # Every variable on a server, or part of one, slots included.
+        self._on_servers: list[weakref.ref] = []
+        # The noted values of scalars on servers, by the variable's identity; on the chief.
+        self._scalars: dict[int, np.ndarray] = {}
         # The name, server, shape and dtype of every variable.
         self.placed: list[tuple[str, int, tf.TensorShape, tf.DType]] = []
 
@@ -59,7 +66,9 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         # Counters and statistics are not split, because they are updated as a whole.
         parted = self.partitioner is not None and kwargs.get("trainable") is not False
         self._variable_partitioner = self._parts if parted else None
-        return super()._create_variable(next_creator, **kwargs)
+        made = super()._create_variable(next_creator, **kwargs)
+        self._on_servers += map(weakref.ref, getattr(made, "variables", [made]))
+        return made
 
     def _parts(self, shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
         """Calls the partitioner and checks its result."""
@@ -88,6 +97,44 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         self.placed.append((kwargs.get("name") or "variable", server, value.shape, value.dtype))
         with tf.device(None), tf.device(own_device):
             return next_creator(**{**kwargs, "initial_value": value})
+
+    def variables_on(self, servers: Collection[int]) -> list[tf.Variable]:
+        """Returns the variables on some servers."""
+        existing = [v for v in (reference() for reference in self._on_servers) if v is not None]
+        return [v for v in existing if tf.DeviceSpec.from_string(v.device).task in servers]
+
+    def note_scalars(self) -> None:
+        """Notes the values of scalars, with which `make_again` makes them.
+
+        A learning rate is part of an optimizer's configuration, to which a checkpoint must fit.
+        """
+        scalars = [v for v in self.variables_on(range(self._num_ps)) if v.shape.rank == 0]
+        self._scalars = {id(v): v.numpy() for v in scalars}
+
+    def make_again(
+        self, variables: Iterable[tf.Variable], coordinator: tf.distribute.coordinator
+    ) -> None:
+        """Gives variables new memory on servers that have been started again.
+
+        Scalars have the values that were noted last, others are filled with zeros.
+
+        Functions that were traced before do not know it.
+
+        Args:
+            variables: The variables.
+            coordinator: TensorFlow's coordinator.
+        """
+        handler = coordinator._cluster.failure_handler
+        with handler._cluster_update_lock:
+            context().update_server_def(handler._server_def)
+        for variable in variables:
+            with tf.device(None), tf.device(variable.device):
+                zeros = tf.zeros(variable.shape, variable.dtype)
+                made = unmanaged_variable(self._scalars.get(id(variable), zeros))
+            # TensorFlow wraps a variable to say how it is aggregated, and whether it is cached.
+            while hasattr(variable, "_v"):
+                variable = variable._v
+            variable._handle = made.handle
 
     def batch_reduce_to(
         self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: Any, options: Any = None

@@ -55,7 +55,9 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
     In both modes, `evaluate` and `predict` send each batch to one worker: every sample is counted
     once, and all rows come back in order. A lost worker is tolerated and may come back. A lost
-    server ends `fit` with an error that names it.
+    server ends `fit` with an error that names it; or, with `restart_limit` and a
+    `FaultTolerantCheckpoint`, `fit` waits until the server has been started again, restores all
+    variables from the newest checkpoint, and takes the steps since then again.
 
     Args:
         cluster_resolver: Resolver that describes the cluster; reads `TF_CONFIG` by default.
@@ -77,6 +79,8 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         start_limit: Seconds to wait for the workers and servers to start.
         silence_limit: Seconds without a sign of life after which a process is taken for lost. A
             process that dies is noticed at once.
+        restart_limit: Seconds to wait for a lost server to be started again, as `tfdml launch`
+            does; 0 for none.
 
     Raises:
         ValueError: If an argument is wrong, the cluster lacks a role, or this process is not its
@@ -102,6 +106,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         batch_split: Sequence[float] | str | None = None,
         silence_limit: float = 60.0,
         start_limit: float = 300.0,
+        restart_limit: float = 0.0,
     ):
         checks.check_arguments(
             synchronous, backup_workers, max_staleness, variable_partitioner, batch_split
@@ -111,6 +116,8 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         )
         compressor = check_compressor(options.compression)
         arguments.check_seconds("start_limit", start_limit)
+        if restart_limit:
+            arguments.check_seconds("restart_limit", restart_limit)
         keras_seam.install()
         parameter_servers.install()
         tensorflow_seam.install()
@@ -124,6 +131,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         self.synchronous = synchronous
         self.backup_workers = backup_workers
         self.max_staleness = max_staleness
+        self.restart_limit = restart_limit
         self.compressor = compressor
         super().__init__(self.connection.resolver)
         # TensorFlow's constructor creates its own extension and has no argument for another one.

@@ -37,12 +37,22 @@ class ResumingCallback(keras.callbacks.Callback):
             The result of `data.state` at the point to resume from; None to start from scratch.
         """
 
+    def can_resume(self) -> bool:
+        """Returns whether a `fit` that has failed would resume from a state that was saved."""
+        return False
+
     def end_fit(self, error: BaseException | None) -> None:
         """Called at the end of a `fit`.
 
         Args:
             error: Exception that ends the `fit`, Ctrl-C included; None if it ends well.
         """
+
+
+def resuming_callbacks(callbacks: Any) -> list[ResumingCallback]:
+    """Returns the resuming ones among the callbacks of a call."""
+    given = keras.tree.flatten(callbacks) if callbacks else []
+    return [c for c in given if isinstance(c, ResumingCallback)]
 
 
 @contextlib.contextmanager
@@ -58,7 +68,7 @@ def resumed(call: Call, arguments: dict[str, Any]) -> Iterator[None]:
         yield
         return
     callbacks = keras.tree.flatten(given) if given else []
-    own = [c for c in callbacks if isinstance(c, ResumingCallback)]
+    own = resuming_callbacks(callbacks)
     if not own:
         yield
         return

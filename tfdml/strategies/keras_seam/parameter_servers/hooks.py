@@ -28,6 +28,7 @@ from tfdml.strategies.parameter_server.chief.scattered import (
 )
 from tfdml.strategies.parameter_server.chief.synchronous import SynchronousTraining
 from tfdml.strategies.parameter_server.cluster import checks
+from tfdml.strategies.parameter_server.cluster.restoring import restored_servers
 from tfdml.strategies.parameter_server.step.share_step import ShareStep
 from tfdml.strategies.parameter_server.step.step_scope import STREAM_STRIDE, current_step
 from tfdml.strategies.parameter_server.step.worker_step import WorkerStep
@@ -45,6 +46,8 @@ class ServerHooks(Hooks):
             balancing = BalancedSplit(strategy.batch_split, clock, LocalCollective())
             given = arguments.get("callbacks")
             arguments["callbacks"] = with_balanced_split(given, balancing, model)
+        if call.name == "fit" and strategy.restart_limit:
+            strategy.extended.note_scalars()
         with resuming.resumed(call, arguments):
             adopt(model)
             checks.check_call(model, call.name, arguments)
@@ -60,6 +63,14 @@ class ServerHooks(Hooks):
             except BaseException:
                 _give_up(model)
                 raise
+
+    def can_go_on(self, model, callbacks, error) -> bool:
+        """Restores lost servers, if they are started again and a checkpoint has their variables."""
+        strategy = model.distribute_strategy
+        if not isinstance(error, checks.ServerLostError) or not strategy.restart_limit:
+            return False
+        has_checkpoint = any(c.can_resume() for c in resuming.resuming_callbacks(callbacks))
+        return restored_servers(strategy, model, has_checkpoint)
 
     def set_up_data(self, keras_init, call, iterator, strategy, *args, **kwargs) -> None:
         """Sends the data to the workers once, or lets the chief read them."""
