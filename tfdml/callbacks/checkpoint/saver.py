@@ -11,6 +11,7 @@ from tfdml.callbacks.checkpoint.checkpoint_options import CheckpointOptions
 from tfdml.callbacks.checkpoint.directory_use import DirectoryUse, say
 from tfdml.callbacks.checkpoint.training_state import Snapshot
 from tfdml.checkpointing import CheckpointManifest, Writer
+from tfdml.checkpointing.files import remove_tree
 from tfdml.checkpointing.names import OWN
 from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
@@ -65,8 +66,7 @@ class Saver:
         job = f"{self._job}-{self._use.saves}"
         notes = snapshot.own.notes
         if tables is not None:
-            use = self._use
-            tables.save(checkpointing.staging_directory(use.files, use.path, manifest, job))
+            self._begin_on_servers(job, manifest, tables)
         self._writer.submit(lambda: self._write(job, manifest, tensors, notes, tables))
         if not self._options.asynchronous:
             self.collect()
@@ -108,6 +108,19 @@ class Saver:
             if rank == self._ranks.rank:
                 own[name] = value
         return own
+
+    def _begin_on_servers(
+        self, job: str, manifest: CheckpointManifest, tables: ServerTables
+    ) -> None:
+        """Has parameter servers write; removes what they have begun if one of them is lost."""
+        files = self._use.files
+        staging = checkpointing.staging_directory(files, self._use.path, manifest, job)
+        try:
+            tables.save(staging)
+        except Exception:
+            with contextlib.suppress(OSError):
+                remove_tree(files, staging)
+            raise
 
     def _write(
         self,
