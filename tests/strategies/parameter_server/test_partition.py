@@ -45,6 +45,10 @@ def test_partitioned_variable_trains_like_a_whole_one(ranks, cluster, optimizer)
     assert_close(one, many, rtol=2e-5, atol=2e-6)
 
 
+def test_an_update_is_not_traced_again_for_other_numbers_of_rows(cluster):
+    assert cluster.run(cases.traces_of_updates) == 1
+
+
 def test_rows_may_be_found_by_hashes(ranks, cluster):
     (one,) = ranks(1).run(cases.hashed, False)
     many = cluster.run(cases.hashed, True)
