@@ -33,7 +33,7 @@ class SynchronousTraining(LoggingFunction):
         super().__init__(model, strategy, step)
         self._steps = model.steps_per_execution
         self._needed = strategy.size - strategy.backup_workers
-        self._updates: dict[str, Callable] = {}  # By the types of what they get.
+        self._updates: dict[Callable, Callable] = {}  # By the function whose results they get.
         self.worker_of_share: dict[int, int] = {}
         self._seconds: list[float] = []  # Of the shares of the last tasks.
 
@@ -86,15 +86,19 @@ class SynchronousTraining(LoggingFunction):
             self._strategy.share_clock.add(taken, rows, self._seconds)
         vectors, gradients = map(list, zip(*results, strict=True))
         with self._strategy.scope():
-            update = self._update_for(vectors, gradients)
+            update = self._update_for(function, len(results))
             self._logs.add(update(vectors, gradients).numpy())
 
-    def _update_for(self, vectors: list, gradients: list) -> Callable:
-        """Returns the update for such results, traced for any numbers of sparse gradients' rows."""
-        specs = tf.nest.map_structure(_spec, (vectors, gradients))
-        if str(specs) not in self._updates:
-            self._updates[str(specs)] = tf.function(self._apply).get_concrete_function(*specs)
-        return self._updates[str(specs)]
+    def _update_for(self, function: Callable, shares: int) -> Callable:
+        """Returns the update for results of a function, for any number of a table's rows."""
+        if function not in self._updates:
+            vector, gradients = tf.nest.map_structure(
+                lambda t: tf.TensorSpec(t.shape, t.dtype), function.structured_outputs
+            )
+            self._updates[function] = tf.function(self._apply).get_concrete_function(
+                [vector] * shares, [gradients] * shares
+            )
+        return self._updates[function]
 
     def _run(self, function: Callable, arguments: list[tuple], needed: int) -> list:
         """Runs a task per share; returns the first `needed` results, in the order of the shares."""
@@ -120,14 +124,6 @@ class SynchronousTraining(LoggingFunction):
         summed = [next(present) if has else None for has in self._step.has_gradient]
         self._strategy.run(lambda: optimizer.apply(summed, variables))
         return rest
-
-
-def _spec(value: Any) -> tf.TypeSpec:
-    """Returns the type of a result, whose number of rows is open if it is a sparse gradient."""
-    if not isinstance(value, tf.IndexedSlices):
-        return tf.type_spec_from_value(value)
-    of_shape = None if value.dense_shape is None else value.dense_shape.dtype
-    return tf.IndexedSlicesSpec(value.shape, value.dtype, value.indices.dtype, of_shape, [None])
 
 
 def _sum(parts: tuple) -> Any:

@@ -14,7 +14,7 @@ from tfdml.strategies.parameter_server.step.gradient_encoding import (
     is_encoded,
     new_seed,
 )
-from tfdml.strategies.parameter_server.step.result_packing import pack, unpack
+from tfdml.strategies.parameter_server.step.result_packing import GradientPacking, pack, unpack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
 from tfdml.strategies.parameter_server.step.worker_step import (
     any_rows,
@@ -85,7 +85,8 @@ class ShareStep:
             *share: As in `counts`, then the sums of all shares' counts: float64, shape `[counts]`.
 
         Returns:
-            A concrete function that returns a vector of results, and the gradients that exist.
+            A concrete function that returns a vector of results, and the gradients that exist,
+            packed; see `decode`.
         """
 
         def run(batch, rows, global_rows, stream, totals):
@@ -104,7 +105,9 @@ class ShareStep:
                 ]
             )
             counters = pack([scope.get_current_value(v) for v in self._counters])
-            return tf.concat([vector, counters], 0), self._encode(scope.gradients, stream)
+            encoded_ones = self._encode(scope.gradients, stream)
+            self._packing = GradientPacking(encoded_ones)
+            return tf.concat([vector, counters], 0), self._packing.pack(encoded_ones)
 
         return self._function("share", run, share)
 
@@ -135,8 +138,9 @@ class ShareStep:
             for i, (g, how) in enumerate(zip(present, self._encoded, strict=True))
         ]
 
-    def decode(self, gradients: list) -> list:
-        """Decodes a share's gradients; called in the graph of the update."""
+    def decode(self, packed: dict[str, Any]) -> list:
+        """Decodes a share's packed gradients; called in the graph of the update."""
+        gradients = self._packing.unpack(packed)
         compressor = self._model.distribute_strategy.compressor
         return [
             g if how is None else decoded(compressor, g, *how)
