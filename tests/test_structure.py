@@ -167,13 +167,13 @@ FRAMEWORK_ATTRIBUTES = {
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
     " _initial_epoch _inputs _inputs_struct _metrics _non_trainable_variables _outputs_struct"
     " _save_model _symbolic_build _variables",
-    "variables": "_direct_assign _dtype _get _initialize _primary _shape _unique_id _value",
+    "variables": "_direct_assign _dtype _get _handle _initialize _primary _shape _unique_id _value",
     "data of `fit`": "_batch_size _current_iterator _distributed_dataset _epoch_iterator"
     " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",
     "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"
     " _variant_tensor",
-    "`tf.distribute`": "_cancellation_mgr _cluster _local_replica_id _num_replicas_in_sync"
-    " _strategy _v _variable_partitioner _WrapperFunction",
+    "`tf.distribute`": "_cancellation_mgr _cluster _cluster_update_lock _local_replica_id"
+    " _num_replicas_in_sync _server_def _strategy _v _variable_partitioner _WrapperFunction",
     "files": "_create_h5_group _h5_entry_group _h5_entry_initialized _h5_entry_path",
     "graphs and tapes": "_collections _get_function _id _recording _thread_local _update_input"
     " _VARSCOPESTORE_KEY _VARSTORE_KEY",
