@@ -52,9 +52,11 @@ def restored_servers(
         _say(f"{names} has not been started again within `restart_limit`, {limit:g} s.")
         return False
     extended.make_again(variables, strategy.coordinator)
-    for worker in range(strategy.size):
+    for worker in set(range(strategy.size)) - set(link.lost_indices(WORKER)):
         for server in lost:
-            _wait_for_connection(worker, server, limit)
+            if not _is_connected(worker, server, limit):
+                _say(f"{name_of(WORKER, worker)} does not reach {name_of(SERVER, server)} again.")
+                return False
     # They were traced with the variables that are lost.
     model.train_function = model.test_function = model.predict_function = None
     _say(
@@ -64,11 +66,11 @@ def restored_servers(
     return True
 
 
-def _wait_for_connection(worker: int, server: int, seconds: float) -> None:
+def _is_connected(worker: int, server: int, seconds: float) -> bool:
     """Waits until a worker reaches a server that has been started again: it tries now and then.
 
-    Raises:
-        tf.errors.UnavailableError: If it does not after `seconds`.
+    Returns:
+        Whether it does within `seconds`.
     """
 
     @tf.function
@@ -77,15 +79,14 @@ def _wait_for_connection(worker: int, server: int, seconds: float) -> None:
             return tf.identity(tf.random.uniform([]))
 
     deadline = time.monotonic() + seconds
-    while True:
+    while time.monotonic() < deadline:
         try:
             with tf.device(f"/job:{WORKER}/replica:0/task:{worker}/device:CPU:0"):
                 reach()
-            return
+            return True
         except (tf.errors.UnavailableError, tf.errors.CancelledError):
-            if time.monotonic() > deadline:
-                raise
             time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _saved_variables(model: keras.Model) -> list[tf.Variable]:
