@@ -46,6 +46,7 @@ PARTS = {
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
     "tools.bench.compression.__main__": "installs PyTorch",
+    "tools.bench.divided_tables": "starts a worker and a server on each host",
     "tools.bench.remat.__main__": "installs Keras on JAX",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }

@@ -56,6 +56,7 @@ ARGUMENTS = {
     "check_desync": "",
     "silence_limit": "",
     "start_limit": "",
+    "restart_limit": "",
 }
 
 
