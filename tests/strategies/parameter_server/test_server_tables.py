@@ -126,6 +126,7 @@ def started():
         running.close()
 
 
+@pytest.mark.slow  # `test_stored_tables` has the message without servers.
 def test_a_server_whose_disk_is_full_is_named(tmp_path):
     with started() as cluster:
         pid = cluster.pid("ps", 1)
