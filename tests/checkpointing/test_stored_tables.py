@@ -47,7 +47,7 @@ def test_rows_are_read_across_parts_and_servers(saved):
     np.testing.assert_array_equal(tables["optimizer/1"][:], [0, 1, 2])
     blocks = list(tables["model/0"].blocks())
     np.testing.assert_array_equal(np.concatenate([tables["model/0"][b] for b in blocks]), TABLE)
-    # Another process is told where they are.
+    # The description lets another process read them.
     other = StoredTables.from_json(tables.to_json(), print)
     np.testing.assert_array_equal(other["model/0"][5:12], TABLE[5:12])
     # The ranks' files have nothing of them.

@@ -110,11 +110,6 @@ class StoredTensor:
     dtype: np.dtype
     begin: int
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensor in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def rows(self, first: int, last: int) -> np.ndarray:
         """Returns the tensor's rows from `first` to before `last`."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize

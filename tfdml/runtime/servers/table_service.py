@@ -66,7 +66,7 @@ def _save(request: bytes, *tensors: np.ndarray) -> bytes:
     def write() -> None:
         try:
             write_for_rank_0(files, given["staging"], given["member"], named, {})
-        except Exception as error:  # noqa: BLE001 (of any kind: the chief has been told by then)
+        except Exception as error:  # noqa: BLE001 (a note has told the chief)
             _say(f"{given['member']} of {given['staging']} could not be written: {error!r}")
 
     _writer.submit(write)

@@ -19,6 +19,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 from tensorflow.python.eager.context import context
 
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
+from tfdml.runtime.servers.server_task import SERVER
 from tfdml.strategies.parameter_server.initial_value import InitialValue
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 
@@ -101,7 +102,12 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
     def variables_on(self, servers: Collection[int]) -> list[tf.Variable]:
         """Returns the variables on some servers."""
         existing = [v for v in (reference() for reference in self._on_servers) if v is not None]
-        return [v for v in existing if tf.DeviceSpec.from_string(v.device).task in servers]
+        places = [tf.DeviceSpec.from_string(v.device) for v in existing]
+        return [
+            v
+            for v, place in zip(existing, places, strict=True)
+            if place.job == SERVER and place.task in servers
+        ]
 
     def note_scalars(self) -> None:
         """Notes the values of scalars, with which `make_again` makes them.

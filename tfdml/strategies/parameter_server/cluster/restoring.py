@@ -37,23 +37,21 @@ def restored_servers(
             f"`FaultTolerantCheckpoint`."
         )
         return False
-    variables = extended.variables_on(lost)
-    saved = {id(v.handle) for v in _saved_variables(model)}
-    others = [v.name for v in variables if id(v.handle) not in saved]
-    if others:
-        _say(
-            f"{names} had a variable that is in no checkpoint of this model, so `fit` ends: "
-            f"{others[0]}."
-        )
+    if not _is_all_saved(extended.variables_on(lost), model):
         return False
     limit = strategy.restart_limit
     _say(f"fit waits for up to {limit:g} s until {names} has been started again.")
-    if not link.wait_for_return(SERVER, limit):
+    # More than those above, if others are lost meanwhile.
+    returned = link.wait_for_return(SERVER, limit)
+    if not returned:
         _say(f"{names} has not been started again within `restart_limit`, {limit:g} s.")
+        return False
+    variables = extended.variables_on(returned)
+    if not _is_all_saved(variables, model):
         return False
     extended.make_again(variables, strategy.coordinator)
     for worker in set(range(strategy.size)) - set(link.lost_indices(WORKER)):
-        for server in lost:
+        for server in returned:
             if not _is_connected(worker, server, limit):
                 _say(f"{name_of(WORKER, worker)} does not reach {name_of(SERVER, server)} again.")
                 return False
@@ -64,6 +62,18 @@ def restored_servers(
         "taken again."
     )
     return True
+
+
+def _is_all_saved(variables: list[tf.Variable], model: keras.Model) -> bool:
+    """Returns whether checkpoints of a model have all of some variables; says which one not."""
+    saved = {id(v.handle) for v in _saved_variables(model)}
+    others = [v.name for v in variables if id(v.handle) not in saved]
+    if others:
+        _say(
+            f"`fit` ends, because a lost server had a variable that is in no checkpoint of this "
+            f"model: {others[0]}."
+        )
+    return not others
 
 
 def _is_connected(worker: int, server: int, seconds: float) -> bool:
