@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import socket
 
 import psutil
@@ -75,7 +76,7 @@ def test_a_broken_strategy_is_replaced_by_ours_of_the_same_name():
 
 @pytest.mark.slow  # The test above runs it too.
 def test_healthy_machine(tfdml_command):
-    done = tfdml_command("doctor", "--verbose", **WIDE)
+    done = tfdml_command("doctor", "--verbose", TF_ENABLE_ONEDNN_OPTS="1", **WIDE)
     assert done.returncode == 0, done.stdout + done.stderr
     names = ("Python", "TensorFlow", "Keras", "tf.keras", "Horovod", "Codecs", "Devices")
     for name in (*names, "All-reduce"):
@@ -112,6 +113,17 @@ def test_broken_tensorflow(environment_without, tfdml_command):
     assert done.returncode == 1
     assert row(done.stdout, "Devices").startswith("error ")
     assert "No module named 'absl'" in done.stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere TensorFlow has its own")
+@pytest.mark.parametrize(("value", "status"), [("0", Status.WARNING), ("1", Status.OK)])
+def test_onednn(monkeypatch, value, status):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+    finding = devices.check_devices()
+    assert finding.status is status
+    assert ("without oneDNN" in finding.what) == (value == "0")
+    assert ("TF_ENABLE_ONEDNN_OPTS=1" in finding.fix) == (value == "0")
 
 
 def test_time_limit_of_the_all_reduce():

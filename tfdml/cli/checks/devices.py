@@ -1,9 +1,11 @@
 """Checks of cores, memory and GPUs; TensorFlow is queried in a child process.
 
-The child runs `python -m tfdml.cli.checks.devices`, which prints TensorFlow's GPUs as JSON.
+The child runs `python -m tfdml.cli.checks.devices`, which prints as JSON TensorFlow's GPUs, and
+whether its operations on processors are those of oneDNN.
 """
 
 import json
+import platform
 
 import psutil
 
@@ -29,7 +31,11 @@ def check_host() -> Finding:
 
 
 def check_devices() -> Finding:
-    """Checks that TensorFlow can be imported, and lists its GPUs."""
+    """Checks that TensorFlow can be imported, and lists its GPUs.
+
+    Without a GPU, oneDNN's operations should be on. TensorFlow leaves them off on x86 processors
+    without AVX-512 VNNI, BF16 or AMX, although they need neither.
+    """
     ended = child.ask("tfdml.cli.checks.devices", _SECONDS)
     if not ended.ok or not ended.lines:
         return error(
@@ -37,15 +43,27 @@ def check_devices() -> Finding:
             "TensorFlow cannot be imported:\n" + "\n".join(ended.lines[-4:]),
             "Install TensorFlow again: pip install --force-reinstall of the version above.",
         )
-    gpus = json.loads(ended.lines[-1])
+    facts = json.loads(ended.lines[-1])
+    gpus, has_onednn = facts["gpus"], facts["onednn"]
     what = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
-    return ok("Devices", f"{what}: {', '.join(gpus)}" if gpus else f"{what}: training on the CPU")
+    if gpus:
+        return ok("Devices", f"{what}: {', '.join(gpus)}")
+    what += ": training on the CPU"
+    if has_onednn or platform.machine() not in ("x86_64", "AMD64"):
+        return ok("Devices", what)
+    return warning(
+        "Devices",
+        f"{what}, without oneDNN: dense layers are slow with small batches",
+        "Set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, on every rank.",
+    )
 
 
 def _print_facts() -> None:
     import tensorflow as tf
+    from tensorflow.python.framework.test_util import IsMklEnabled
 
-    print(json.dumps([device.name for device in tf.config.list_physical_devices("GPU")]))
+    gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
+    print(json.dumps({"gpus": gpus, "onednn": IsMklEnabled()}))
 
 
 if __name__ == "__main__":
