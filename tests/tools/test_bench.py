@@ -10,10 +10,12 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -35,6 +37,8 @@ LIBRARIES = [name for name in SOURCES if name not in PROGRAMS]
 PARTS = {
     "tools.bench.compression.rank": "tools.bench.compression",
     "tools.bench.compression.torch_rank": "tools.bench.compression",
+    "tools.bench.divided_tables.rank": "tools.bench.divided_tables",
+    "tools.bench.divided_tables.torchrec_rank": "tools.bench.divided_tables",
     "tools.bench.parameter_server.chief": "tools.bench.parameter_server",
     "tools.bench.parameter_server.host": "tools.bench.parameter_server",
     "tools.bench.recovery.rank": "tools.bench.recovery",
@@ -46,7 +50,8 @@ PARTS = {
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
     "tools.bench.compression.__main__": "installs PyTorch",
-    "tools.bench.divided_tables": "starts a worker and a server on each host",
+    "tools.bench.divided_tables.__main__": "installs TorchRec",
+    "tools.bench.divided_tables.rank": "starts a worker and a server on each host",
     "tools.bench.remat.__main__": "installs Keras on JAX",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }
@@ -236,3 +241,24 @@ def test_a_codec_can_be_timed(monkeypatch, name):
     monkeypatch.setattr(codecs, "SHAPE", (64, 64))
     monkeypatch.setattr(codecs, "seconds", lambda call: (call(), 1.0)[1])
     assert codecs.measure(compression.get(name))[2] == 1.0
+
+
+def test_batches_of_divided_tables_have_ids_of_each_table():
+    from tools.bench.divided_tables import model
+
+    ids, dense, y = model.batches(rows=50, ids_each=3)
+    samples = (model.WARM_UP + model.STEPS) * model.BATCH
+    assert ids.shape == (samples, 3 * model.TABLES)
+    assert (dense.shape, y.shape) == ((samples, model.DENSE), (samples, 1))
+    assert (ids.min(), ids.max()) == (0, 49)
+
+
+def test_rows_per_second_are_those_of_a_call():
+    from tools.bench.divided_tables import model
+
+    calls = []
+    found = model.rows_per_second(50, lambda ids: (calls.append(ids), time.sleep(0.001)))
+    assert {ids.shape for ids in calls} == {(model.IDS,)}
+    assert (min(map(np.min, calls)), max(map(np.max, calls))) == (0, 49)
+    # Each call takes at least a millisecond.
+    assert 0 < found <= model.IDS / 0.001

@@ -1,0 +1,1 @@
+"""Benchmark of embedding tables on every rank, or divided among ranks or servers."""
