@@ -1,6 +1,8 @@
 """Checks the calls of a step with the handle of an iterator alone."""
 
+import gc
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -44,6 +46,27 @@ def test_a_graph_serves_all_iterators_of_a_spec():
     assert function.calls == [list], "Traced once, with a list of batches."
     call(iter(dataset(4).map(lambda batch: batch["x"])))
     assert function.calls == [list, list]
+
+
+def test_an_iterator_is_freed_with_its_data():
+    class Data:
+        """What a generator holds while its data set is read."""
+
+    def batches():
+        held = Data()
+        alive.append(weakref.ref(held))
+        while True:
+            yield [1.0]
+
+    alive = []
+    spec = tf.TensorSpec([1], tf.float32)
+    iterator = iter(tf.data.Dataset.from_generator(batches, output_signature=spec))
+    call = with_direct_calls(Recorded(), model())
+    call(iterator)
+    assert alive[0]() is not None
+    del iterator
+    gc.collect()
+    assert alive[0]() is None
 
 
 @pytest.mark.parametrize("composite", [tf.RaggedTensor, tf.SparseTensor])
