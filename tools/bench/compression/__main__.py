@@ -9,9 +9,10 @@
 
 Each network is made by `tools/netlab` (root needed): hosts with one rank each, or `--ranks`. A
 run of one network times, one after the other: ours under `model.fit`, each codec; hand-written
-loops over raw Horovod; TensorFlow's MultiWorkerMirroredStrategy; and PyTorch's DDP with gloo, in an
-environment that this tool makes (.venv-torch in the checkout). Results go to
-tools/benchmarks/compression.json, the report to compression.md and compression.png beside it.
+loops over raw Horovod; our MultiWorkerMirroredStrategy, and TensorFlow's own in a loop and under
+the frozen Keras 2; and PyTorch's DDP with gloo, in an environment that this tool makes (.venv-torch
+in the checkout). Results go to tools/benchmarks/compression.json, the report to compression.md and
+compression.png beside it.
 """
 
 import functools
@@ -25,7 +26,16 @@ from typing import Annotated
 
 import typer
 
-from tools.bench.compression.model import AT_ONCE, AUTO, BITS, PEERS, RANKS, RATES, SUMMED
+from tools.bench.compression.model import (
+    AT_ONCE,
+    AUTO,
+    BITS,
+    OF_WORKERS,
+    PEERS,
+    RANKS,
+    RATES,
+    SUMMED,
+)
 from tools.bench.compression.report import write_report
 from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, start
 
@@ -36,6 +46,7 @@ TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 OURS = [*BITS, *RANKS]
 RAW = ["raw Horovod", "raw Horovod fp16"]
 HOROVOD = ["idle", "local", *OURS, AUTO]
+OF_TENSORFLOW = [OF_WORKERS, *(name for name in PEERS if name.startswith("MultiWorkerMirrored"))]
 DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 
@@ -95,8 +106,9 @@ def measure(
         yield run_on_hosts(rank, names, bits, *options, job="horovod", **network)
     if model != "mlp":
         return
-    if not xla and (names := wanted(["MultiWorkerMirrored RING"])):
-        yield run_on_hosts(rank, names, bits, job="multi-worker", **network)
+    # Each in processes of its own, which can be members of one cluster alone.
+    for name in [] if xla else filter(None, wanted(OF_TENSORFLOW).split(";")):
+        yield run_on_hosts(rank, name, bits, job="multi-worker", **network)
     if (names := wanted(DDP)) and (python := torch_python()):
         yield run_on_hosts(torch_rank, names, bits, python=python, **network)
 

@@ -41,11 +41,15 @@ AUTO = "auto"
 AT_ONCE = ", at once"
 # Candidates that a ring sums as they are, in addition to those of RANKS.
 SUMMED = ("none", "randomk 1 %")
-# Names of the peers, and the codec of what each sends.
+# Our MultiWorkerMirroredStrategy, without compression.
+OF_WORKERS = "MultiWorkerMirrored"
+# Names of the peers, and the codec of what each sends. "RING" is TensorFlow's own strategy in a
+# hand-written loop, "tf_keras" the same under the frozen Keras 2's `fit`.
 PEERS = {
     "raw Horovod": "none",
     "raw Horovod fp16": "fp16",
     "MultiWorkerMirrored RING": "none",
+    "MultiWorkerMirrored tf_keras": "none",
     "PyTorch DDP": "none",
     "PyTorch DDP fp16 hook": "fp16",
     "PyTorch DDP PowerSGD hook": "powersgd 4",
@@ -67,9 +71,9 @@ def formula(name: str, hosts: int, ranks: int = 1, by_hosts: bool = False) -> fl
     """
     name = name.removesuffix(AT_ONCE)
     is_peer = name in PEERS
-    is_ring = is_peer or name in (*SUMMED, *RANKS)
+    is_ring = is_peer or name in (*SUMMED, *RANKS, OF_WORKERS)
     size = hosts * ranks
-    name = PEERS.get(name, name)
+    name = {**PEERS, OF_WORKERS: "none"}.get(name, name)
     shapes = [(WIDTH, WIDTH)] * LAYERS + [(WIDTH, CLASSES)]
     matrices = sum(n * m for n, m in shapes)
     if name in RANKS:

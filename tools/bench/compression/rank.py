@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tools.bench.compression.model import (
     CLASSES,
     GLOBAL_BATCH,
     LAYERS,
+    OF_WORKERS,
     WARM_UP,
     WIDTH,
     Clock,
@@ -65,8 +66,24 @@ def ours(
     with strategy.scope():
         model = NETWORKS[network][0]()
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss(), jit_compile=xla)
+    clock = _fitting(model, network, steps, warm_up, keras.callbacks.LambdaCallback)
+    state = strategy.extended.get_aggregator(model.optimizer).state
+    by_hosts = [bool(v.numpy()) for n, v in state.items() if n.startswith("by_hosts/")]
+    return {**clock.summary(), "by_hosts": any(by_hosts)}
+
+
+def _fitting(model: Any, network: str, steps: int, warm_up: int, callback: type) -> Clock:
+    """Returns the clock of an epoch of `fit`, after one that warms up, without its first step.
+
+    Args:
+        model: A compiled model of any Keras.
+        network: Name of the network, whose data it gets.
+        steps: Steps of the epoch.
+        warm_up: Steps of the first one.
+        callback: The `LambdaCallback` of the same Keras.
+    """
     clock = Clock()
-    ticks = keras.callbacks.LambdaCallback(
+    ticks = callback(
         on_epoch_begin=lambda epoch, logs: clock.start(),
         on_train_batch_end=lambda batch, logs: clock.tick(),
     )
@@ -74,9 +91,7 @@ def ours(
     model.fit(*data(network, steps), batch_size=GLOBAL_BATCH, verbose=0, callbacks=[ticks])
     # The first step of a call includes its checks.
     clock.rows = clock.rows[1:] or clock.rows
-    state = strategy.extended.get_aggregator(model.optimizer).state
-    by_hosts = [bool(v.numpy()) for n, v in state.items() if n.startswith("by_hosts/")]
-    return {**clock.summary(), "by_hosts": any(by_hosts)}
+    return clock
 
 
 def raw_horovod(network: str, fp16: bool | None, steps: int, xla: bool) -> dict[str, float]:
@@ -162,6 +177,11 @@ def main(
                 results[f"{name}, both ways"] = both_ways(network, compressor, of_job)
             elif name == "idle":
                 results[name] = idle()
+            elif name == OF_WORKERS:
+                strategy = tfdml.MultiWorkerMirroredStrategy()
+                results[name] = ours(network, strategy, steps + 1, WARM_UP, xla)
+            elif name == "MultiWorkerMirrored tf_keras":
+                results[name] = _keras_2(steps + 1)
             elif name == "MultiWorkerMirrored RING":
                 results[name] = _peer_multi_worker(steps)
             elif name.removesuffix(AT_ONCE) in OURS:
@@ -187,6 +207,20 @@ def main(
                 print(*list(results.items())[-1], file=sys.stderr, flush=True)
     if rank == 0:
         report(results)
+
+
+def _keras_2(steps: int) -> dict[str, float]:
+    """Times steps of the frozen Keras 2's `fit` under TensorFlow's own strategy."""
+    import tf_keras
+
+    layers = tf_keras.layers
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        hidden = [layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
+        model = tf_keras.Sequential([layers.Input((WIDTH,)), *hidden, layers.Dense(CLASSES)])
+        cross_entropy = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf_keras.optimizers.SGD(0.01, momentum=0.9), cross_entropy)
+    return _fitting(model, "mlp", steps, WARM_UP, tf_keras.callbacks.LambdaCallback).summary()
 
 
 def _peer_multi_worker(steps: int) -> dict[str, float]:
