@@ -14,10 +14,9 @@ import numpy as np
 from tfdml.checkpointing.files import Files
 from tfdml.checkpointing.manifest import CheckpointManifest
 from tfdml.checkpointing.names import ROWS
+from tfdml.checkpointing.row_blocks import row_blocks
 from tfdml.checkpointing.store import open_files
 from tfdml.checkpointing.tensors import StoredTensor, stored_tensors
-
-_BLOCK_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +46,8 @@ class StoredTable:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def blocks(self) -> Iterator[slice]:
-        """Yields the indices of rows, a few MB of them at a time."""
-        step = max(1, _BLOCK_BYTES * self.shape[0] // self.nbytes)
-        for first in range(0, self.shape[0], step):
-            yield slice(first, min(first + step, self.shape[0]))
+        """Returns the indices of rows, block by block; see `row_blocks`."""
+        return row_blocks(self.shape, self.dtype.itemsize)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         begin, end, _ = rows.indices(self.shape[0])

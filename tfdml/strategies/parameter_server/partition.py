@@ -7,7 +7,6 @@ slots on the part's server.
 """
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.checkpointing.row_blocks import BLOCK_BYTES, row_blocks
 from tfdml.collectives.sparse_gradients import times
-
-# Bytes of a variable that pass through the chief at a time.
-_CHIEF_BYTES = 4 << 20
 
 
 def as_array(sharded: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -133,7 +130,7 @@ def blocks_of(parts: Sequence[keras.Variable]) -> Iterator[tuple[slice, np.ndarr
     Yields:
         Indices of rows of the whole variable, and the rows.
     """
-    for part, own, rows in row_blocks(parts, _CHIEF_BYTES):
+    for part, own, rows in part_blocks(parts):
         yield rows, tf.gather(part._value, tf.range(own.start, own.stop)).numpy()
 
 
@@ -144,27 +141,24 @@ def assign_blocks(parts: Sequence[keras.Variable], value: Any) -> None:
         parts: The variable's parts.
         value: Array, or part of a file, from which slices of rows are read.
     """
-    for part, own, rows in row_blocks(parts, _CHIEF_BYTES):
+    for part, own, rows in part_blocks(parts):
         block = tf.cast(np.asarray(value[rows]), part._value.dtype)
         part._value.scatter_update(tf.IndexedSlices(block, tf.range(own.start, own.stop)))
 
 
-def row_blocks(
-    parts: Sequence[keras.Variable], block_bytes: int
+def part_blocks(
+    parts: Sequence[keras.Variable], block_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[keras.Variable, slice, slice]]:
     """Yields a part, indices of some of its rows, and their indices in the whole.
 
     Args:
         parts: A variable's parts.
-        block_bytes: Largest size of a block of rows in bytes, unless a row is larger.
+        block_bytes: See `row_blocks`.
     """
     begin = 0
     for part in parts:
-        row_bytes = part._value.dtype.size * math.prod(part.shape[1:])
-        step = max(1, block_bytes // row_bytes)
-        for first in range(0, part.shape[0], step):
-            last = min(first + step, part.shape[0])
-            yield part, slice(first, last), slice(begin + first, begin + last)
+        for own in row_blocks(part.shape, part._value.dtype.size, block_bytes):
+            yield part, own, slice(begin + own.start, begin + own.stop)
         begin += part.shape[0]
 
 

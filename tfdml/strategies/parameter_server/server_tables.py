@@ -22,7 +22,7 @@ from tfdml.runtime.servers.remote_calls import call
 from tfdml.runtime.servers.server_link import ServerLink
 from tfdml.runtime.servers.server_task import SERVER, name_of
 from tfdml.runtime.servers.table_service import ANSWER_MARK, LOAD, SAVE, save_request
-from tfdml.strategies.parameter_server.partition import parts_of, row_blocks
+from tfdml.strategies.parameter_server.partition import part_blocks, parts_of
 
 # Bytes of rows that a server reads at a time.
 _SERVER_BYTES = 64 << 20
@@ -105,7 +105,7 @@ class ServerTables:
 
         def load(server: int) -> None:
             for name in names:
-                for part, own, rows in row_blocks(self._tables[name], _SERVER_BYTES):
+                for part, own, rows in part_blocks(self._tables[name], _SERVER_BYTES):
                     if _server(part) == server:
                         with _on(server):
                             _load_rows(part, request, name, own, rows)

@@ -1,12 +1,12 @@
 """Tables that are dealt to the ranks, put together block by block."""
 
-import math
 from collections.abc import Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.checkpointing.row_blocks import row_blocks
 from tfdml.collectives.collective import Collective
 from tfdml.optimizers.touched_rows import read_rows
 
@@ -28,10 +28,10 @@ def blocks_of(
     """
     deal, ranks = variable.ownership.cut, collective.size
     own = getattr(variable.value, "values", [variable.value])[0]
-    row_bytes = own.dtype.size * math.prod(deal.row_shape)
-    step = max(1, BLOCK_BYTES // (row_bytes * ranks))
-    for first in range(0, deal.rows(0), step):
-        counts = [max(0, min(step, deal.rows(rank) - first)) for rank in range(ranks)]
+    # The first rank has the most rows.
+    for dealt in row_blocks((deal.rows(0), *deal.row_shape), own.dtype.size, BLOCK_BYTES // ranks):
+        first = dealt.start
+        counts = [max(0, min(dealt.stop, deal.rows(rank)) - first) for rank in range(ranks)]
         # Reading the whole variable would copy it.
         rows = read_rows(own, tf.range(first, first + counts[collective.rank]))
         gathered = collective.all_gather_rows(rows, counts, "table/rows").numpy()
