@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tfdml import checkpointing
+from tfdml.callbacks.checkpoint.directory_use import leave_directory, use_directory
 from tfdml.checkpointing import CheckpointManifest, Files, commit, manifest
 from tfdml.checkpointing.stored_tables import StoredTables
 
@@ -95,3 +96,33 @@ def test_a_server_that_cannot_write_is_named(tmp_path):
     with pytest.raises(OSError, match="parameter server 3 could not write its part"):
         checkpointing.save(Files(), str(tmp_path), "job", 0, plan, {}, {}, server_members=members)
     assert not list(tmp_path.glob("*fit*"))
+
+
+@pytest.mark.parametrize("kind", ["disk", "local", "memory"])
+def test_a_part_that_comes_after_its_save_has_failed_is_removed(tmp_path, kind):
+    directory = str(tmp_path) if kind == "disk" else f"{kind}://{tmp_path}/late"
+    use = use_directory(directory)
+    try:
+        use.choose(0, True, False)
+        plan = CheckpointManifest(0, 0, 1, 1, (), {})
+        members = {"parameter server 0": "server-0.safetensors"}
+        with pytest.raises(OSError, match="no longer waited for"):
+            checkpointing.save(
+                use.files,
+                directory,
+                "job",
+                0,
+                plan,
+                {},
+                {},
+                server_members=members,
+                given_up=lambda: True,
+            )
+        staging = checkpointing.staging_directory(use.files, directory, plan, "job")
+        commit.write_for_rank_0(use.files, staging, "server-0.safetensors", {"w": TABLE}, {})
+        assert [name for name in use.files.names(directory) if "fit-" in name]
+        # The job goes on.
+        assert use.choose(0, True, False)["name"] is None
+        assert not [name for name in use.files.names(directory) if "fit-" in name]
+    finally:
+        leave_directory(directory)

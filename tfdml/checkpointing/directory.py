@@ -77,6 +77,10 @@ class CheckpointDirectory:
             DirectoryInUse: If a running process has it.
         """
         self._claim.take()
+        self.remove_unfinished()
+
+    def remove_unfinished(self) -> None:
+        """Removes what failed saves and dead writers have left, while nothing is being saved."""
         for name in self._names():
             path = os.path.join(self.path, name)
             unfinished = manifests.fit_of(name) is not None and not is_committed(self._files, path)

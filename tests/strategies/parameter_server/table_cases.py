@@ -99,17 +99,31 @@ def memory_of_checkpoints(directory: str, megabytes: int) -> dict[str, float]:
     return {"peak": peak() - before, "differ": float(np.abs(first - second).max())}
 
 
-def saved_in_large_parts(directory: str, megabytes: int, on_write_error: str) -> list[int]:
-    """Trains while the test hinders a server that writes; returns the numbers of its steps."""
-    model = _large_model(_strategy_of_two(), _rows(megabytes))
+def saved_in_large_parts(
+    directory: str, megabytes: int, on_write_error: str, restart_limit: float = 0.0
+) -> dict[str, list]:
+    """Trains while the test hinders a server that writes.
+
+    Returns:
+        The numbers of the steps, and the names of unfinished checkpoints when training went on
+        after a loss.
+    """
+    model = _large_model(_strategy_of_two(restart_limit), _rows(megabytes))
     ids = np.zeros((4, 3), "int32")
     data = tf.data.Dataset.from_tensors((ids, np.ones((4, 1), "float32"))).repeat()
     checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(
         f"{directory}/run", save_freq=20, on_write_error=on_write_error
     )
-    seen: list[int] = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
-    callbacks = [checkpoint, Marks(directory, (30,)), note]
+    steps: list[int] = []
+    unfinished: list[str] = []
+
+    def note(batch, logs):
+        if steps and batch <= steps[-1]:
+            unfinished.extend(path.name for path in Path(directory, "run").glob("partial-*"))
+        steps.append(batch)
+
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    callbacks = [checkpoint, Marks(directory, (30,)), noting]
     try:
         model.fit(data, steps_per_epoch=60, verbose=0, callbacks=callbacks)
     finally:
@@ -119,7 +133,7 @@ def saved_in_large_parts(directory: str, megabytes: int, on_write_error: str) ->
         if any(writer.is_alive() for writer in writers):
             print("a lost server is still waited for", flush=True)
     leave_directory(f"{directory}/run")
-    return seen
+    return {"steps": steps, "unfinished": unfinished}
 
 
 def _strategy_of_two(restart_limit: float = 0.0) -> ParameterServerStrategy:
@@ -193,7 +207,12 @@ def refused(directory: str, way: str) -> str:
     """Returns the error of a way to save that is not for partitioned variables."""
     model = _model(_strategy(True))
     model.predict(_samples()[0], verbose=0)
+    if way == "restore":
+        with tf.distribute.get_strategy().scope():
+            plain = tf.train.Checkpoint(model=_model(tf.distribute.get_strategy()))
+        plain.write(f"{directory}/plain")
     ways = {
+        "restore": lambda: tf.train.Checkpoint(model=model).read(f"{directory}/plain"),
         "checkpoint": lambda: tf.train.Checkpoint(model=model).write(f"{directory}/weights"),
         "saved model": lambda: tf.saved_model.save(model, f"{directory}/model"),
         "export": lambda: model.export(f"{directory}/model"),

@@ -109,10 +109,11 @@ def test_servers_write_an_exported_model(cluster, tmp_path):
     assert result["differ"] < 1e-5
 
 
-@pytest.mark.parametrize("way", ["checkpoint", "saved model"])
+@pytest.mark.parametrize("way", ["checkpoint", "restore", "saved model"])
 def test_files_of_tensorflow_are_refused_for_parts(cluster, tmp_path, way):
     message = cluster.run(cases.refused, str(tmp_path), way)
     assert "`tf.saved_model.save` need whole variables" in message
+    assert "table/embeddings, whose parts are on servers." in message
     assert "`tfdml.callbacks.FaultTolerantCheckpoint`, `model.save` or `model.export`" in message
 
 
@@ -133,7 +134,7 @@ def test_a_server_whose_disk_is_full_is_named(tmp_path):
         at_step(
             tmp_path, 30, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
         )
-        steps = cluster.run(cases.saved_in_large_parts, str(tmp_path), 16, "warn")
+        steps = cluster.run(cases.saved_in_large_parts, str(tmp_path), 16, "warn")["steps"]
         said, of_server = cluster.output("chief", 0), cluster.output("ps", 1)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 4 << 20))
         message = cluster.run(cases.refused, str(tmp_path), "export")
@@ -165,15 +166,19 @@ def test_a_table_larger_than_the_chief_survives_a_server(tmp_path):
     assert result["differ"] < 1e-5
 
 
+def await_part_of_server_1(run: Path) -> None:
+    """Waits until server 1 writes its part of the second checkpoint."""
+    assert appears(run / FIRST)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(run.glob(f"partial-fit*/{MEMBERS[1]}")):
+        time.sleep(0.001)
+
+
 @pytest.mark.slow
 def test_a_server_killed_while_it_writes_ends_the_job(tmp_path):
     def kill_writer() -> None:
-        assert appears(tmp_path / "run" / FIRST)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if list((tmp_path / "run").glob(f"partial-fit*/{MEMBERS[1]}")):
-                cluster.send("ps", 1, signal.SIGKILL)
-                return
+        await_part_of_server_1(tmp_path / "run")
+        cluster.send("ps", 1, signal.SIGKILL)
 
     with started() as cluster:
         at_step(tmp_path, 30, kill_writer)
@@ -187,6 +192,27 @@ def test_a_server_killed_while_it_writes_ends_the_job(tmp_path):
         failure.value
     )
     assert [c.manifest.step for c in checkpoints(tmp_path / "run")] == [20]
+    assert not list((tmp_path / "run").glob("partial-*"))
     with started() as cluster:
-        steps = cluster.run(cases.saved_in_large_parts, str(tmp_path), 400, "raise")
-    assert steps[0] == 20
+        again = cluster.run(cases.saved_in_large_parts, str(tmp_path), 400, "raise")
+    assert again["steps"][0] == 20
+
+
+@pytest.mark.slow
+def test_a_server_killed_while_it_writes_leaves_no_part_of_the_checkpoint(tmp_path):
+    with started() as cluster:
+
+        def kill_writer_and_start_it_again() -> None:
+            await_part_of_server_1(tmp_path / "run")
+            cluster.send("ps", 1, signal.SIGKILL)
+            time.sleep(1)
+            cluster.start("ps", 1)
+
+        at_step(tmp_path, 30, kill_writer_and_start_it_again)
+        found = cluster.run(cases.saved_in_large_parts, str(tmp_path), 400, "raise", 60.0)
+        said = cluster.output("chief", 0)
+    assert "all variables are restored from the newest checkpoint" in said
+    assert 20 in found["steps"][40:], "the steps since the checkpoint were taken again"
+    assert found["unfinished"] == []
+    assert [c.manifest.step for c in checkpoints(tmp_path / "run")] == [40, 60, 60]
+    assert not list((tmp_path / "run").glob("partial-*"))

@@ -99,7 +99,10 @@ class DirectoryUse:
         """
 
         def choice() -> str | None:
-            if self._claim() and not resume:
+            if not self._claim():
+                # A server may have begun to write its part after the others had failed.
+                self.directory.remove_unfinished()
+            elif not resume:
                 self.directory.clear()
             found = self.directory.newest(fit, allow_fresh_start)
             return found.manifest.directory if found else None
