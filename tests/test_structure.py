@@ -173,8 +173,9 @@ FRAMEWORK_ATTRIBUTES = {
     " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",
     "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"
     " _variant_tensor",
-    "`tf.distribute`": "_cancellation_mgr _cluster _cluster_update_lock _local_replica_id"
-    " _num_replicas_in_sync _server_def _strategy _v _variable_partitioner _WrapperFunction",
+    "`tf.distribute`": "_cancellation_mgr _cluster _cluster_due_for_update_or_finish"
+    " _cluster_update_lock _local_replica_id _num_replicas_in_sync _server_def"
+    " _should_preemption_thread_run _strategy _v _variable_partitioner _WrapperFunction",
     "files": "_create_h5_group _h5_entry_group _h5_entry_initialized _h5_entry_path",
     "graphs and tapes": "_collections _get_function _id _recording _thread_local _update_input"
     " _VARSCOPESTORE_KEY _VARSTORE_KEY",

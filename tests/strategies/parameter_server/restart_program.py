@@ -4,6 +4,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdml
 from tests.strategies.parameter_server.cases import CountedMean, classifier, dataset
@@ -11,6 +12,8 @@ from tests.strategies.parameter_server.fault_cases import Marks
 from tfdml.strategies import ParameterServerStrategy
 
 EPOCHS, STEPS, BATCH, KILLED_AT = 2, 30, 8, 12
+# Step after which the learning rate is another than the program's.
+HALVED_AT = 7
 
 
 class _SlowAfter(keras.callbacks.Callback):
@@ -36,8 +39,9 @@ def train(
     parts: int = 2,
     restart_limit: float = 0.0,
     save_freq: int = 5,
+    until_all_work: bool = False,
 ) -> dict:
-    """Trains or resumes; returns the outcome.
+    """Trains or resumes; returns the course of it and the outcome.
 
     Args:
         directory: Directory of the checkpoints, and of the mark on which the test kills a process.
@@ -46,6 +50,7 @@ def train(
         parts: Parts of the first kernel, on as many servers.
         restart_limit: Argument of the strategy.
         save_freq: Argument of the checkpoints' callback.
+        until_all_work: Whether to train afterwards until all workers take part.
     """
     keras.utils.set_random_seed(3)
     strategy = ParameterServerStrategy(
@@ -58,11 +63,20 @@ def train(
     )
     with strategy.scope():
         counted = CountedMean(name="samples")
+        # The chief's own variable; the chief is task 0 of its job, as a server may be of its.
+        with strategy.extended.colocate_vars_with(counted.rows.value):
+            on_chief = tf.Variable(7.0)
     model = classifier(strategy, dropout=0.2, metrics=[counted])
     seen: list[int] = []
+
+    def halve_rate(batch, logs):
+        if batch == HALVED_AT:
+            model.optimizer.learning_rate = 0.01
+
     callbacks = [
         tfdml.callbacks.FaultTolerantCheckpoint(f"{directory}/checkpoints", save_freq),
         keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch)),
+        keras.callbacks.LambdaCallback(on_train_batch_end=halve_rate),
         Marks(directory, (KILLED_AT,)),
         _SlowAfter(0.1 if killed else 0.0),
     ]
@@ -71,12 +85,21 @@ def train(
     )
     slots: dict = {}
     model.optimizer.save_own_variables(slots)
-    return {
+    result = {
         "first_step": seen[0],
         "seen": seen,
         "lost": sorted(strategy.connection.link.lost),
-        "iterations": int(model.optimizer.iterations.numpy()),
-        "samples": history.history["samples"],
-        "weights": [w.numpy() for w in model.weights],
-        "slots": [np.asarray(slots[str(i)]) for i in range(len(slots))],
+        "on_chief": (on_chief.device, float(on_chief.numpy())),
+        "outcome": {
+            "iterations": int(model.optimizer.iterations.numpy()),
+            "samples": history.history["samples"],
+            "weights": [w.numpy() for w in model.weights],
+            "slots": [np.asarray(slots[str(i)]) for i in range(len(slots))],
+        },
     }
+    workers: set[int] = set()
+    deadline = time.monotonic() + 60
+    while until_all_work and workers != {0, 1} and time.monotonic() < deadline:
+        model.fit(dataset(), epochs=1, steps_per_epoch=STEPS, verbose=0)
+        workers = model.train_function.workers
+    return {**result, "workers_after": sorted(workers)}

@@ -12,6 +12,8 @@ from tests.strategies.compare import assert_close
 from tests.strategies.parameter_server import restart_program as restart
 from tests.strategies.parameter_server.test_faults import at_step
 
+RESTORED = "all variables are restored from the newest checkpoint"
+
 
 @contextlib.contextmanager
 def started(servers: int = 2):
@@ -32,11 +34,17 @@ def _killed_and_resumed(directory, role: str, synchronous: bool, servers: int = 
         assert "ServerLostError: `fit` cannot continue" in failure.value.errors[0]
     with started(servers) as cluster:
         result = cluster.run(restart.train, str(directory), synchronous, False, servers)
-    first = result.pop("first_step")
-    del result["seen"], result["lost"]
+    first = result["first_step"]
     assert 5 <= first < restart.STEPS, "within the epoch, at a saved step"
     assert first % 5 == 0
-    return result
+    return result["outcome"]
+
+
+def assert_same(cluster: ServerCluster, directory, outcome: dict) -> None:
+    """Checks that an outcome has the bits of a training without a kill."""
+    whole = cluster.run(restart.train, str(directory / "whole"), True, False)
+    assert whole["first_step"] == 0
+    assert_close(whole["outcome"], outcome, rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -44,10 +52,7 @@ def _killed_and_resumed(directory, role: str, synchronous: bool, servers: int = 
 def test_synchronous_training_is_not_changed_by_a_kill(cluster, tmp_path, role):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", role, True)
-    whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)
-    assert whole.pop("first_step") == 0
-    del whole["seen"], whole["lost"]
-    assert_close(whole, resumed, rtol=0, atol=0)
+    assert_same(cluster, tmp_path, resumed)
 
 
 @pytest.mark.slow
@@ -55,10 +60,22 @@ def test_synchronous_training_is_not_changed_by_a_kill(cluster, tmp_path, role):
 def test_a_training_goes_on_with_another_number_of_servers(cluster, tmp_path, servers):
     (tmp_path / "killed").mkdir()
     resumed = _killed_and_resumed(tmp_path / "killed", "ps", True, servers)
-    whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)
-    assert whole.pop("first_step") == 0
-    del whole["seen"], whole["lost"]
-    assert_close(whole, resumed, rtol=0, atol=0)
+    assert_same(cluster, tmp_path, resumed)
+
+
+def kill(cluster: ServerCluster, role: str, index: int) -> None:
+    """Kills a process, and waits until it has ended."""
+    cluster.send(role, index, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while (role, index) not in cluster.codes and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def await_output(cluster: ServerCluster, text: str, seconds: float = 60.0) -> None:
+    """Waits until the chief has printed a text."""
+    deadline = time.monotonic() + seconds
+    while text not in cluster.output("chief", 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _restored(directory, synchronous: bool, server: int = 0) -> dict:
@@ -76,22 +93,22 @@ def _restored(directory, synchronous: bool, server: int = 0) -> dict:
         said = cluster.output("chief", 0)
     assert f"fit waits for up to 60 s until parameter server {server} has been started" in said
     assert f"parameter server {server} is back." in said
-    assert "the steps since then are taken again" in said
+    assert RESTORED in said
     # Steps after the checkpoint were taken twice.
-    seen = result.pop("seen")
+    seen = result["seen"]
     back = next(i for i in range(1, len(seen)) if seen[i] <= seen[i - 1])
     assert seen[back] % 5 == 0
-    assert result.pop("first_step") == 0
-    assert result.pop("lost") == []
-    return result
+    assert result["first_step"] == 0
+    assert result["lost"] == []
+    # The chief is task 0 of its job, and no checkpoint has its variable.
+    assert result["on_chief"] == ("/job:chief/replica:0/task:0/device:CPU:0", 7.0)
+    return result["outcome"]
 
 
 @pytest.mark.parametrize("server", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_lost_server_is_restored_within_the_job(cluster, tmp_path, server):
     restored = _restored(tmp_path / "killed", True, server)
-    whole = cluster.run(restart.train, str(tmp_path / "whole"), True, False)
-    del whole["first_step"], whole["seen"], whole["lost"]
-    assert_close(whole, restored, rtol=0, atol=0)
+    assert_same(cluster, tmp_path, restored)
 
 
 @pytest.mark.slow
@@ -99,6 +116,50 @@ def test_an_asynchronous_training_goes_on_with_a_restored_server(tmp_path):
     result = _restored(tmp_path / "killed", False)
     assert result["iterations"] == restart.EPOCHS * restart.STEPS
     assert result["samples"] == [restart.STEPS * restart.BATCH] * restart.EPOCHS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["worker", "ps"])
+def test_a_lost_worker_does_not_hold_up_a_restored_server(cluster, tmp_path, first):
+    order = [("worker", 1), ("ps", 0)]
+
+    def kill_both() -> None:
+        for role, index in order if first == "worker" else reversed(order):
+            kill(running, role, index)
+        running.start("ps", 0)
+        await_output(running, RESTORED)
+        running.start("worker", 1)
+
+    with started() as running:
+        at_step(tmp_path, restart.KILLED_AT, kill_both)
+        restored = running.run(restart.train, str(tmp_path), True, True, 2, 60.0, 5, True)
+        said = running.output("chief", 0)
+    assert said.index(RESTORED) < said.index("worker 1 is back.")
+    assert restored["workers_after"] == [0, 1]
+    assert_same(cluster, tmp_path, restored["outcome"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["parameter server 0 has been started again", "parameter server 0 is back."]
+)
+def test_another_server_is_lost_before_the_first_is_restored(cluster, tmp_path, moment):
+    def kill_both() -> None:
+        kill(running, "ps", 0)
+        if "is back" in moment:
+            running.start("ps", 0)
+        await_output(running, moment)
+        kill(running, "ps", 1)
+        if "is back" not in moment:
+            running.start("ps", 0)
+        running.start("ps", 1)
+
+    with started() as running:
+        at_step(tmp_path, restart.KILLED_AT, kill_both)
+        restored = running.run(restart.train, str(tmp_path), True, True, 2, 60.0)
+        said = running.output("chief", 0)
+    assert "parameter server 1 is back." in said
+    assert_same(cluster, tmp_path, restored["outcome"])
 
 
 @pytest.mark.slow

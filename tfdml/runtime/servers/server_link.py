@@ -23,6 +23,10 @@ from tfdml.runtime.servers.server_task import CHIEF, WORKER, ServerTask, name_of
 _POLL_SECONDS = 0.1
 _BEAT_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
+# TensorFlow's operations notice a lost connection slightly earlier than the link.
+_LINK_SECONDS = 5.0
+# Reason for a loss that is noticed only when the task is back.
+_STARTED_AGAIN = "its process has been started again"
 
 
 class ChiefLost(RuntimeError):
@@ -95,11 +99,16 @@ class ServerLink:
         with self._changed:
             return sorted(index for r, index in self.lost if r == role)
 
-    def wait_for_loss(self, role: str, seconds: float) -> list[int]:
-        """Waits up to `seconds` for a loss; returns the indices of the lost tasks of a role."""
+    def wait_for_loss(self, role: str) -> list[int]:
+        """Returns the indices of the lost tasks of a role, after an operation on one has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), seconds)
+            self._changed.wait_for(lambda: any(r == role for r, _ in self.lost), _LINK_SECONDS)
         return self.lost_indices(role)
+
+    def missing_indices(self, role: str) -> list[int]:
+        """Returns the indices of the lost tasks of a role that have not reconnected."""
+        with self._changed:
+            return sorted(i for r, i in self.lost.keys() - self._channels.keys() if r == role)
 
     def wait_for_return(self, role: str, seconds: float) -> list[int]:
         """Waits until all lost tasks of a role have reconnected; then they are no longer lost.
@@ -107,19 +116,21 @@ class ServerLink:
         Returns:
             Their indices; none if some have not reconnected after `seconds`.
         """
-
-        def lost() -> list[tuple[str, int]]:
-            return [task for task in self.lost if task[0] == role]
-
         with self._changed:
-            if not self._changed.wait_for(lambda: set(lost()) <= self._channels.keys(), seconds):
+            if not self._changed.wait_for(lambda: not self.missing_indices(role), seconds):
                 return []
-            returned = lost()
-            for task in returned:
-                del self.lost[task]
-        for task in returned:
-            _say(f"{name_of(*task)} is back.")
-        return sorted(index for _, index in returned)
+            returned = self.lost_indices(role)
+            for index in returned:
+                del self.lost[role, index]
+        for index in returned:
+            _say(f"{name_of(role, index)} is back.")
+        return returned
+
+    def wait_for_workers(self) -> None:
+        """Waits until no worker is lost, after an operation on one has failed."""
+        self.wait_for_loss(WORKER)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.lost_indices(WORKER))
 
     def _accept(self) -> None:
         while True:
@@ -135,10 +146,15 @@ class ServerLink:
     def _welcome(self, task: tuple[str, int], other: channel.Channel) -> None:
         with self._changed:
             was_lost = self.lost.pop(task, None) if task[0] == WORKER else None
+            unnoticed = task[0] != WORKER and task in self._channels
+            if unnoticed:
+                self.lost[task] = _STARTED_AGAIN
             self._channels[task] = other
             self._heard[task] = time.monotonic()
             self.returned += was_lost is not None
             self._changed.notify_all()
+        if unnoticed:
+            _say(f"{name_of(*task)} is lost: {_STARTED_AGAIN}.")
         if was_lost is not None:
             _say(f"{name_of(*task)} is back.")
 

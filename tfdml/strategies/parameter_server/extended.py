@@ -4,6 +4,7 @@ Like `strategies/replicas/extended.py`, this module depends on internals of `tf.
 (TensorFlow 2.20 and 2.21).
 """
 
+import copy
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 from tensorflow.python.eager.context import context
 
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
-from tfdml.runtime.servers.server_task import SERVER
+from tfdml.runtime.servers.server_task import SERVER, WORKER
 from tfdml.strategies.parameter_server.initial_value import InitialValue
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 
@@ -109,6 +110,14 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
             if place.job == SERVER and place.task in servers
         ]
 
+    def gone_variables(self) -> list[tf.Variable]:
+        """Returns the variables whose servers have been connected again, which have no memory.
+
+        Raises:
+            tf.errors.OpError: If a server is lost.
+        """
+        return [v for v in self.variables_on(range(self._num_ps)) if _is_gone(v)]
+
     def note_scalars(self) -> None:
         """Notes the values of scalars, with which `make_again` makes them.
 
@@ -117,9 +126,21 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         scalars = [v for v in self.variables_on(range(self._num_ps)) if v.shape.rank == 0]
         self._scalars = {id(v): v.numpy() for v in scalars}
 
-    def make_again(
-        self, variables: Iterable[tf.Variable], coordinator: tf.distribute.coordinator
-    ) -> None:
+    def reset_scalars(self, variables: Collection[tf.Variable]) -> None:
+        """Gives scalars the values that were noted last.
+
+        Args:
+            variables: Variables; those that are no scalars on servers stay as they are.
+
+        Raises:
+            tf.errors.OpError: If a server is lost.
+        """
+        wanted = {id(v.handle) for v in variables}
+        for variable in self.variables_on(range(self._num_ps)):
+            if id(variable) in self._scalars and id(variable.handle) in wanted:
+                variable.assign(self._scalars[id(variable)])
+
+    def make_again(self, variables: Iterable[tf.Variable]) -> None:
         """Gives variables new memory on servers that have been started again.
 
         Scalars have the values that were noted last, others are filled with zeros.
@@ -128,11 +149,10 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
 
         Args:
             variables: The variables.
-            coordinator: TensorFlow's coordinator.
+
+        Raises:
+            tf.errors.OpError: If a server is lost.
         """
-        handler = coordinator._cluster.failure_handler
-        with handler._cluster_update_lock:
-            context().update_server_def(handler._server_def)
         for variable in variables:
             with tf.device(None), tf.device(variable.device):
                 zeros = tf.zeros(variable.shape, variable.dtype)
@@ -159,6 +179,82 @@ class ParameterServerExtended(ParameterServerStrategyV2Extended):
         """Runs `fn` in place: a worker is a single replica, in which updates may branch."""
         with tf.distribute.ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
+
+
+def _is_gone(variable: tf.Variable) -> bool:
+    try:
+        tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    except tf.errors.InvalidArgumentError:  # TensorFlow no longer knows the device.
+        return True
+    return False
+
+
+def update_when_workers_are_back(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator, wait_for_workers: Callable[[], None]
+) -> None:
+    """Has TensorFlow connect to a worker that has failed only when no worker is lost any more.
+
+    It would wait for lost workers all the same, but with a lock that `connect_again` needs.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+        wait_for_workers: Function that returns when no worker is lost.
+    """
+    handler = coordinator._cluster.failure_handler
+    set_due = handler._cluster_due_for_update_or_finish.set
+
+    def set_due_later() -> None:
+        if handler._should_preemption_thread_run:
+            wait_for_workers()
+        set_due()
+
+    def begin() -> None:
+        threading.Thread(target=set_due_later, name="tfdml-workers-back", daemon=True).start()
+
+    handler._cluster_due_for_update_or_finish.set = begin
+
+
+def connect_again(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    lost_workers: Collection[int],
+    seconds: float,
+) -> bool:
+    """Connects TensorFlow to the servers that have been started again.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+        lost_workers: Workers without which the cluster goes on until they are back.
+        seconds: Seconds to wait; TensorFlow waits for a task that is lost meanwhile.
+
+    Returns:
+        Whether it is connected.
+
+    Raises:
+        tf.errors.OpError: If a task is lost meanwhile.
+    """
+    handler = coordinator._cluster.failure_handler
+    server_def = copy.deepcopy(handler._server_def)
+    for job in server_def.cluster.job:
+        for worker in lost_workers if job.name == WORKER else ():
+            del job.tasks[worker]
+    errors: list[Exception] = []
+
+    def update() -> None:
+        try:
+            with handler._cluster_update_lock:
+                context().update_server_def(server_def)
+                # A coordinator that is made later counts on all workers.
+                context()._server_def = handler._server_def
+        except Exception as error:  # noqa: BLE001 (raised below)
+            errors.append(error)
+
+    # Nothing else ends TensorFlow's wait; a daemon does not hold up the end of the process.
+    updating = threading.Thread(target=update, name="tfdml-connect-again", daemon=True)
+    updating.start()
+    updating.join(seconds)
+    if errors:
+        raise errors[0]
+    return not updating.is_alive()
 
 
 def _refuse_in_share(operation: str) -> None:

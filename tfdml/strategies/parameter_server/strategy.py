@@ -16,7 +16,10 @@ from tfdml.strategies.parameter_server.chief.share_clock import ShareClock
 from tfdml.strategies.parameter_server.cluster import checks
 from tfdml.strategies.parameter_server.cluster.connection import chief_task, connect
 from tfdml.strategies.parameter_server.cluster.placement import placement_table
-from tfdml.strategies.parameter_server.extended import ParameterServerExtended
+from tfdml.strategies.parameter_server.extended import (
+    ParameterServerExtended,
+    update_when_workers_are_back,
+)
 from tfdml.strategies.parameter_server.remote_datasets import on_each_worker
 from tfdml.strategies.parameter_server.step.gradient_encoding import check_compressor
 
@@ -145,6 +148,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
                 f"backup_workers={backup_workers}, {self.size} workers."
             )
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        update_when_workers_are_back(self.coordinator, self.connection.link.wait_for_workers)
         # Each worker's index, stored on the worker: it selects the worker's random stream.
         self.streams = on_each_worker(
             self.coordinator, lambda i: tf.constant(i, tf.int64), tf.TensorSpec([], tf.int64)

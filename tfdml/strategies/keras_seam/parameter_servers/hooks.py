@@ -46,8 +46,6 @@ class ServerHooks(Hooks):
             balancing = BalancedSplit(strategy.batch_split, clock, LocalCollective())
             given = arguments.get("callbacks")
             arguments["callbacks"] = with_balanced_split(given, balancing, model)
-        if call.name == "fit" and strategy.restart_limit:
-            strategy.extended.note_scalars()
         with resuming.resumed(call, arguments):
             adopt(model)
             checks.check_call(model, call.name, arguments)
@@ -55,6 +53,8 @@ class ServerHooks(Hooks):
                 arguments.get("callbacks"), arguments.get("verbose", "auto")
             )
             try:
+                if call.name == "fit" and strategy.restart_limit:
+                    strategy.extended.note_scalars()
                 yield
             except Exception as error:
                 _give_up(model)

@@ -13,9 +13,6 @@ from tfdml.runtime.servers.server_task import SERVER, name_of
 from tfdml.strategies.parameter_server.partition import is_partitioned
 from tfdml.strategies.parameter_server.remote_datasets import HOW_TO_READ
 
-# TensorFlow's operations notice a lost connection slightly earlier than the link.
-_LINK_SECONDS = 5.0
-
 
 class ServerLostError(RuntimeError):
     """Error raised if a parameter server is lost, together with its variables."""
@@ -183,7 +180,7 @@ def explain_loss(strategy: tf.distribute.Strategy, call: str, error: Exception) 
     """
     link = strategy.connection.link
     broken = isinstance(error, tf.errors.OpError)
-    lost = link.wait_for_loss(SERVER, _LINK_SECONDS) if broken else link.lost_indices(SERVER)
+    lost = link.wait_for_loss(SERVER) if broken else link.lost_indices(SERVER)
     if lost:
         names = ", ".join(
             f"{name_of(SERVER, i)} ({strategy.connection.task.cluster[SERVER][i]})" for i in lost
