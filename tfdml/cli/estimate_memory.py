@@ -43,7 +43,8 @@ def estimate_memory(
     The script runs until its first `fit`, which is not done; what it reads and writes before that,
     it does. The model, the batch and the strategy are those of that call. Each rank's weights,
     gradients, slots, activations, exchange buffers and residuals are shown for several numbers of
-    ranks, with and without sharded slots and gradient checkpointing, and the peak of all together.
+    ranks, with and without sharded slots, divided embedding tables and gradient checkpointing, and
+    the peak of all together.
 
     The peak is what training takes above a process that has imported TensorFlow: leave about 0.8 GB
     for that on processors. `--memory 16GB` names the first choice that fits, and the exit code is 1

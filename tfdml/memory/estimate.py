@@ -10,7 +10,8 @@ from tfdml.memory.checkpointing import best_blocks
 from tfdml.memory.choices import choices_of
 from tfdml.memory.options import ExchangeOptions
 from tfdml.memory.report import MemoryReport
-from tfdml.memory.sized_step import SizedStep, steps_by_rows
+from tfdml.memory.sized_step import SizedStep, step_in_parts, steps_by_rows
+from tfdml.memory.tables import LargeTables
 
 _RANKS = (1, 2, 4, 8)
 
@@ -39,7 +40,8 @@ def estimate_memory(
         model: A built and compiled model: functional, sequential or subclassed, with any optimizer
             and any `train_step`.
         batch_size: Rows of a global batch, which the ranks share.
-        strategy: Strategy whose compression and buckets are counted; by default the model's own.
+        strategy: Strategy whose compression, buckets and `min_embedding_bytes` are counted; by
+            default the model's own.
         data: A batch `(x, y)` of arrays, tensors or specs, for models that do not say what they
             read, or whose loss takes targets of another shape than their outputs. Only its shapes
             and dtypes are used.
@@ -55,14 +57,20 @@ def estimate_memory(
     own = strategy.num_replicas_in_sync
     numbers = sorted({*_RANKS, own} if ranks is None else set(ranks))
     rows = {n: options.most_rows(batch_size, n) for n in numbers}
-    step_of = steps_by_rows(model, data, max(rows.values()), min(rows.values()))
+    tables = LargeTables.of(model, options.min_embedding_bytes)
+    step_of = steps_by_rows(model, data, tables, max(rows.values()), min(rows.values()))
+    obstacle = tables.obstacle(step_of(max(rows.values())).graph.updates)
+    may_divide = bool(tables.layers) and obstacle is None
     choices, count = [], 1
     for number in numbers:
         step = step_of(rows[number])
         blocks = best_blocks(step.nodes)
         count = max(count, blocks.count)
-        choices += choices_of(number, model, step, blocks, options)
-    notes = _notes(step_of(max(rows.values())))
+        in_parts = None
+        if may_divide and number > 1:
+            in_parts = step_in_parts(model, data, tables, rows[number], number)
+        choices += choices_of(number, step, in_parts, tables, blocks, options)
+    notes = _notes(step_of(max(rows.values())), obstacle)
     return MemoryReport(model.name, batch_size, count, tuple(choices), notes)
 
 
@@ -96,8 +104,10 @@ def _check(model: keras.Model, batch_size: int, ranks: Sequence[int] | None) -> 
         )
 
 
-def _notes(step: SizedStep) -> tuple[str, ...]:
+def _notes(step: SizedStep, obstacle: str | None) -> tuple[str, ...]:
     notes = []
+    if obstacle is not None:
+        notes.append(f"Embedding tables cannot be divided among the ranks. {obstacle}")
     if step.nodes.unknown:
         notes.append(
             f"Not counted: {len(step.nodes.unknown)} tensors whose size is known only in training, "

@@ -1,7 +1,8 @@
 """Bytes of exchanges: what a step's exchange takes, and what is kept from step to step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import keras
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import StepFactors, StepGradients
@@ -12,15 +13,25 @@ from tfdml.compression.compressor import ChunkCompressor, SummableCompressor
 from tfdml.compression.exchange.two_phase import chunk_length, payload_bytes
 from tfdml.memory.graph_nodes import nbytes_of
 from tfdml.memory.step_graph import OptimizerUpdate
+from tfdml.strategies.sharded.row_codecs import ROW_CODECS
 
 # Values, decoded values and their sum: copies in float32 of the bucket that is being encoded.
 _COPIES = 3
 
 
-def step_gradients(update: OptimizerUpdate) -> StepGradients:
-    """Returns an update's gradients as an exchange gets them."""
+def step_gradients(
+    update: OptimizerUpdate, is_divided: Callable[[keras.Variable], bool]
+) -> StepGradients:
+    """Returns an update's gradients as an exchange gets them.
+
+    Args:
+        update: The update.
+        is_divided: Whether a variable is a divided table, whose gradients go another way.
+    """
     pairs = [
-        (g, v) for g, v in zip(update.gradients, update.variables, strict=True) if g is not None
+        (g, v)
+        for g, v in zip(update.gradients, update.variables, strict=True)
+        if g is not None and not is_divided(v)
     ]
     return StepGradients(
         [_with_shape(g, v) for g, v in pairs],
@@ -95,6 +106,28 @@ def exchange_bytes(
         if all(compressor.takes(g.shape, g.dtype) for g in own):
             taken += _payload_bytes(compressor, [g.shape.as_list() for g in own], size)
     return taken + _COPIES * max((b.nbytes for b in buckets), default=0)
+
+
+def rows_exchange_bytes(gradient: tf.IndexedSlices, row_codec: str | None) -> int:
+    """Returns the bytes that the exchange of a divided table's gradients takes besides them.
+
+    It is that of as many rows as the rank looks up: it wants each from another rank or itself, and
+    as many are asked of it. Rows on the way there take as much, and are given up before.
+
+    Args:
+        gradient: The gradient of the rows that the rank looks up.
+        row_codec: Name of the encoding of the rows; None for none.
+    """
+    codec, values = ROW_CODECS[row_codec], gradient.values
+    rows = nbytes_of(values)
+    if not rows:
+        return 0
+    encoded = values.shape[0] * nbytes_of(
+        codec.encode(tf.zeros((1, values.shape[1]), values.dtype))
+    )
+    # The sums by row to send, packed with those of other tables, and as they are received. Encoded
+    # rows exist before they are packed and after they are unpacked, too.
+    return rows + (2 if row_codec is None else 4) * encoded
 
 
 def _payload_bytes(compressor: Compressor, shapes: Sequence[list[int]], size: int) -> int:

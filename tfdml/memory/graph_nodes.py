@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -155,6 +156,11 @@ def nbytes_of(tensor: Any) -> int | None:
     """Returns the bytes of a tensor or variable; None if its shape is not known."""
     count = tf.TensorShape(tensor.shape).num_elements()
     return None if count is None else count * tf.as_dtype(tensor.dtype).size
+
+
+def variables_bytes(variables: Iterable[keras.Variable]) -> int:
+    """Returns the bytes of some variables, each counted once."""
+    return sum(nbytes_of(v) for v in {id(v): v for v in variables}.values())
 
 
 def _tensors(results: Iterable[Any], graph: tf.Graph) -> list[tf.Tensor]:

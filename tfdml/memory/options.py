@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor
 from tfdml.strategies.replica_strategy import ReplicaStrategy
+from tfdml.strategies.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +20,16 @@ class ExchangeOptions:
         bucket_bytes: Size of a bucket of gradients.
         weights: Parts of a batch by replica, None for equal parts.
         accumulates: Whether accumulated gradients are kept besides Keras's own.
+        min_embedding_bytes: Bytes of an embedding table from which on it may be divided.
+        row_codec: Name of the encoding of rows of divided tables between ranks.
     """
 
     compressor: Compressor | None = None
     bucket_bytes: int = BUCKET_BYTES
     weights: tuple[int, ...] | None = None
     accumulates: bool = False
+    min_embedding_bytes: int = Sharding().min_embedding_bytes
+    row_codec: str | None = None
 
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy) -> "ExchangeOptions":
@@ -44,7 +49,15 @@ class ExchangeOptions:
         if not isinstance(strategy, ReplicaStrategy):
             return cls()
         options = strategy.extended.options
-        return cls(options.compression, options.bucket_bytes, strategy.batch_weights, True)
+        sharding = options.sharding or Sharding()
+        return cls(
+            options.compression,
+            options.bucket_bytes,
+            strategy.batch_weights,
+            True,
+            sharding.min_embedding_bytes,
+            sharding.row_codec,
+        )
 
     def most_rows(self, batch_size: int, ranks: int) -> int:
         """Returns the most rows that a rank gets of a batch."""

@@ -7,24 +7,33 @@ from typing import Any
 # The parts of a rank's memory, in the order of the table.
 PARTS = ("weights", "gradients", "slots", "activations", "exchange", "residuals")
 
+# What a choice may switch on, by attribute, and its words in the table.
+_SWITCHES = {
+    "sharding": "sharding",
+    "divided_tables": "divided tables",
+    "checkpointing": "checkpointing",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A number of ranks with or without sharding and checkpointing, and a rank's bytes with it.
+    """A number of ranks, what is switched on, and a rank's bytes with it.
 
     Attributes:
         ranks: The number of ranks: of replicas, each on a device of its own.
         sharding: Whether each rank holds 1/N of the slots.
         checkpointing: Whether activations are computed again in the backward pass, by blocks.
-        weights: All of the model's variables.
+        weights: All of the model's variables, of divided tables those rows that the rank has.
         gradients: Gradients, and those that are accumulated for a later update.
         slots: The optimizer's variables.
         activations: The batch, what the forward pass keeps for the backward pass, and what the
             backward pass takes besides gradients.
-        exchange: Sums of gradients and encoded gradients, if all are in flight at once.
+        exchange: Sums of gradients, encoded gradients, and rows of divided tables on their way,
+            if all are in flight at once.
         residuals: State that compression keeps from step to step, in bytes.
         peak: Most bytes at one moment. It is less than the sum of the parts: activations are
             given up while gradients appear.
+        divided_tables: Whether each rank holds 1/N of the large embedding tables, and their slots.
     """
 
     ranks: int
@@ -37,11 +46,13 @@ class Choice:
     exchange: int
     residuals: int
     peak: int
+    divided_tables: bool = False
 
     @property
     def name(self) -> str:
         """The ranks and what is switched on, in words."""
-        used = [name for name in ("sharding", "checkpointing") if getattr(self, name)]
+        used = [words for name, words in _SWITCHES.items() if getattr(self, name)]
+        used = [", ".join(used[:-1]), *used[-1:]] if len(used) > 2 else used
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         return " with ".join([ranks, *filter(None, [" and ".join(used)])])
 
@@ -55,7 +66,7 @@ class MemoryReport:
         batch_size: Rows of a global batch.
         blocks: Number of blocks that checkpointing is estimated for.
         choices: The choices: fewer ranks first, and for each number of ranks what costs no time
-            before what does.
+            before what does. Divided tables are among them if the model has large ones.
         notes: Sentences on tensors that the estimate leaves out or does not know.
     """
 
@@ -109,12 +120,17 @@ class MemoryReport:
         write_plot(self, path)
 
     def __str__(self) -> str:
-        heads = ("ranks", "sharding", "checkpointing", *PARTS, "peak")
+        # Most models have no large tables.
+        switches = {
+            name: words
+            for name, words in _SWITCHES.items()
+            if name != "divided_tables" or any(c.divided_tables for c in self.choices)
+        }
+        heads = ("ranks", *switches.values(), *PARTS, "peak")
         rows = [
             [
                 str(c.ranks),
-                "yes" if c.sharding else "-",
-                "yes" if c.checkpointing else "-",
+                *("yes" if getattr(c, name) else "-" for name in switches),
                 *(in_words(getattr(c, part)) for part in (*PARTS, "peak")),
             ]
             for c in self.choices

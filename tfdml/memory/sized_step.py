@@ -1,6 +1,7 @@
 """A train step as nodes, for any number of rows."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tfdml.memory.batch import batch_specs
 from tfdml.memory.graph_nodes import StepNodes, nodes_of
 from tfdml.memory.step_graph import Copies, StepGraph, copies_of, trace_step
+from tfdml.memory.tables import LargeTables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,9 @@ class SizedStep:
     nodes: StepNodes
 
 
-def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Callable:
+def steps_by_rows(
+    model: keras.Model, data: Any, tables: LargeTables, most: int, least: int
+) -> Callable:
     """Returns a function that returns the `SizedStep` of a number of rows.
 
     The step is traced for the most and the least rows. Bytes of tensors of other numbers of rows
@@ -36,6 +40,7 @@ def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Calla
     Args:
         model: A built and compiled model.
         data: A batch, or None; see `estimate_memory`.
+        tables: Large tables of the model, which are whole in these steps.
         most: Most rows that the function will be called with.
         least: Least rows.
 
@@ -43,15 +48,19 @@ def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Calla
         ValueError: If the step cannot be traced.
     """
     copies = copies_of(model)
-    large = _traced(model, most, data, copies)
-    small = large if least == most else _traced(model, least, data, copies)
+
+    def traced(rows: int) -> SizedStep:
+        return _traced(model, rows, data, copies, functools.partial(tables.in_parts, 1))
+
+    large = traced(most)
+    small = large if least == most else traced(least)
 
     def step(rows: int) -> SizedStep:
         if rows in (most, least):
             return large if rows == most else small
         if large.nodes.nodes != small.nodes.nodes or _shapes(large) != _shapes(small):
             # Python code of the step depends on the number of rows, or a gradient's shape does.
-            return _traced(model, rows, data, copies)
+            return traced(rows)
         # In integers: a float would round some tensors to a byte more.
         sizes = [
             a - (least - rows) * (b - a) // (most - least)
@@ -62,6 +71,25 @@ def steps_by_rows(model: keras.Model, data: Any, most: int, least: int) -> Calla
     return step
 
 
+def step_in_parts(
+    model: keras.Model, data: Any, tables: LargeTables, rows: int, ranks: int
+) -> SizedStep:
+    """Returns a step in which this rank has its rows of the tables alone.
+
+    Args:
+        model: A built and compiled model.
+        data: A batch, or None; see `estimate_memory`.
+        tables: Large tables of the model.
+        rows: Rows of the rank's batch.
+        ranks: The number of ranks, among which the tables are divided.
+
+    Raises:
+        ValueError: If the step cannot be traced.
+    """
+    in_parts = functools.partial(tables.in_parts, ranks)
+    return _traced(model, rows, data, copies_of(model), in_parts)
+
+
 def _shapes(step: SizedStep) -> list[tf.TensorShape]:
     """Returns the shapes of a step's gradients."""
     gradients = [update.gradients for update in step.graph.updates]
@@ -69,7 +97,9 @@ def _shapes(step: SizedStep) -> list[tf.TensorShape]:
     return [gradient.shape for gradient in flat if gradient is not None]
 
 
-def _traced(model: keras.Model, rows: int, data: Any, copies: Copies) -> SizedStep:
+def _traced(
+    model: keras.Model, rows: int, data: Any, copies: Copies, stand_ins: Callable
+) -> SizedStep:
     """Traces the step with the first batch that it accepts.
 
     Raises:
@@ -78,7 +108,7 @@ def _traced(model: keras.Model, rows: int, data: Any, copies: Copies) -> SizedSt
     first: Exception | None = None
     for specs in batch_specs(model, rows, data):
         try:
-            graph = trace_step(model, specs, copies)
+            graph = trace_step(model, specs, copies, stand_ins)
         except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
             first = first or error
         else:

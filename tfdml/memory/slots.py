@@ -4,22 +4,44 @@ from collections.abc import Sequence
 
 import keras
 
-from tfdml.memory.graph_nodes import nbytes_of
+from tfdml.memory.graph_nodes import nbytes_of, variables_bytes
 from tfdml.memory.step_graph import OptimizerUpdate
+from tfdml.strategies.sharded.variable_parts import ownership_of
 
 
 def slot_bytes(updates: Sequence[OptimizerUpdate]) -> int:
     """Returns the bytes of all slots: everything that the optimizers keep, averages included.
 
     A built optimizer's own variables are counted, otherwise those that its traced copy has built.
+    So they are where the job divides the optimizer's own among the ranks.
 
     Args:
         updates: The step's updates.
     """
-    optimizers = {id(u.optimizer): u.optimizer if u.optimizer.built else u.copy for u in updates}
-    return sum(map(variables_bytes, (o.variables for o in optimizers.values())))
+    counted = {id(u.optimizer): u.optimizer if _is_whole(u.optimizer) else u.copy for u in updates}
+    return sum(variables_bytes(optimizer.variables) for optimizer in counted.values())
 
 
-def variables_bytes(variables: Sequence[keras.Variable]) -> int:
-    """Returns the bytes of some variables, each counted once."""
-    return sum(nbytes_of(v) for v in {id(v): v for v in variables}.values())
+def table_slot_bytes(
+    updates: Sequence[OptimizerUpdate], in_parts: Sequence[OptimizerUpdate]
+) -> tuple[int, int]:
+    """Returns the bytes of the slots of tables: of whole ones, and of rank 0's parts.
+
+    Args:
+        updates: The updates of a step with whole tables.
+        in_parts: Those of the same step with a rank's parts of them.
+    """
+    # The same optimizers have built the same slots in the same order.
+    copies = {id(u.copy): (u.copy, p.copy) for u, p in zip(updates, in_parts, strict=True)}
+    whole, part = 0, 0
+    for of_whole, of_part in copies.values():
+        for a, b in zip(of_whole.variables, of_part.variables, strict=True):
+            if a.shape != b.shape:
+                whole += nbytes_of(a)
+                part += nbytes_of(b)
+    return whole, part
+
+
+def _is_whole(optimizer: keras.Optimizer) -> bool:
+    """Returns whether an optimizer is built, and this process has all of its slots."""
+    return optimizer.built and all(ownership_of(v) is None for v in optimizer.variables)

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.memory.graph_nodes import variables_bytes
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate:
@@ -18,12 +20,14 @@ class OptimizerUpdate:
         copy: The optimizer that was traced in its place. Its variables have no values.
         gradients: The gradients: symbolic tensors, `tf.IndexedSlices` or None.
         variables: Their variables.
+        nbytes: Bytes of the variables.
     """
 
     optimizer: keras.Optimizer
     copy: keras.Optimizer
     gradients: list
     variables: list[keras.Variable]
+    nbytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +39,14 @@ class StepGraph:
         updates: The updates, in the order in which the step makes them.
         first_of_update: Number of operations before those of the first update.
         results: Structure of symbolic tensors that the step returned.
+        weights: Bytes of all of the model's variables.
     """
 
     graph: tf.Graph
     updates: list[OptimizerUpdate]
     first_of_update: int
     results: Any
+    weights: int
 
 
 class _Traced(Exception):
@@ -51,7 +57,12 @@ class _Traced(Exception):
 Copies = dict[int, keras.Optimizer]
 
 
-def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
+def trace_step(
+    model: keras.Model,
+    data: Any,
+    copies: Copies,
+    stand_ins: Callable[[], contextlib.AbstractContextManager],
+) -> StepGraph:
     """Traces a model's `train_step`, with its optimizers' updates.
 
     Nothing runs. Slots are created as variables without values: `tf.function` gives the variables
@@ -62,6 +73,8 @@ def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
         model: A built and compiled model.
         data: Structure of `tf.TensorSpec` that `train_step` gets.
         copies: Copies of the model's optimizers; several traces may share them.
+        stand_ins: Returns a context manager that puts variables without values in the place of some
+            of the model's, for the time of the trace.
 
     Raises:
         ValueError: If the step makes no update.
@@ -72,10 +85,14 @@ def trace_step(model: keras.Model, data: Any, copies: Copies) -> StepGraph:
         graph = tf.compat.v1.get_default_graph()
         updates: list[OptimizerUpdate] = []
         firsts: list[int] = []
-        with _recording(model, copies, updates, lambda: firsts.append(_count(graph))):
+        with (
+            stand_ins(),
+            _recording(model, copies, updates, lambda: firsts.append(_count(graph))),
+        ):
             results = model.train_step(batch)
+            weights = variables_bytes(model.variables)
         first = firsts[0] if firsts else _count(graph)
-        found.append(StepGraph(graph, updates, first, results))
+        found.append(StepGraph(graph, updates, first, results, weights))
         raise _Traced
 
     with contextlib.suppress(_Traced):
@@ -130,7 +147,8 @@ def _recorded(
         variables = getattr(optimizer, "_trainable_variables", None)
         variables = list(variables if trainable_variables is None else trainable_variables)
         on_apply()
-        updates.append(OptimizerUpdate(optimizer, copy, list(grads), variables))
+        nbytes = variables_bytes(variables)
+        updates.append(OptimizerUpdate(optimizer, copy, list(grads), variables, nbytes))
         copy.apply(list(grads), [_on_one_device(v) for v in variables])
 
     return apply

@@ -2,6 +2,7 @@
 
     python -m tools.bench.memory
     python -m tools.bench.memory --only convnet
+    python -m tools.bench.memory --divided
     python -m tools.bench.memory --plot tools/benchmarks/memory.png
 
 Each number comes from fresh processes, one after the other. Weights and slots are what a process
@@ -14,7 +15,10 @@ few variables for their size.
 
 glibc's allocator returns every block of 64 KiB or more to the system when it is freed, and has one
 arena, so that fragmentation does not hide what is measured. Pages of libraries are not counted, and
-a small model has been trained before, so that what TensorFlow sets up once is there.
+a small model has been trained before, so that what TensorFlow sets up once is there. oneDNN, which
+TensorFlow uses by default on some processors, is off: its allocator keeps all memory that is freed.
+
+`--divided` measures rank 0 of a job of two ranks, among which a table is divided.
 """
 
 import gc
@@ -27,6 +31,7 @@ import typer
 from tools.bench.harness import (
     conditions,
     environment,
+    horovodrun,
     module_command,
     report,
     result_of,
@@ -47,7 +52,16 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "0",
     "MALLOC_TOP_PAD_": "0",
     "MALLOC_ARENA_MAX": "1",
+    # Its allocator gives nothing back.
+    "TF_ENABLE_ONEDNN_OPTS": "0",
 }
+# Jobs of two ranks with a divided table: the optimizer, the encoding of rows, rows of a batch.
+DIVIDED = (
+    ("RowWiseAdagrad", "", 65_536),
+    ("RowWiseAdagrad", "int8", 65_536),
+    ("LazyAdam", "", 65_536),
+    ("Adam", "", 4096),
+)
 _VOCABULARY, _TOKENS = 8000, 128
 _SIDE, _CLASSES = 112, 1000
 
@@ -249,6 +263,67 @@ def estimated(name: str, rows: int) -> dict[str, float]:
     return {part: getattr(choice, part) for part in PARTS} | {"seconds": seconds}
 
 
+# -- A job with a divided table -------------------------------------------------------------------
+
+
+def measured_divided(optimizer: str, row_codec: str, rows: int) -> dict[str, list[int]] | None:
+    """Returns rank 0's weights and peak, estimated and measured; None on the other rank."""
+    import keras
+    import numpy as np
+
+    import tfdml
+
+    sharding = tfdml.Sharding(
+        optimizer_state=False,
+        embeddings=True,
+        min_embedding_bytes=1 << 20,
+        row_codec=row_codec or None,
+    )
+    strategy = tfdml.HorovodStrategy(sharding=sharding)
+    rng = np.random.default_rng(0)
+
+    def model(table_rows: int, width: int) -> Any:
+        kind = getattr(tfdml.optimizers, optimizer, None) or getattr(keras.optimizers, optimizer)
+        with strategy.scope():
+            body = [keras.layers.Embedding(table_rows, width), keras.layers.Flatten()]
+            body += [keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]
+            made = keras.Sequential([keras.Input((8,), dtype="int32"), *body])
+            made.compile(kind(0.01), "mse")
+        return made
+
+    def fit(made: Any, ids: Any, batch: int) -> None:
+        y = np.zeros((len(ids), 1), "float32")
+        made.fit(ids, y, batch_size=batch, shuffle=False, verbose=0)
+
+    fit(model(40_000, 8), rng.integers(0, 40_000, (64, 8)).astype("int32"), 32)
+    ids = rng.integers(0, 2_000_000, (3 * rows, 8)).astype("int32")
+    base = _settled()
+    made = model(2_000_000, 64)
+    weights = _settled() - base
+    _forget_peak()
+    fit(made, ids, rows)
+    peak = _peak() - base
+    choices = tfdml.estimate_memory(made, rows, ranks=[2]).choices
+    (choice,) = (c for c in choices if c.divided_tables and not c.sharding and not c.checkpointing)
+    found = {"weights": [choice.weights, weights], "peak": [choice.peak, peak]}
+    return found if strategy.is_chief else None
+
+
+def row_of_divided(optimizer: str, row_codec: str, rows: int) -> str:
+    """Measures a job with a divided table; returns its row of the table."""
+    arguments = ("--part", "divided", "--only", f"{optimizer},{row_codec}", "--rows", str(rows))
+    command = [*horovodrun("-np", "2"), *module_command(__spec__.name, *arguments)]
+    found = result_of(command, environment(threads_each(2), **_ALLOCATOR), 500)
+    cells = [_cell(*found[part]) for part in ("weights", "peak")]
+    codec = f", {row_codec}" if row_codec else ""
+    return f"| {optimizer}{codec}, {rows:,} rows | {' | '.join(cells)} |"
+
+
+def _cell(estimate: float, measured: float) -> str:
+    error = 100 * (estimate / measured - 1)
+    return f"{estimate / 1e6:,.0f} / {measured / 1e6:,.0f} ({error:+.1f} %)"
+
+
 # -- The table -------------------------------------------------------------------------------------
 
 
@@ -266,9 +341,8 @@ def row(name: str) -> str:
     found["activations"] = 2 * (whole - half)
     cells = [f"{name}, {rows} rows"]
     for part in PARTS:
-        error = 100 * (estimate[part] / found[part] - 1)
-        missed = part in BARS and abs(error) > BARS[part]
-        cell = f"{estimate[part] / 1e6:,.0f} / {found[part] / 1e6:,.0f} ({error:+.1f} %)"
+        missed = part in BARS and 100 * abs(estimate[part] / found[part] - 1) > BARS[part]
+        cell = _cell(estimate[part], found[part])
         cells.append(f"**{cell}**" if missed else cell)
     cells.append(f"{estimate['seconds']:.0f}")
     return f"| {' | '.join(cells)} |"
@@ -280,6 +354,9 @@ def main(
         Path | None,
         typer.Option(help="Only plot the transformer's estimate, for 256 rows, to this file."),
     ] = None,
+    divided: Annotated[
+        bool, typer.Option("--divided", help="Measure jobs with a divided table instead.")
+    ] = False,
     part: Annotated[str, typer.Option(hidden=True, help="What a process measures.")] = "",
     rows: Annotated[int, typer.Option(hidden=True, help="Rows of its batch.")] = 0,
 ) -> None:
@@ -288,10 +365,18 @@ def main(
         import tfdml
 
         return tfdml.estimate_memory(made("transformer")[0], 256).plot(plot)
+    if part == "divided":
+        found = measured_divided(*only.split(","), rows)
+        return report(found) if found else None
     if part:
         measure = estimated if part == "estimate" else None
         return report(measure(only, rows) if measure else measured(part, only, rows))
     print(f"Measured with {conditions()}.\n")
+    if divided:
+        print("| two ranks | weights | peak |\n|---|---:|---:|", flush=True)
+        for job in DIVIDED:
+            print(row_of_divided(*job), flush=True)
+        return None
     print(f"| model | {' | '.join(PARTS)} | seconds of the estimate |")
     print(f"|---{'|---:' * (len(PARTS) + 1)}|")
     for name in [only] if only else MODELS:

@@ -1,7 +1,6 @@
 """Embedding tables that are dealt to the ranks: how they are made, read and saved."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.stored_rows import load_parts, save_parts
 from tfdml.strategies.parameter_server.partition import is_partitioned, parts_of
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.sharded.large_tables import is_large, needs_of_whole_table
 from tfdml.strategies.sharded.late_exchanges import together
 from tfdml.strategies.sharded.variable_parts import Ownership, is_dealt
 
@@ -55,8 +55,7 @@ def _deals(extended: ReplicaExtended, layer: keras.layers.Embedding) -> bool:
     sharding = extended.options.sharding
     if sharding is None or not sharding.embeddings or extended.collective.size == 1:
         return False
-    numbers = math.prod((layer.input_dim, layer.output_dim))
-    return numbers * tf.as_dtype(layer.variable_dtype).size >= sharding.min_embedding_bytes
+    return is_large(layer, sharding.min_embedding_bytes)
 
 
 def _check(layer: keras.layers.Embedding, rank: int) -> None:
@@ -65,21 +64,14 @@ def _check(layer: keras.layers.Embedding, rank: int) -> None:
     Raises:
         ValueError: If it does.
     """
-    needs = {
-        "embeddings_regularizer": layer.embeddings_regularizer,
-        "embeddings_constraint": layer.embeddings_constraint,
-        "lora_rank": layer.lora_rank,
-        "quantization_config": layer.quantization_config or layer.quantization_mode,
-    }
-    for name, value in needs.items():
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must be None for a table that is divided among the ranks, because it "
-                f"works on the whole table in every step. Received on rank {rank}: "
-                f"{name}={value!r} of the layer {layer.name!r}. Leave it out (`weight_decay` of "
-                f"RowWiseAdagrad and LazyAdam works on looked-up rows), or choose a larger "
-                f"`min_embedding_bytes`."
-            )
+    for name, value in needs_of_whole_table(layer).items():
+        raise ValueError(
+            f"`{name}` must be None for a table that is divided among the ranks, because it "
+            f"works on the whole table in every step. Received on rank {rank}: "
+            f"{name}={value!r} of the layer {layer.name!r}. Leave it out (`weight_decay` of "
+            f"RowWiseAdagrad and LazyAdam works on looked-up rows), or choose a larger "
+            f"`min_embedding_bytes`."
+        )
 
 
 def _common(initializer: Callable, extended: ReplicaExtended) -> Callable:
