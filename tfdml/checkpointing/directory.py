@@ -14,7 +14,7 @@ from tfdml.checkpointing.commit import PARTIAL, is_committed, remove_checkpoint
 from tfdml.checkpointing.files import Files, remove_tree
 from tfdml.checkpointing.manifest import CheckpointManifest, DamagedCheckpoint
 from tfdml.checkpointing.stored_tables import StoredTables
-from tfdml.checkpointing.tensors import read_tensors
+from tfdml.checkpointing.tensors import StoredTensor, read_some_tensors, read_tensors
 
 DAMAGED = "damaged-"
 
@@ -46,6 +46,17 @@ class Checkpoint:
         given = self.manifest.members
         members = (manifests.read_member(self.files, self.path, m) for m in given)
         return [read_tensors(data) for data in members]
+
+    def read_all_but(
+        self, is_left: Callable[[str], bool]
+    ) -> list[tuple[dict[str, np.ndarray | StoredTensor], Any]]:
+        """Returns each rank's tensors and notes, unlike `read` without checking them again.
+
+        Args:
+            is_left: Whether tensors of this name stay in their files until they are asked for.
+        """
+        paths = [os.path.join(self.path, member.name) for member in self.manifest.members]
+        return [read_some_tensors(self.files, path, is_left) for path in paths]
 
     def tables(self) -> StoredTables:
         """Returns the tables that parameter servers have written, by name."""

@@ -73,7 +73,7 @@ class StoredTables(Mapping[str, StoredTable]):
         self._place = {"directory": directory, "members": members, "saved": saved}
         parts: dict[str, dict[int, StoredTensor]] = {}
         for member in members:
-            for name, tensor in stored_tensors(files, os.path.join(directory, member)).items():
+            for name, tensor in stored_tensors(files, os.path.join(directory, member))[0].items():
                 table, _, first = name.rpartition(ROWS)
                 parts.setdefault(table, {})[int(first)] = tensor
         self._tables = {name: StoredTable(dict(sorted(of.items()))) for name, of in parts.items()}

@@ -8,11 +8,12 @@ Reference:
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -110,6 +111,11 @@ class StoredTensor:
     dtype: np.dtype
     begin: int
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def rows(self, first: int, last: int) -> np.ndarray:
         """Returns the tensor's rows from `first` to before `last`."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
@@ -117,12 +123,18 @@ class StoredTensor:
         flat = np.frombuffer(self.files.read(self.path, begin, end), self.dtype)
         return _little_endian(flat).reshape(last - first, *self.shape[1:])
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Reads the tensor, of at least one axis, for `np.asarray`."""
+        del copy
+        return self.rows(0, self.shape[0]).astype(dtype or self.dtype, copy=False)
 
-def stored_tensors(files: Files, path: str) -> dict[str, StoredTensor]:
-    """Returns the tensors of a file by name; only its header is read."""
+
+def stored_tensors(files: Files, path: str) -> tuple[dict[str, StoredTensor], Any]:
+    """Returns the tensors of a file by name, and its notes; only its header is read."""
     length = int.from_bytes(files.read(path, 0, 8), "little")
     index = json.loads(files.read(path, 8, 8 + length))
-    return {
+    notes = json.loads(index.pop("__metadata__")["notes"])
+    tensors = {
         name: StoredTensor(
             files,
             path,
@@ -131,8 +143,41 @@ def stored_tensors(files: Files, path: str) -> dict[str, StoredTensor]:
             8 + length + entry["data_offsets"][0],
         )
         for name, entry in index.items()
-        if name != "__metadata__"
     }
+    return tensors, notes
+
+
+def read_some_tensors(
+    files: Files, path: str, is_left: Callable[[str], bool]
+) -> tuple[dict[str, np.ndarray | StoredTensor], Any]:
+    """Returns the tensors and the notes of a file, some of which are only read when asked for.
+
+    Args:
+        files: File system to read from.
+        path: Path of the file.
+        is_left: Whether a tensor of this name stays in the file; it has at least one axis.
+    """
+    stored, notes = stored_tensors(files, path)
+    found: dict[str, np.ndarray | StoredTensor] = {}
+    # Neighbours in the file are read at once.
+    for left, neighbours in itertools.groupby(stored.items(), lambda item: is_left(item[0])):
+        tensors = dict(neighbours)
+        found |= tensors if left else _read_neighbours(files, path, tensors)
+    return found, notes
+
+
+def _read_neighbours(
+    files: Files, path: str, tensors: Mapping[str, StoredTensor]
+) -> dict[str, np.ndarray]:
+    first, *_, last = [*tensors.values()] * 2
+    end = last.begin + last.nbytes
+    data = files.read(path, first.begin, end) if end > first.begin else b""
+    found = {}
+    for name, tensor in tensors.items():
+        begin, count = tensor.begin - first.begin, math.prod(tensor.shape)
+        flat = np.frombuffer(data, tensor.dtype, count, begin) if count else np.zeros(0)
+        found[name] = _little_endian(flat.astype(tensor.dtype, copy=False)).reshape(tensor.shape)
+    return found
 
 
 def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Any]:

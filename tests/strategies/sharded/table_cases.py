@@ -11,7 +11,8 @@ from keras import layers
 import tfdml
 from tests.harness import rank_job
 from tests.strategies.sharded.cases import OPTIMIZERS
-from tfdml.callbacks.checkpoint.directory_use import leave_directory
+from tfdml.callbacks.checkpoint.directory_use import leave_directory, use_directory
+from tfdml.checkpointing import Files
 
 USERS, ITEMS, LENGTH = 61, 40, 4
 DEALT = tfdml.Sharding(optimizer_state=False, embeddings=True, min_embedding_bytes=0)
@@ -244,6 +245,26 @@ def resumed(
     # The next job is another program.
     leave_directory(directory)
     return outcome(model, history)
+
+
+class RecordedReads(Files):
+    """Local files, and which bytes of them have been read: path, begin, end."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads: list[tuple[str, int, int | None]] = []
+
+    def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
+        self.reads.append((path, begin, end))
+        return super().read(path, begin, end)
+
+
+def read_while_resuming(directory: str, sharding: str) -> list[tuple[str, int, int | None]]:
+    """Resumes a training that has finished; returns what this rank has read."""
+    files = RecordedReads()
+    use_directory(directory).files = files
+    resumed(directory, 1, sharding)
+    return files.reads
 
 
 def saved(path: str, sharding: str, by_callback: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Checks that training with tables dealt to the ranks gives the numbers of one process."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from tests.harness.pool import RankFailure
 from tests.strategies.compare import assert_close
 from tests.strategies.sharded import table_cases as cases
+from tfdml.checkpointing import Files
+from tfdml.checkpointing.names import DEALT
+from tfdml.checkpointing.tensors import stored_tensors
 
 BY_ROWS = ("plain_sgd", "sgd", "adam", "adagrad", "ftrl", "row_wise_adagrad", "lazy_adam")
 SHOWN = ("adam", "row_wise_adagrad")
@@ -165,6 +169,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks):
     ("first", "second"),
     [
         ((2, "dealt"), (3, "dealt")),
+        ((2, "dealt"), (2, "dealt")),
         pytest.param((3, "both"), (2, "both"), marks=pytest.mark.slow),
         pytest.param((2, "dealt"), (1, "whole"), marks=pytest.mark.slow),
         pytest.param((1, "whole"), (2, "dealt"), marks=pytest.mark.slow),
@@ -184,6 +189,36 @@ def test_a_checkpoint_resumes_on_other_ranks(ranks, tmp_path, name, first, secon
     whole = ranks(1).run(cases.trained, "whole", name)[0]
     for result in on:
         assert_close(whole["weights"], result["weights"])
+
+
+def _dealt_bytes(directory: Path) -> dict[str, list[tuple[int, int]]]:
+    """Returns where the rows of divided tables and of their slots are, by the file's path."""
+    found = {}
+    for file in directory.glob("fit-*/*.safetensors"):
+        tensors, _ = stored_tensors(Files(), str(file))
+        dealt = [t for name, t in tensors.items() if name.endswith(DEALT)]
+        found[str(file)] = [(t.begin, t.begin + t.nbytes) for t in dealt]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "read"),
+    [(2, {1: {1}}), pytest.param(3, {1: {0, 1}, 2: {0, 1}}, marks=pytest.mark.slow)],
+)
+def test_a_rank_reads_its_own_rows_unless_the_ranks_change(ranks, tmp_path, size, read):
+    """Rank 0 reads all once more: it checks the checkpoint that it chooses."""
+    ranks(2).run(cases.resumed, str(tmp_path), 1, "dealt")
+    dealt = _dealt_bytes(tmp_path)
+    # Two tables, and two slots of each.
+    assert [len(places) for places in dealt.values()] == [6, 6]
+    reads = ranks(size).run(cases.read_while_resuming, str(tmp_path), "dealt")
+    for rank, expected in read.items():
+        found = set()
+        for path, begin, end in reads[rank]:
+            for first, last in dealt.get(path, ()):
+                if begin < last and (end is None or first < end):
+                    found.add(int(Path(path).name.split("-")[1]))
+        assert found == expected
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ class ModelState:
         Args:
             arrays: The values that `read` returned.
             parts: The parts that each rank's `read_parts` returned, in rank order, for any number
-                of ranks.
+                of ranks. Of divided tables those that this rank needs are asked for.
             tables: The tables that parameter servers have saved.
         """
         on_servers = []
@@ -163,10 +163,7 @@ class ModelState:
                     on_servers.append(name)
                     continue
                 value = arrays.get(name) if stored is None else stored[:]
-                if value is None:
-                    value = _from_ranks(parts, name, self._shapes[group][i])
-                if ownership_of(variable) is not None:
-                    value = part_of_whole(variable, value)
+                value = _own_value(variable, value, parts, name, self._shapes[group][i])
                 if value is not None:
                     values = split_among(self._parts[group][i], value)
                     assign_values(copies[i], values, summed=group == "metrics")
@@ -222,6 +219,33 @@ class ModelState:
             self._optimizers[name].learning_rate = rate
 
 
+def _own_value(
+    variable: keras.Variable,
+    whole: np.ndarray | None,
+    parts: Sequence[Mapping[str, np.ndarray]],
+    name: str,
+    shape: tuple[int, ...],
+) -> np.ndarray | None:
+    """Returns what this rank has of a variable's value; None if it has nothing.
+
+    Args:
+        variable: The variable.
+        whole: The whole value; None if ranks have written parts of it.
+        parts: The parts that each rank has written, by name, in rank order.
+        name: The variable's name.
+        shape: The shape of the whole.
+    """
+    ownership = ownership_of(variable)
+    if whole is None and is_dealt(variable) and len(parts) == ownership.cut.ranks:
+        # The rows that this rank has written, if it has any.
+        own = parts[ownership.rank].get(f"{name}{DEALT}")
+        if own is not None:
+            return np.asarray(own).reshape(ownership.cut.part_shape(ownership.rank))
+    if whole is None:
+        whole = _from_ranks(parts, name, shape)
+    return whole if ownership is None else part_of_whole(variable, whole)
+
+
 def _from_ranks(
     parts: Sequence[Mapping[str, np.ndarray]], name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
@@ -234,7 +258,7 @@ def _from_ranks(
     """
     dealt = [of_rank[f"{name}{DEALT}"] for of_rank in parts if f"{name}{DEALT}" in of_rank]
     if dealt:
-        return join_dealt(dealt, shape)
+        return join_dealt([np.asarray(part) for part in dealt], shape)
     return np.concatenate([of_rank[name] for of_rank in parts if name in of_rank]).reshape(shape)
 
 

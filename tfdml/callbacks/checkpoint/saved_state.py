@@ -8,13 +8,14 @@ from tfdml.callbacks.checkpoint.directory_use import DirectoryUse
 from tfdml.callbacks.checkpoint.training_state import OwnState, TrainingState
 from tfdml.checkpointing import Checkpoint
 from tfdml.checkpointing.manifest import read_manifest
-from tfdml.checkpointing.names import OWN
+from tfdml.checkpointing.names import DEALT, OWN
 
 
 class SavedState:
     """A complete checkpoint in memory, with the parts of all ranks that wrote it.
 
-    Tables that parameter servers have saved stay in their files, from which the servers read them.
+    Tables that parameter servers have saved stay in their files, from which the servers read them,
+    and so do tables that were divided among ranks: a rank reads the rows that it has.
 
     Args:
         use: This process's use of the directory.
@@ -31,7 +32,12 @@ class SavedState:
         self.path = os.path.join(use.path, name)
         self.manifest = read_manifest(use.files, self.path)
         checkpoint = Checkpoint(use.files, self.path, self.manifest)
-        self._parts = checkpoint.read()
+        # Rank 0 has checked all files when it chose the checkpoint.
+        self._parts = (
+            checkpoint.read_all_but(lambda name: name.endswith(DEALT))
+            if self.manifest.state.get("divided_tables")
+            else checkpoint.read()
+        )
         self._tables = checkpoint.tables()
 
     def restore(self, training: TrainingState) -> None:

@@ -11,7 +11,7 @@ from tfdml.callbacks.checkpoint import random_state
 from tfdml.callbacks.checkpoint.callback_state import CallbackState
 from tfdml.callbacks.checkpoint.model_state import ModelState
 from tfdml.checkpointing import Files
-from tfdml.checkpointing.names import PART
+from tfdml.checkpointing.names import DEALT, PART
 from tfdml.checkpointing.stored_tables import StoredTables
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.parameter_server.server_tables import ServerTables
@@ -104,6 +104,7 @@ class TrainingState:
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
         parts = {f"{PART}{name}": value for name, value in self._model_state.read_parts().items()}
         # Callbacks may have different state on each rank.
+        shared["divided_tables"] = any(name.endswith(DEALT) for name in parts)
         own = OwnState(
             {**random, **ranks, **parts, **arrays}, {"random": notes, "callbacks": callbacks}
         )
