@@ -47,8 +47,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._unadapted = Exclusion("exclude_from_layer_adaptation", exclude_from_layer_adaptation)
         self._trust_ratios: TrustRatios | None = None
         # Set by a strategy that divides variables among ranks: function of a variable's index and
-        # the `row_norms` of tensors of the shape of its part. It returns those of all ranks' parts,
-        # or None for a variable that is not divided.
+        # the `row_norms` of tensors of the shape of its part. It returns norms of which those of
+        # the whole tensors are made, or None for a variable that is not divided.
         self.gather_row_norms: Callable[[int, list[tf.Tensor]], list[tf.Tensor] | None] | None
         self.gather_row_norms = None
 

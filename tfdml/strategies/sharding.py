@@ -33,8 +33,9 @@ class Sharding:
     `embeddings` divides the tables of `keras.layers.Embedding` layers as well: row i is on process
     i modulo N, with its slots, and nowhere else. A step sends the ids of a batch to the rows'
     owners, each id once for each process, gets the rows, and sends their gradients back. The
-    optimizer must be one of those that compute each number on its own, `RowWiseAdagrad` or
-    `LazyAdam`. `layer.embeddings` and `get_weights` give this process's rows alone.
+    optimizer must be one of those that compute each number on its own, or of tfdml's:
+    `RowWiseAdagrad`, `LazyAdam`, `LARS` and `LAMB`. `layer.embeddings` and `get_weights` give this
+    process's rows alone.
 
     Args:
         optimizer_state: Whether the optimizer's slots are divided.

@@ -328,7 +328,7 @@ def error_of(what: str) -> str:
             with made.scope():
                 make_model(**{f"embeddings_{what}": values[what]})
         elif what == "optimizer":
-            compiled(made, OPTIMIZERS["lamb"]).fit(x, y, verbose=0)
+            compiled(made, OPTIMIZERS["keras_lamb"]).fit(x, y, verbose=0)
         elif what == "tied":
             with made.scope():
                 keras.utils.set_random_seed(1)

@@ -16,6 +16,7 @@ from tfdml.strategies.sharded.variable_parts import (
     Ownership,
     cuts_for,
     is_cut,
+    is_dealt,
     make_part,
     ownership_of,
 )
@@ -138,27 +139,39 @@ class OptimizerParts:
         if divided:
             tf.distribute.get_replica_context().merge_call(merge)
 
-    def gather_row_norms(self, index: int, own: list[tf.Tensor]) -> list[tf.Tensor] | None:
-        """Returns the norms of all rows of a variable's numbers; None if it is not divided.
 
-        Called in the update of a variable; see `LayerwiseOptimizer`.
+def gather_row_norms(
+    extended: ReplicaExtended,
+    variables: Sequence[keras.Variable],
+    index: int,
+    own: list[tf.Tensor],
+) -> list[tf.Tensor] | None:
+    """Returns norms of which a whole variable's norms are made; None if it is not divided.
 
-        Args:
-            index: The variable's index.
-            own: Norms of the rows of this rank's part, for several tensors of its shape.
-        """
-        ownership = ownership_of(self.variables[index])
-        if ownership is None:
-            return None
-        rows = [-(-size // ROW) for size in ownership.cut.sizes]
-        gathered = self._extended.collective.all_gather_rows(
-            tf.concat(own, 0),
-            [len(own) * number for number in rows],
-            self._extended.unique_name("row_norms"),
-        )
-        # By rank, then by tensor.
-        pieces = tf.split(gathered, [number for number in rows for _ in own])
-        return [tf.concat(pieces[i :: len(own)], 0) for i in range(len(own))]
+    Called in the update of a variable; see `LayerwiseOptimizer`.
+
+    Args:
+        extended: The strategy's extended part.
+        variables: The optimizer's variables, or this rank's parts of them.
+        index: The variable's index.
+        own: Norms of the rows of this rank's part, for several tensors of its shape.
+    """
+    ownership, collective = ownership_of(variables[index]), extended.collective
+    if ownership is None:
+        return None
+    name = extended.unique_name("row_norms")
+    if is_dealt(variables[index]):
+        # No rank has neighbouring rows of the whole, so only the sum of all squares is known.
+        squares = tf.stack([tf.reduce_sum(tf.square(norms)) for norms in own])
+        (total,) = collective.all_reduce([squares], name)
+        return tf.split(tf.sqrt(total), len(own))
+    rows = [-(-size // ROW) for size in ownership.cut.sizes]
+    gathered = collective.all_gather_rows(
+        tf.concat(own, 0), [len(own) * number for number in rows], name
+    )
+    # By rank, then by tensor.
+    pieces = tf.split(gathered, [number for number in rows for _ in own])
+    return [tf.concat(pieces[i :: len(own)], 0) for i in range(len(own))]
 
 
 def squared_norm(gradients: Sequence, parts: Sequence[keras.Variable]) -> tf.Tensor:

@@ -138,11 +138,12 @@ def check_optimizer_of_tables(optimizer: keras.Optimizer) -> None:
     Raises:
         ValueError: If it may need more of a table than this rank's rows.
     """
-    known = _BY_NUMBERS | _BY_ROWS
+    known = _BY_NUMBERS | _BY_ROWS | _BY_NUMBERS_WITH_NORMS
     if type(optimizer) not in known:
         names = ", ".join(sorted(kind.__name__ for kind in known))
         raise ValueError(
-            f"`optimizer` must compute each row on its own with `Sharding(embeddings=True)`, as "
+            f"`optimizer` must need no more of a table than its own rows and norms with "
+            f"`Sharding(embeddings=True)`, as "
             f"{names} do. Received: {type(optimizer).__name__}, which may need whole tables. "
             f"Use one of those, or leave out `embeddings`."
         )

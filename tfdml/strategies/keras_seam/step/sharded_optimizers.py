@@ -14,6 +14,7 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.sharded_update import (
     OptimizerParts,
+    gather_row_norms,
     squared_norm,
     squared_norms_of_tables,
 )
@@ -102,9 +103,7 @@ def _build_on_parts(
     with tf.init_scope(), strategy.scope(), extended.making_own_variables():
         parts = OptimizerParts(extended, optimizer, variables)
         extended.optimizer_parts[optimizer] = parts
-        if isinstance(optimizer, LayerwiseOptimizer):
-            optimizer.gather_row_norms = parts.gather_row_norms
-        build(optimizer, PartList(parts.variables, optimizer))
+        _build_slots(build, optimizer, extended, parts.variables)
 
 
 def _build_slots_of_parts(
@@ -112,7 +111,15 @@ def _build_slots_of_parts(
 ) -> None:
     """Builds an optimizer whose slots belong to variables of which this rank has a part."""
     with tf.init_scope(), optimizer._distribution_strategy.scope(), extended.making_own_variables():
-        build(optimizer, PartList(variables, optimizer))
+        _build_slots(build, optimizer, extended, variables)
+
+
+def _build_slots(
+    build: Callable, optimizer: keras.Optimizer, extended: ReplicaExtended, parts: Sequence
+) -> None:
+    if isinstance(optimizer, LayerwiseOptimizer):
+        optimizer.gather_row_norms = functools.partial(gather_row_norms, extended, parts)
+    build(optimizer, PartList(parts, optimizer))
 
 
 def divide_all_again(extended: ReplicaExtended) -> None:
