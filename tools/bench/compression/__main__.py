@@ -16,6 +16,7 @@ compression.png beside it.
 """
 
 import functools
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -46,7 +47,8 @@ TORCH_PACKAGES = ("torch==2.13.0+cpu", "torch")
 OURS = [*BITS, *RANKS]
 RAW = ["raw Horovod", "raw Horovod fp16"]
 HOROVOD = ["idle", "local", *OURS, AUTO]
-OF_TENSORFLOW = [OF_WORKERS, *(name for name in PEERS if name.startswith("MultiWorkerMirrored"))]
+KERAS_2 = "MultiWorkerMirrored tf_keras"
+OF_TENSORFLOW = [OF_WORKERS, "MultiWorkerMirrored RING", KERAS_2]
 DDP = ["PyTorch local", *(name for name in PEERS if name.startswith("PyTorch"))]
 
 
@@ -108,7 +110,10 @@ def measure(
         return
     # Each in processes of its own, which can be members of one cluster alone.
     for name in [] if xla else filter(None, wanted(OF_TENSORFLOW).split(";")):
-        yield run_on_hosts(rank, name, bits, job="multi-worker", **network)
+        if name == KERAS_2 and importlib.util.find_spec("tf_keras") is None:
+            print("Its row is left out without it: pip install --no-deps tf_keras", file=sys.stderr)
+        else:
+            yield run_on_hosts(rank, name, bits, job="multi-worker", **network)
     if (names := wanted(DDP)) and (python := torch_python()):
         yield run_on_hosts(torch_rank, names, bits, python=python, **network)
 
