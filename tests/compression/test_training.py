@@ -32,6 +32,24 @@ def test_training_is_bit_identical_on_all_ranks_and_converges(ranks, kind, size,
 
 
 @pytest.mark.parametrize(
+    ("kind", "compressor"),
+    [
+        ("horovod", compression.DeepGradientCompression(0.1)),
+        ("horovod", compression.OneBit()),
+        pytest.param("horovod", compression.PowerSGD(2), marks=pytest.mark.slow),
+        pytest.param("multi_worker", compression.TopK(0.1), marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_of_layers_on_sequences_are_compressed(ranks, kind, compressor):
+    results = ranks(2, kind).run(cases.train_on_sequences, compressor)
+    assert_same_bits(results)
+    for layer in ("below", "above"):
+        assert any(f"{layer}/kernel" in name for name in results[0]["kept"]), results[0]["kept"]
+    loss = results[0]["history"]["loss"]
+    assert loss[-1] < loss[0]
+
+
+@pytest.mark.parametrize(
     ("kind", "nesterov", "devices"),
     [
         ("horovod", False, 1),

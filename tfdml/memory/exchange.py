@@ -44,6 +44,7 @@ def step_gradients(
 
 def _with_shape(gradient: tf.Tensor | tf.IndexedSlices, variable: object):
     if not isinstance(gradient, tf.IndexedSlices):
+        gradient.set_shape(variable.shape)
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
     return tf.IndexedSlices(gradient.values, gradient.indices, shape)

@@ -19,7 +19,7 @@ from tfdml.strategies.keras_seam.fit.building import build_optimizer, is_called_
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.parameter_servers import data
-from tfdml.strategies.keras_seam.step.optimizers import inner_of, sum_repeated_rows
+from tfdml.strategies.keras_seam.step.optimizers import inner_of, with_known_shape
 from tfdml.strategies.parameter_server.chief.asynchronous import AsynchronousTraining
 from tfdml.strategies.parameter_server.chief.remote_function import remote_functions
 from tfdml.strategies.parameter_server.chief.scattered import (
@@ -122,7 +122,7 @@ class ServerHooks(Hooks):
             inner = inner_of(optimizer)
             known = inner._trainable_variables if variables is None else variables
             gradients = [
-                sum_repeated_rows(g, v, inner) for g, v in zip(gradients, known, strict=True)
+                with_known_shape(g, v, inner) for g, v in zip(gradients, known, strict=True)
             ]
         step = current_step()
         if step is not None and step.share is not None:

@@ -65,7 +65,7 @@ def _update(
     if extended is not None and extended.late_exchanges is not None:
         extended.late_exchanges.end_group()
     variables = list(_whole_variables(extended, inner) if given is None else given)
-    grads = [sum_repeated_rows(g, v, inner) for g, v in zip(gradients, variables, strict=True)]
+    grads = [with_known_shape(g, v, inner) for g, v in zip(gradients, variables, strict=True)]
     if extended is None:
         with updating():
             keras_apply(optimizer, grads, given)
@@ -202,7 +202,7 @@ def _apply_same_gradients(
             # Variables must be created outside of the replicas.
             outer.build(list(given))
         variables = list(_whole_variables(strategy.extended, inner) if given is None else given)
-        grads = [sum_repeated_rows(g, v, inner) for g, v in zip(grads, variables, strict=True)]
+        grads = [with_known_shape(g, v, inner) for g, v in zip(grads, variables, strict=True)]
         parts = get_parts(strategy.extended, inner)
         if parts is not None:
             grads = parts.parts_of(grads, variables)
@@ -257,19 +257,24 @@ def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variab
     return [names[id(variable)] for variable in variables]
 
 
-def sum_repeated_rows(gradient: Any, variable: keras.Variable, optimizer: keras.Optimizer) -> Any:
-    """Returns a gradient in which, if it is sparse, each row occurs once and the shape is known.
+def with_known_shape(gradient: Any, variable: keras.Variable, optimizer: keras.Optimizer) -> Any:
+    """Returns a gradient of its variable's shape in which, if it is sparse, each row occurs once.
 
-    In a graph, the shape of an embedding's gradient is unknown. In code that XLA compiles, where
-    the number of rows depends on the data, it becomes dense. A `TouchedRowsOptimizer`, which has
-    another rule for rows without a gradient, gets it as it is and adds rows up itself: XLA gives
-    wrong numbers if they are added up twice, because it takes padding for rows.
+    In a graph, the shapes of some gradients are unknown: that of an embedding, and that of a dense
+    layer's kernel if its inputs are sequences. A compressor would not take it.
+
+    In code that XLA compiles, where the number of rows depends on the data, a sparse gradient
+    becomes dense. A `TouchedRowsOptimizer`, which has another rule for rows without a gradient,
+    gets it as it is and adds rows up itself: XLA gives wrong numbers if they are added up twice,
+    because it takes padding for rows.
 
     Args:
         gradient: A dense or sparse gradient, or None.
         variable: Its variable.
         optimizer: The optimizer, without a loss scale around it.
     """
+    if isinstance(gradient, tf.Tensor):
+        gradient.set_shape(variable.shape)
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.constant(tuple(variable.shape), tf.int64)
