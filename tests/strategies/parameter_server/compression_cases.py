@@ -15,18 +15,25 @@ GRADIENT_BYTES = 4 * INPUTS * WIDTH
 STEPS = 20
 
 
-def pushed(synchronous: bool, compression: str | None) -> dict:
-    """Returns the bytes on the loopback per step, and the final loss."""
+def pushed(synchronous: bool, compression: str | None, sequences: bool) -> dict:
+    """Returns the bytes on the loopback per step, and the final loss.
+
+    For sequences in batches of an unknown size, TensorFlow does not know the shape of the large
+    layer's gradient when it traces the step.
+    """
+    shape = (2, INPUTS) if sequences else (INPUTS,)
     strategy = ParameterServerStrategy(synchronous=synchronous, compression=compression)
     with strategy.scope():
         keras.utils.set_random_seed(3)
         model = keras.Sequential(
-            [layers.Input((INPUTS,)), layers.Dense(WIDTH, "relu"), layers.Dense(1)]
+            [layers.Input(shape), layers.Dense(WIDTH, "relu"), layers.Dense(1)]
         )
         model.compile(keras.optimizers.SGD(0.001), "mse")
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(16, INPUTS)).astype("float32")
-    data = tf.data.Dataset.from_tensors((x, x[:, :1])).repeat()
+    x = rng.normal(size=(16, *shape)).astype("float32")
+    data = tf.data.Dataset.from_tensors((x, x[..., :1])).repeat()
+    if sequences:
+        data = data.unbatch().batch(16)
     model.fit(data, steps_per_epoch=6, verbose=0)
     before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
     history = model.fit(data, steps_per_epoch=STEPS, verbose=0)

@@ -5,10 +5,18 @@ import pytest
 from tests.strategies.parameter_server import compression_cases as cases
 
 
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_fewer_bytes_are_sent(cluster, synchronous):
-    plain = cluster.run(cases.pushed, synchronous, None)
-    small = cluster.run(cases.pushed, synchronous, "float16")
+@pytest.mark.parametrize(
+    ("synchronous", "sequences"),
+    [
+        (False, False),
+        (True, False),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
+def test_fewer_bytes_are_sent(cluster, synchronous, sequences):
+    plain = cluster.run(cases.pushed, synchronous, None, sequences)
+    small = cluster.run(cases.pushed, synchronous, "float16", sequences)
     saved = plain["bytes"] - small["bytes"]
     # Half of the large layer's gradients pushed by workers; weights are sent uncompressed. A global
     # step of two synchronous workers pushes two gradients, an asynchronous step pushes one.
