@@ -79,14 +79,10 @@ class Images:
 
         data = images.load().limited(self.rows)
         keras.utils.set_random_seed(seed)
-
-        def falling(rate: float) -> Schedule:
-            return keras.optimizers.schedules.PolynomialDecay(rate, self.steps, 0.0)
-
         model = in_scope(
             codec,
             lambda: large_batch.build_model(data.x.shape[1:], classes=10),
-            lambda: self.optimizers[optimizer](falling),
+            lambda: self.optimizers[optimizer](self.schedule),
             ["accuracy"],
         )
         return model.fit(
@@ -94,6 +90,10 @@ class Images:
             validation_data=(data.x_val, data.y_val), validation_batch_size=2000,
             callbacks=callbacks, verbose=0,
         ).history  # fmt: skip
+
+    def schedule(self, rate: float) -> Schedule:
+        """Returns a learning rate that falls from `rate` to 0 in a training."""
+        return keras.optimizers.schedules.PolynomialDecay(rate, self.steps, 0.0)
 
     def result(self, optimizer: str, codec: str, seed: int) -> float:
         """Trains once; returns the validation accuracy."""
@@ -141,7 +141,7 @@ class Text:
     @property
     def steps(self) -> int:
         """Number of steps of a training."""
-        _, _, rows = self._samples()
+        _, _, rows = self.samples()
         return self.epochs * -(-rows // self.batch)
 
     def result(self, optimizer: str, codec: str, seed: int) -> float:
@@ -154,17 +154,12 @@ class Text:
         """
         import transformer
 
-        (x, y, classes), held_out, _ = self._samples()
+        (x, y, classes), held_out, _ = self.samples()
         keras.utils.set_random_seed(seed)
-
-        def rising_and_falling(rate: float) -> Schedule:
-            falling = keras.optimizers.schedules.CosineDecay(rate, self.steps)
-            return tfdml.schedules.LinearWarmup(falling, self.steps // 10)
-
         model = in_scope(
             codec,
             lambda: transformer.build_model(classes, self.width),
-            lambda: self.optimizers[optimizer](rising_and_falling),
+            lambda: self.optimizers[optimizer](self.schedule),
             [transformer.BitsPerCharacter()],
         )
         return model.fit(
@@ -172,7 +167,12 @@ class Text:
             validation_data=(x[:held_out], y[:held_out]), validation_batch_size=256, verbose=0,
         ).history["val_bits"][-1]  # fmt: skip
 
-    def _samples(self) -> tuple[tuple, int, int]:
+    def schedule(self, rate: float) -> Schedule:
+        """Returns a learning rate that rises to `rate` in a tenth of a training, and falls to 0."""
+        falling = keras.optimizers.schedules.CosineDecay(rate, self.steps)
+        return tfdml.schedules.LinearWarmup(falling, self.steps // 10)
+
+    def samples(self) -> tuple[tuple, int, int]:
         """Returns samples with their number of classes, how many are held out, and the others'."""
         import transformer
 
