@@ -1,0 +1,1 @@
+"""Trial of local updates: what fewer synchronizations cost in accuracy."""
