@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.checkpointing.test_commit import RANKS, check_found, tensors
 from tfdml import checkpointing
 from tfdml.checkpointing import CheckpointDirectory, CheckpointManifest, Files, open_files
 from tfdml.checkpointing.claim import DirectoryInUse, Lease
+from tfdml.checkpointing.files import write_file
 
 
 @pytest.fixture(params=["memory", "bucket"])
@@ -165,6 +167,18 @@ def lease(url: str, messages: list, host: str | None = None, seconds: float = 0.
     if host:
         new_lease._own["host"] = host
     return new_lease
+
+
+def test_a_claim_is_read_again_while_it_is_written(url):
+    own = lease(url, [], seconds=60.0)
+    own.take()
+    content = own._files.read(own._object)
+    write_file(own._files, own._object, b"")
+    writing = threading.Timer(0.3, write_file, (own._files, own._object, content))
+    writing.start()
+    own.check()
+    writing.join()
+    own.release()
 
 
 def test_second_job_is_refused_while_the_first_runs(url):

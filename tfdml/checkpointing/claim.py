@@ -76,6 +76,10 @@ class LockFile:
         self._lock.release()
 
 
+# Seconds that writing a claim may take, in which it cannot be read.
+_WRITING_SECONDS = 2.0
+
+
 class Lease:
     """Claim by an object that its owner keeps rewriting; if it does not change, the owner is dead.
 
@@ -114,7 +118,10 @@ class Lease:
 
     def check(self) -> None:
         """See `Claim`."""
-        now = self._read()
+        deadline = time.monotonic() + _WRITING_SECONDS
+        # This process's own thread may be writing it.
+        while (now := self._read()) == {} and time.monotonic() < deadline:
+            time.sleep(0.05)
         if now is None or now.get("token") != self._own["token"]:
             owner = "nobody" if now is None else _in_words(now)
             raise _refusal(self._path, owner)
