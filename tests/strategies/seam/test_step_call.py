@@ -50,7 +50,7 @@ def test_a_graph_serves_all_iterators_of_a_spec():
 
 def test_an_iterator_is_freed_with_its_data():
     class Data:
-        """What a generator holds while its data set is read."""
+        """Data that a generator holds while its data set is read."""
 
     def batches():
         held = Data()

@@ -68,7 +68,7 @@ class ServerTables:
 
     @property
     def is_server_lost(self) -> bool:
-        """Whether a server is lost, whose member nobody writes then."""
+        """Returns whether a server is lost, so that its member is never written."""
         return bool(self._link.lost_indices(SERVER))
 
     def save(self, staging: str) -> None:

@@ -133,7 +133,7 @@ def row(name: str, found: dict[str, Any], ids: float) -> str:
 
     Args:
         name: The candidate.
-        found: What it has reported.
+        found: The figures that it has reported.
         ids: The number of ids of a rank in a step.
     """
     cells = [f"{1000 * found['step']:.1f}", f"{found['sent'] / 1e6:.2f}", f"{found['peak']:.0f}"]
@@ -166,8 +166,8 @@ def main(
         names = [name for name in names if name not in TORCHREC]
     for name in (name for name in names if name in TORCHREC):
         found = compare(name, python, hosts)
-        told = ", ".join(f"{kind} {difference:.1e}" for kind, difference in found.items())
-        print(f"{name} trains as plain Keras does; largest differences: {told}.")
+        differences = ", ".join(f"{kind} {difference:.1e}" for kind, difference in found.items())
+        print(f"{name} trains as plain Keras does; largest differences: {differences}.")
     print(f"Measured with {conditions(load=True)}.\n")
     print(f"| {hosts} ranks, {rate}, ids {ids_each} | {' | '.join(COLUMNS)} |")
     print(f"|---|{'---:|' * len(COLUMNS)}", flush=True)

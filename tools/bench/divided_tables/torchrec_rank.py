@@ -137,7 +137,7 @@ def differences(model: Any, losses: Any, values: Any) -> dict[str, float]:
     Args:
         model: The trained model.
         losses: The losses of the global batches, an array (WARM_UP + STEPS,).
-        values: What `rank.train_plainly` has written.
+        values: The arrays that `rank.train_plainly` has written.
 
     Returns:
         The largest difference of a loss; of tables and of layers, in parts of the largest change
