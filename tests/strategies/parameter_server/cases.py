@@ -1,6 +1,7 @@
 """Cases run by the chief of a cluster with parameter servers."""
 
 import contextlib
+import threading
 from unittest import mock
 
 import keras
@@ -43,6 +44,14 @@ def classifier(strategy: tf.distribute.Strategy, dropout: float = 0.0, **options
 def dataset(rows: int = 101, batch: int = BATCH) -> tf.data.Dataset:
     """Returns endless batches of labelled samples; an epoch is a few passes."""
     return tf.data.Dataset.from_tensor_slices(data(rows)).repeat().batch(batch)
+
+
+def stopped_at_the_end() -> None:
+    """Stops a coordinator as Python does at its end, when no thread starts any more."""
+    strategy = ParameterServerStrategy()
+    error = RuntimeError("no thread starts any more")
+    with mock.patch.object(threading.Thread, "start", side_effect=error):
+        strategy.coordinator._cluster.stop()
 
 
 class Recorder(keras.callbacks.Callback):

@@ -24,6 +24,11 @@ def test_each_step_counts_once_with_few_result_rows(cluster):
     assert result["rows"] == 4, "as many tasks as may be on their way, and all are free again"
 
 
+def test_a_coordinator_stops_at_the_end_of_the_program(cluster):
+    """A thread that is started then waits for good, and the chief with it."""
+    cluster.run(cases.stopped_at_the_end)
+
+
 def test_losses_added_by_layers_count(cluster):
     result = cluster.run(cases.loss_of_layers)
     assert result["fit"] > 10

@@ -204,12 +204,15 @@ def update_when_workers_are_back(
     set_due = handler._cluster_due_for_update_or_finish.set
 
     def set_due_later() -> None:
-        if handler._should_preemption_thread_run:
-            wait_for_workers()
+        wait_for_workers()
         set_due()
 
     def begin() -> None:
-        threading.Thread(target=set_due_later, name="tfdml-workers-back", daemon=True).start()
+        if handler._should_preemption_thread_run:
+            threading.Thread(target=set_due_later, name="tfdml-workers-back", daemon=True).start()
+        else:
+            # TensorFlow stops. At the end of the program no thread would start any more.
+            set_due()
 
     handler._cluster_due_for_update_or_finish.set = begin
 
