@@ -20,12 +20,14 @@ MAY_IMPORT = {
     "runtime": {"topology", "collectives", "checkpointing"},
     "native": {"topology", "horovod_build"},
     "compression": {"collectives", "native"},
+    "local_updates": set(),
     "row_split": set(),
     "known_versions": set(),
     "strategies": {
         "topology",
         "collectives",
         "compression",
+        "local_updates",
         "checkpointing",
         "runtime",
         "row_split",
@@ -39,7 +41,7 @@ MAY_IMPORT = {
     "checkpointing": set(),
     "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
-    "memory": {"collectives", "compression", "strategies"},
+    "memory": {"collectives", "compression", "local_updates", "strategies"},
     "mixed_precision": set(),
     "data": {"row_split"},
     "cli": {
@@ -80,10 +82,18 @@ MAY_IMPORT_WITHIN = {
     "strategies/parameter_server/step": set(),
     "strategies/parameter_server/cluster": set(),
     "strategies/parameter_server/chief": {"step"},
-    "strategies/keras_seam": {"aggregation", "input", "parameter_server", "replicas", "sharded"},
+    "strategies/keras_seam": {
+        "aggregation",
+        "input",
+        "observers",
+        "parameter_server",
+        "replicas",
+        "sharded",
+    },
     "strategies/keras_seam/data": set(),
     "strategies/keras_seam/step": set(),
-    "strategies/keras_seam/fit": {"data", "step"},
+    "strategies/keras_seam/local_updates": {"step"},
+    "strategies/keras_seam/fit": {"data", "local_updates", "step"},
     "strategies/keras_seam/parameter_servers": {"data", "fit", "step"},
 }
 
@@ -164,7 +174,8 @@ def test_framework_internals_are_used_in_one_module(file):
 FRAMEWORK_ATTRIBUTES = {
     "optimizers": "_accumulated_gradients _distribution_strategy _trainable_variables_indices"
     " _get_variable_index _iterations _learning_rate _trainable_variables"
-    " _update_model_variables_moving_average _var_key _clip_gradients",
+    " _model_variables_moving_average _update_model_variables_moving_average _var_key"
+    " _clip_gradients",
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
     " _initial_epoch _inputs _inputs_struct _metrics _non_trainable_variables _outputs_struct"
     " _save_model _symbolic_build _variables",

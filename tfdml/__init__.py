@@ -27,6 +27,7 @@ _MODULES = (
     "compression",
     "data",
     "elastic",
+    "local_updates",
     "memory",
     "mixed_precision",
     "optimizers",

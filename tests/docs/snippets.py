@@ -69,6 +69,7 @@ PAGES = {
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),
     "docs/recommenders.md": Page(),
+    "docs/slow_networks.md": Page(),
     "docs/tfrecords.md": Page(
         around=(
             ("rows = (", "if strategy.is_chief:\n    BLOCK\n"),

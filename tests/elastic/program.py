@@ -10,7 +10,7 @@ Plans without a rank: `scale` makes the global batch and the learning rate follo
 ranks, and keeps the order of the samples; `disk` also saves checkpoints in OUT, every third step;
 commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
 instead of arrays, and keeps a ledger in OUT; `sharded` divides the optimizer's state, and
-`replicated` keeps each part twice.
+`replicated` keeps each part twice; `local` synchronizes after each third step of an epoch alone.
 """
 
 import json
@@ -109,7 +109,8 @@ keras.utils.set_random_seed(5)
 sharding = None
 if {"sharded", "replicated"} & set(sys.argv):
     sharding = tfdml.Sharding(replicated="replicated" in sys.argv)
-strategy = tfdml.HorovodStrategy(sharding=sharding)
+local_updates = tfdml.local_updates.LocalSGD(3) if "local" in sys.argv else None
+strategy = tfdml.HorovodStrategy(sharding=sharding, local_updates=local_updates)
 with strategy.scope():
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]

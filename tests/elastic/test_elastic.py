@@ -98,6 +98,16 @@ def test_a_rank_is_lost(tmp_path, whole, lost):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_rank_is_lost_between_two_synchronizations(tmp_path, lost):
+    """The other rank loses the round, and goes on alone from the commit of step 9."""
+    (result,) = run(tmp_path, [A, B], f"{lost}:11:kill", "local")
+    assert result["sizes"] == [2] * 9 + [1] * 15
+    assert result["iterations"] == STEPS * EPOCHS
+    assert result["history"]["loss"][-1] < result["history"]["loss"][0]
+
+
+@pytest.mark.slow
 def test_a_lost_rank_comes_back(tmp_path, whole):
     """2, 1, 2 ranks: the host counts as lost for a while, and then gets a new process."""
     results = run(tmp_path, [A, B], "1:9:kill", "0:13:notified", options=COOLDOWN)

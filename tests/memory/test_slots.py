@@ -52,6 +52,19 @@ def test_slots_are_those_of_the_built_optimizer(make):
     assert estimated.slots == sum(nbytes_of(v) for v in optimizer.variables)
 
 
+@pytest.mark.parametrize(("method", "copies"), [("LocalSGD", 1), ("DiLoCo", 2)])
+def test_local_updates_keep_the_last_common_weights(method, copies):
+    """And, with DiLoCo's default, as much momentum."""
+    model = network(MAKE["Adam"]())
+    weights = sum(nbytes_of(v) for v in model.trainable_variables)
+    local_updates = getattr(tfdml.local_updates, method)()
+    strategy = tfdml.HorovodStrategy(local_updates=local_updates)
+    plain = tfdml.estimate_memory(model, 8, ranks=[2])
+    local = tfdml.estimate_memory(model, 8, strategy, ranks=[2])
+    assert local.choices[0].slots - plain.choices[0].slots == copies * weights
+    assert not any(choice.sharding for choice in local.choices)
+
+
 def test_every_optimizer_of_keras_is_here():
     found = {
         name

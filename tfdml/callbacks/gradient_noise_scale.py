@@ -33,7 +33,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             and slower estimates. The default averages over some 100 steps.
 
     Raises:
-        ValueError: If `decay` is not from 0 to below 1.
+        ValueError: If `decay` is not from 0 to below 1, or the strategy has `local_updates`.
     """
 
     def __init__(self, decay: float = 0.99):
@@ -50,6 +50,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
         replicas = model.distribute_strategy.num_replicas_in_sync
         if replicas == 1 or not hasattr(extended, "collective"):
             return
+        if extended.local_updates is not None:
+            raise ValueError(
+                "`GradientNoiseScale` must not be used with `local_updates`, because it compares "
+                "each rank's gradient with the sum over ranks, and a local step has no sum. "
+                f"Received: local_updates={extended.local_updates!r}. Estimate the noise scale in "
+                "a synchronous training, or leave the callback out."
+            )
         session = get_session(model)
         if self._scale is None or session.observer(NoiseScale) is not self._scale:
             self._scale = NoiseScale(self._decay)

@@ -51,7 +51,8 @@ class StepMonitor(keras.callbacks.Callback):
 
     Times are read inside the step, on the CPU's clock of each rank; clocks of different ranks are
     not compared. GPU work is only queued at these points, so times show when it was queued. The
-    first step of a `fit` is left out, because each rank takes its own time to trace it. Does
+    first step of a `fit` is left out, because each rank takes its own time to trace it. With
+    `local_updates`, a round of local steps with its synchronization takes the place of a step. Does
     nothing without a strategy of tfdml on several processes.
 
     Args:
@@ -125,7 +126,9 @@ class StepMonitor(keras.callbacks.Callback):
 
     def _show(self, epoch: int, times: list[RankTimes]) -> None:
         console = Console(highlight=False)
-        table = Table(title=f"Epoch {epoch + 1}: mean times of a step, in ms")
+        local = self.model.distribute_strategy.extended.local_updates
+        unit = "step" if local is None else "round of local steps"
+        table = Table(title=f"Epoch {epoch + 1}: mean times of a {unit}, in ms")
         columns = ["rank", "host", "share", "step", "compute", "exchange", "wait", "causes waiting"]
         for column in columns:
             table.add_column(column, justify="left" if column == "host" else "right")

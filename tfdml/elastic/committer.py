@@ -31,7 +31,9 @@ class _Fit:
         is_over: Whether a later `fit` has a commit, so that this one has ended.
         epoch: The epoch, from 0.
         step: The number of the epoch's batches that have been used.
+        looked: Number of the epoch's batches when a commit could be made last.
         training: The state that is committed; None until training begins.
+        ranks: State of this rank; None until training begins.
     """
 
     number: int
@@ -40,7 +42,9 @@ class _Fit:
     is_over: bool
     epoch: int = 0
     step: int = 0
+    looked: int = 0
     training: TrainingState | None = None
+    ranks: RankState | None = None
 
     def restore(self) -> None:
         """Restores the training's state from the commit."""
@@ -137,7 +141,8 @@ class Committer(ResumingCallback):
         fit = self._fit
         callbacks = CallbackState(fit.callbacks)
         self._commits.keep_callbacks(fit.number, callbacks)
-        fit.training = TrainingState(self.model, callbacks, self.data, RankState(self.model))
+        fit.ranks = RankState(self.model)
+        fit.training = TrainingState(self.model, callbacks, self.data, fit.ranks)
         if self._disk is not None:
             self._disk.data = self.data
             self._disk.on_train_begin(logs)
@@ -156,7 +161,7 @@ class Committer(ResumingCallback):
     def on_epoch_begin(self, epoch, logs=None):
         """Restores a commit within an epoch again; commits before the first epoch."""
         fit = self._fit
-        fit.epoch = epoch
+        fit.epoch, fit.looked = epoch, fit.step
         if self._disk is not None:
             self._disk.on_epoch_begin(epoch, logs)
         if fit.commit is not None:
@@ -182,9 +187,12 @@ class Committer(ResumingCallback):
             self._disk.on_train_batch_end(batch, logs)
         else:
             self.data.used(logs)
-        before, self._fit.step = self._fit.step, batch + 1
-        if self._every and self._fit.step // self._every > before // self._every:
-            self._save()
+        fit = self._fit
+        fit.step = batch + 1
+        if self._every and fit.ranks.is_synchronized:
+            before, fit.looked = fit.looked, fit.step
+            if fit.step // self._every > before // self._every:
+                self._save()
 
     def on_epoch_end(self, epoch, logs=None):
         """Commits."""

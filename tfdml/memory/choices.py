@@ -19,7 +19,7 @@ from tfdml.memory.liveness import find_peak
 from tfdml.memory.options import ExchangeOptions
 from tfdml.memory.report import Choice
 from tfdml.memory.sized_step import SizedStep
-from tfdml.memory.slots import slot_bytes, table_slot_bytes
+from tfdml.memory.slots import common_weight_bytes, slot_bytes, table_slot_bytes
 from tfdml.memory.tables import LargeTables
 
 
@@ -71,11 +71,14 @@ def choices_of(
         options: Options of the strategy.
     """
     slots = slot_bytes(step.graph.updates)
+    if options.local_updates is not None:
+        slots += common_weight_bytes(ranks, step.graph.updates, options.local_updates)
+        in_parts = None
     steps = [(False, _taken(ranks, step, LargeTables(), (slots, 0), options))]
     if in_parts is not None:
         whole, part = table_slot_bytes(step.graph.updates, in_parts.graph.updates)
         steps.append((True, _taken(ranks, in_parts, tables, (slots - whole, part), options)))
-    may_shard = ranks > 1 and goes_to_owners(options.compressor)
+    may_shard = ranks > 1 and goes_to_owners(options.compressor) and options.local_updates is None
     return [
         _choice(ranks, sharding, checkpointing, divided, taken, blocks)
         for checkpointing in (False, True)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor
+from tfdml.local_updates import LocalUpdates
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 from tfdml.strategies.sharding import Sharding
 
@@ -22,6 +23,7 @@ class ExchangeOptions:
         accumulates: Whether accumulated gradients are kept besides Keras's own.
         min_embedding_bytes: Bytes of an embedding table from which on it may be divided.
         row_codec: Name of the encoding of rows of divided tables between ranks.
+        local_updates: Method of local updates, None for synchronous steps.
     """
 
     compressor: Compressor | None = None
@@ -30,6 +32,7 @@ class ExchangeOptions:
     accumulates: bool = False
     min_embedding_bytes: int = Sharding().min_embedding_bytes
     row_codec: str | None = None
+    local_updates: LocalUpdates | None = None
 
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy) -> "ExchangeOptions":
@@ -57,6 +60,7 @@ class ExchangeOptions:
             True,
             sharding.min_embedding_bytes,
             sharding.row_codec,
+            options.local_updates,
         )
 
     def most_rows(self, batch_size: int, ranks: int) -> int:

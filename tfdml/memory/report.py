@@ -25,7 +25,8 @@ class Choice:
         checkpointing: Whether activations are computed again in the backward pass, by blocks.
         weights: All of the model's variables, of divided tables those rows that the rank has.
         gradients: Gradients, and those that are accumulated for a later update.
-        slots: The optimizer's variables.
+        slots: The optimizer's variables; with `local_updates` also the last common weights and the
+            outer optimizer's variables.
         activations: The batch, what the forward pass keeps for the backward pass, and what the
             backward pass takes besides gradients.
         exchange: Sums of gradients, encoded gradients, and rows of divided tables on their way,

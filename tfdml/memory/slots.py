@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from tfdml.local_updates import LocalUpdates
 from tfdml.memory.graph_nodes import nbytes_of, variables_bytes
 from tfdml.memory.step_graph import OptimizerUpdate
 from tfdml.strategies.sharded.variable_parts import ownership_of
@@ -40,6 +41,24 @@ def table_slot_bytes(
                 whole += nbytes_of(a)
                 part += nbytes_of(b)
     return whole, part
+
+
+def common_weight_bytes(
+    ranks: int, updates: Sequence[OptimizerUpdate], method: LocalUpdates | None
+) -> int:
+    """Returns the bytes of the last common weights and of their outer optimizer's slots.
+
+    Args:
+        ranks: The number of ranks.
+        updates: The step's updates.
+        method: Method of local updates, None for synchronous steps, which have neither.
+    """
+    if method is None or (ranks == 1 and method.is_plain_on_one_process):
+        return 0
+    outer = method.make_outer_optimizer()
+    outer.build([keras.Variable("zeros", shape=[2, 2])])
+    slots = sum(tuple(variable.shape) == (2, 2) for variable in outer.variables)
+    return (1 + slots) * sum(update.nbytes for update in updates)
 
 
 def _is_whole(optimizer: keras.Optimizer) -> bool:

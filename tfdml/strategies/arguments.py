@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdml.collectives.buckets import BUCKET_BYTES
-from tfdml.compression import Compressor, get
+from tfdml.compression import Compressor, DeepGradientCompression, get
 from tfdml.compression.auto.auto_aggregator import goes_to_owners
+from tfdml.local_updates import LocalUpdates
 from tfdml.row_split import integer_weights
 from tfdml.strategies.sharding import Sharding
 
@@ -29,6 +30,7 @@ class ReplicaOptions:
             parts.
         silence_limit: Seconds of silence after which another process is taken for lost.
         sharding: Division of optimizer state among the processes; None for no division.
+        local_updates: Method of local updates; None if each step is synchronous.
     """
 
     compression: Compressor | None = None
@@ -38,6 +40,7 @@ class ReplicaOptions:
     batch_split: tuple[int, ...] | str | None = None
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
     sharding: Sharding | None = None
+    local_updates: LocalUpdates | None = None
 
     @property
     def shards_optimizers(self) -> bool:
@@ -61,6 +64,7 @@ def check(
     communication_options: str = "",
     batch_split: Sequence[float] | str | None = None,
     sharding: Sharding | None = None,
+    local_updates: LocalUpdates | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments that the strategies share; returns them as options.
 
@@ -73,6 +77,7 @@ def check(
         communication_options: Options of TensorFlow's collectives, as text.
         batch_split: A positive number for each replica, "auto", or None for equal parts.
         sharding: Division of optimizer state among the processes; None for no division.
+        local_updates: Method of local updates; None if each step is synchronous.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -107,6 +112,7 @@ def check(
             f"computes the optimizer's momentum. Use for example tfdml.compression.QSGD(8), or "
             f"leave out `sharding`."
         )
+    _check_local_updates(local_updates, compressor, sharding)
     return ReplicaOptions(
         compressor,
         bucket_bytes,
@@ -115,7 +121,33 @@ def check(
         check_batch_split(batch_split),
         silence_limit,
         sharding,
+        local_updates,
     )
+
+
+def _check_local_updates(
+    local_updates: LocalUpdates | None, compressor: Compressor | None, sharding: Sharding | None
+) -> None:
+    if local_updates is None:
+        return
+    if not isinstance(local_updates, LocalUpdates):
+        raise ValueError(
+            f"`local_updates` must be a method of `tfdml.local_updates`, or None. Received: "
+            f"local_updates={local_updates!r}. Use for example "
+            f"`tfdml.local_updates.LocalSGD(sync_every=16)`."
+        )
+    if sharding is not None:
+        raise ValueError(
+            f"`sharding` must be None with `local_updates`, because a step without an exchange "
+            f"needs all slots and tables on its rank. Received: sharding={sharding!r}. Leave out "
+            f"one of the two."
+        )
+    if isinstance(compressor, DeepGradientCompression):
+        raise ValueError(
+            f"`compression` must not compute the optimizer's momentum with `local_updates`, "
+            f"because each rank's optimizer does. Received: compression={compressor!r}. Use for "
+            f"example tfdml.compression.TopK()."
+        )
 
 
 def check_batch_split(batch_split: Sequence[float] | str | None) -> tuple[int, ...] | str | None:

@@ -10,6 +10,7 @@ from tfdml.strategies.aggregation.accumulation import Accumulator
 
 if TYPE_CHECKING:
     from tfdml.strategies.keras_seam.data.data_position import DataPosition
+    from tfdml.strategies.keras_seam.local_updates.rounds import Rounds
 
 
 class Observer(Protocol):
@@ -42,10 +43,12 @@ class FitSession:
 
     Attributes:
         position: Position in the training data of the current `fit`, if a callback resumes it.
+        rounds: Rounds of local steps, if the strategy has `local_updates`.
     """
 
     def __init__(self, model: keras.Model):
         self.position: DataPosition | None = None
+        self.rounds: Rounds | None = None
         self._model = weakref.ref(model)
         self._observers: dict[type, Observer] = {}
         self._accumulator: Accumulator | None = None
@@ -91,7 +94,7 @@ class FitSession:
     def leave(self) -> None:
         """Drops the state that was made for the previous set of ranks."""
         self._observers.clear()
-        self._accumulator = None
+        self._accumulator = self.rounds = None
         self.trace_again()
 
 

@@ -7,6 +7,7 @@ from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.compression import Compressor
+from tfdml.local_updates import LocalUpdates
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
@@ -54,6 +55,10 @@ class HorovodStrategy(ReplicaStrategy):
             measures each replica's time per row and gives faster ones more rows, in new parts from
             the next epoch on. The numbers of a training do not depend on them. None for equal
             parts.
+        local_updates: Method by which each rank takes steps of its own between synchronizations:
+            `tfdml.local_updates.LocalSGD(sync_every=16)` or `DiLoCo(sync_every=100)`. Compression
+            then applies to what is exchanged at synchronizations. None for synchronous steps, whose
+            numbers do not depend on the number of processes.
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
             the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
             embedding tables, too. None for no division.
@@ -74,6 +79,7 @@ class HorovodStrategy(ReplicaStrategy):
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
+        local_updates: LocalUpdates | None = None,
         sharding: Sharding | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
@@ -86,6 +92,7 @@ class HorovodStrategy(ReplicaStrategy):
             bucket_bytes=bucket_bytes,
             batch_split=batch_split,
             sharding=sharding,
+            local_updates=local_updates,
         )
         if topology.is_elastic() and isinstance(options.batch_split, tuple):
             raise ValueError(

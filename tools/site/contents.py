@@ -7,6 +7,7 @@ CONTENTS: dict[str, list[str]] = {
         "data",
         "tfrecords",
         "compression",
+        "slow_networks",
         "large_batches",
         "recommenders",
         "half_precision",

@@ -71,6 +71,15 @@ RECIPES = (
         _DIGITS + " On a link as fast as this machine's memory no codec saves time.",
     ),
     Recipe(
+        "local_updates",
+        "Several sites over a slow link",
+        (
+            "horovodrun -np 2 python recipes/local_updates.py --data digits --epochs 6 "
+            "--batch-size 32",
+        ),
+        _DIGITS,
+    ),
+    Recipe(
         "large_batch",
         "Large batches",
         (

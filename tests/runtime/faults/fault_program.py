@@ -4,7 +4,9 @@
 
 It records in DIRECTORY when the fault happens. If WHERE is an exchange of gradients that are summed
 by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another. If it is an exchange of parts,
-the optimizer's state is divided among the ranks; if it is one of rows, a table is.
+the optimizer's state is divided among the ranks; if it is one of rows, a table is. If it is
+"round", ranks take steps of their own, and the fault comes between two synchronizations; if it is
+"synchronization", in one.
 """
 
 import os
@@ -22,7 +24,9 @@ import tensorflow as tf
 import tfdml
 from tfdml.collectives.hosts import Hosts
 from tfdml.compression.exchange import by_hosts, compressed_aggregator
+from tfdml.local_updates import LocalSGD
 from tfdml.runtime.guard.watched_collective import WatchedCollective
+from tfdml.strategies.keras_seam.local_updates.fragment import Fragment
 from tfdml.strategies.replicas import extended
 
 directory, kind, fault, where, faulty = sys.argv[1:6]
@@ -55,7 +59,7 @@ class At(keras.callbacks.Callback):
             threading.Thread(target=in_exchange, daemon=True).start()
 
     def on_train_batch_end(self, batch, logs=None):
-        if where in ("batch_end", "alone") and batch == 3:
+        if where in ("batch_end", "alone", "round") and batch == 3:
             do_fault()
             time.sleep(600 if where == "alone" else 0)
 
@@ -164,6 +168,23 @@ def exchange_rows_until_the_fault() -> None:
     mock.patch.object(WatchedCollective, "all_to_all_ragged", faulty_exchange).start()
 
 
+def synchronize_until_the_fault() -> None:
+    """Has the fault before the exchange of a later synchronization."""
+    original = Fragment.synchronize
+
+    def faulty_synchronize(fragment, fraction):
+        def begin() -> np.float32:
+            if strategy.extended.guard.activity.step >= 3:
+                do_fault()
+            return np.float32(0)
+
+        with tf.control_dependencies([tf.numpy_function(begin, [], tf.float32)]):
+            fraction = tf.identity(fraction)
+        return original(fragment, fraction)
+
+    mock.patch.object(Fragment, "synchronize", faulty_synchronize).start()
+
+
 def sharding() -> tfdml.Sharding | None:
     """Returns what is divided among the ranks."""
     if where in DEALT:
@@ -185,11 +206,15 @@ if where in HALVES:
     exchange_parts_until_the_fault()
 if where in ROWS:
     exchange_rows_until_the_fault()
+if where == "synchronization":
+    synchronize_until_the_fault()
 options = {
     "silence_limit": 3.0,
     "compression": "int8" if where in BY_HOSTS else None,
     "sharding": sharding(),
 }
+if where in ("round", "synchronization"):
+    options["local_updates"] = LocalSGD(1000 if where == "round" else 2)
 if kind == "horovod":
     strategy = tfdml.HorovodStrategy(**options)
 else:
@@ -204,6 +229,9 @@ with strategy.scope():
     model.compile("adam" if where in DIVIDED else "sgd", "mse", run_eagerly=False)
 signature = (tf.TensorSpec((6,)), tf.TensorSpec((3,)))
 dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).batch(12)
+if where in ("round", "synchronization"):
+    rows = tf.ones((96, 6)), tf.ones((96, 3))
+    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(12)
 x = np.ones((48, 6), "float32")
 y = np.ones((48, 3), "float32")
 if where == "evaluate_alone" and strategy.rank == int(faulty):

@@ -147,6 +147,25 @@ def test_a_fault_in_an_exchange_of_rows(tmp_path, kind, fault, where, rank):
     check(tmp_path, kind, 2, fault, where, rank)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fault", "where", "rank"),
+    [
+        ("horovod", "SIGKILL", "round", 1),
+        *[
+            pytest.param(kind, fault, where, rank, marks=pytest.mark.slow)
+            for kind in ("horovod", "multi_worker")
+            for fault in ("SIGKILL", "SIGSTOP", "raise")
+            for where in ("round", "synchronization")
+            for rank in (0, 1)
+            if (kind, fault, where, rank) != ("horovod", "SIGKILL", "round", 1)
+            and (fault, where) != ("raise", "synchronization")
+        ],
+    ],
+)
+def test_a_fault_with_local_updates(tmp_path, kind, fault, where, rank):
+    check(tmp_path, kind, 2, fault, where, rank)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
 def test_death_during_a_large_exchange(tmp_path, kind):

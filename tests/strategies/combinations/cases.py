@@ -116,6 +116,8 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
             embeddings="tables" in features,
             min_embedding_bytes=0,
         )
+    if "local_updates" in features:
+        given["local_updates"] = tfdml.local_updates.LocalSGD(1, average_slots=True)
     if "batch_split" in features:
         measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
         parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
@@ -146,7 +148,8 @@ def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras
             ]
         )
         steps = 2 if "accumulation" in features else None
-        optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, gradient_accumulation_steps=steps)
+        momentum = 0.0 if _is_without_momentum(features) else MOMENTUM
+        optimizer = keras.optimizers.SGD(RATE, momentum=momentum, gradient_accumulation_steps=steps)
         if "loss_scaling" in features:
             optimizer = tfdml.mixed_precision.LossScaleOptimizer(
                 optimizer, initial_scale=2.0**10, dynamic_growth_steps=3
@@ -158,6 +161,16 @@ def model_of(features: Iterable[str], strategy: tf.distribute.Strategy) -> keras
             jit_compile="jit" in features,
         )
     return model
+
+
+def _is_without_momentum(features: Iterable[str]) -> bool:
+    """Returns whether training has no momentum.
+
+    With local updates, a codec encodes what weights have moved by: without momentum, that is the
+    gradient times the rate.
+    """
+    encodes = bool({*CODECS, "hosts"} & set(features))
+    return "no_momentum" in features or ("local_updates" in features and encodes)
 
 
 def write_mixture(directory: str) -> None:
@@ -188,7 +201,8 @@ def _rows(features: Iterable[str], records: str | None) -> tuple[np.ndarray, np.
     if "loss_scaling" in features:
         at = slice(OVERFLOWS_AT * BATCH, (OVERFLOWS_AT + 1) * BATCH)
         added = x[at].copy()
-        added[-1] = np.inf  # The last replica's row.
+        # The last replica's row; with local updates, each rank decides for itself.
+        added[slice(None) if "local_updates" in features else -1] = np.inf
         x, y = np.insert(x, [at.start], added, 0), np.insert(y, [at.start], y[at], 0)
     if "accumulation" in features:
         # In two half batches, each of two ranks has the same rows as in one batch.

@@ -35,6 +35,8 @@ FEATURES = {
     "sharding": "Sharding(optimizer_state=True)",
     # Tables.
     "tables": "Sharding(embeddings=True)",
+    # Fewer synchronizations.
+    "local_updates": "LocalSGD, DiLoCo",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -51,6 +53,7 @@ ARGUMENTS = {
     "backup_workers": "",
     "max_staleness": "",
     "batch_split": "batch_split",
+    "local_updates": "local_updates",
     "sharding": "sharding",
     "bucket_bytes": "",
     "check_desync": "",
@@ -129,6 +132,11 @@ NO_XLA_AROUND_LOOKUPS = Refused(
 )
 NO_LOOKUPS_IN_BLOCKS = Refused("must not be called in a block of `tfdml.remat`")
 NO_LOST_ROWS = Refused("`sharding` must not have `embeddings` in an elastic job")
+NO_LOCAL_SLOTS = Refused("`sharding` must be None with `local_updates`", by_default=True)
+NO_LOCAL_UPDATES = Apart(
+    "each step's gradients go to the servers",
+    "__init__() got an unexpected keyword argument 'local_updates'",
+)
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
 )
@@ -406,5 +414,31 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "hosts": EQUAL,
         "remat": NO_LOOKUPS_IN_BLOCKS,
         "sharding": EQUAL,
+    },
+    # Local SGD that synchronizes after each step, and averages slots, is synchronous training. What
+    # weights move by is rounded: with 4 bits a number near a half may go to the other side.
+    "local_updates": {
+        "cast": ROUNDED,
+        "quantising": Equal(rtol=5e-3, atol=5e-4, by_default=True),
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": Refused("`compression` must not compute the optimizer's momentum", True),
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": NO_LOCAL_UPDATES,
+        "ps_async": NO_LOCAL_UPDATES,
+        "elastic": EQUAL,
+        "hosts": Equal(rtol=5e-3, atol=5e-4),
+        "remat": EQUAL,
+        "sharding": NO_LOCAL_SLOTS,
+        "tables": NO_LOCAL_SLOTS,
     },
 }

@@ -177,8 +177,11 @@ class CheckpointRun:
         self._cost.step(steps, self._saver.busy)
 
     def is_due(self) -> bool:
-        """Returns whether the schedule asks for a checkpoint after this step."""
-        return self._schedule.due(self.progress.total)
+        """Returns whether the schedule asks for a checkpoint after this step.
+
+        With local updates, it waits for the next synchronization.
+        """
+        return self.ranks.is_synchronized and self._schedule.due(self.progress.total)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> bool:
         """Records the end of an epoch; returns whether it is the best so far.

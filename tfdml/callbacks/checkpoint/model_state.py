@@ -11,6 +11,7 @@ from tfdml.callbacks.checkpoint.layout import MODEL, layout_changes
 from tfdml.checkpointing import Files
 from tfdml.checkpointing.names import DEALT
 from tfdml.checkpointing.stored_tables import StoredTables
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.parameter_server.partition import (
     assign_blocks,
     is_in_parts,
@@ -267,6 +268,9 @@ def _optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
     for name, value in vars(model).items():
         if isinstance(value, keras.Optimizer) and value is not model.optimizer:
             found[name] = value
+    rounds = get_session(model).rounds
+    for number, outer in enumerate(rounds.outer_optimizers if rounds is not None else ()):
+        found[f"outer_optimizer_{number}"] = outer
     return {n: o for n, o in found.items() if isinstance(o, keras.Optimizer)}
 
 

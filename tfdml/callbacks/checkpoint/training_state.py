@@ -100,6 +100,7 @@ class TrainingState:
             "layout": self._layout,
             "stopped": bool(self._model.stop_training),
             "batch_split": self._ranks.batch_split,
+            "local_updates": self._ranks.local_updates,
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
         parts = {f"{PART}{name}": value for name, value in self._model_state.read_parts().items()}
@@ -145,7 +146,8 @@ class TrainingState:
         if parts is None:
             parts = [o.parts for o in own]
         self._model_state.restore(tensors, parts, tables)
-        self._ranks.restore([_below("kept/", o.tensors) for o in own])
+        kept = [_below("kept/", o.tensors) for o in own]
+        self._ranks.restore(kept, shared.get("local_updates"), shared["step"])
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))
         mine = own[self._ranks.rank % len(own)]

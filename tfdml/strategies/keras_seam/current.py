@@ -24,12 +24,13 @@ def get_replicas(model: keras.Model) -> ReplicaExtended | None:
     """Returns the extension of the model's strategy if it is ours and its steps are global.
 
     A single replica takes Keras's own steps, except with gradient accumulation, because Keras's
-    accumulation crashes in any strategy.
+    accumulation crashes in any strategy, and with local updates.
     """
     extended = get_extended(model._distribute_strategy)
-    if extended is None or (extended._num_replicas_in_sync == 1 and not accumulation_steps(model)):
+    if extended is None:
         return None
-    return extended
+    is_global = extended.works_on_shares or extended.local_updates is not None
+    return extended if is_global or accumulation_steps(model) else None
 
 
 def current_strategy() -> tf.distribute.Strategy | None:
@@ -85,12 +86,11 @@ def current_extended() -> ReplicaExtended | None:
 
 
 def current_replicas() -> ReplicaExtended | None:
-    """Returns the same if there are gradients to exchange or accumulate, else None."""
+    """Returns the same if there are gradients to exchange or accumulate, or shares; else None."""
     extended = current_extended()
     if extended is None:
         return None
-    several = extended._num_replicas_in_sync > 1
-    return extended if several or extended.accumulator is not None else None
+    return extended if extended.works_on_shares or extended.accumulator is not None else None
 
 
 def current_share() -> ShareInfo | None:

@@ -20,10 +20,11 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_in_buckets
 from tfdml.collectives.buckets import spread
-from tfdml.collectives.collective import Collective
+from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.hosts import gather_hosts
 from tfdml.collectives.sparse_gradients import add_up_rows
 from tfdml.compression import Compressor
+from tfdml.local_updates import LocalUpdates
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
@@ -64,6 +65,8 @@ class ReplicaExtended(BatchExtended):
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
+        # The job's collective while a local step is being traced or run eagerly; see `alone`.
+        self._of_job: Collective | None = None
         # Each optimizer's parts, if its state is divided among the ranks.
         self.optimizer_parts: weakref.WeakKeyDictionary[keras.Optimizer, Any]
         self.optimizer_parts = weakref.WeakKeyDictionary()
@@ -120,12 +123,54 @@ class ReplicaExtended(BatchExtended):
         return self.aggregator_choice.compresses(self.collective, self.options)
 
     def get_aggregator(self, optimizer: keras.Optimizer) -> GradientAggregator:
-        """Returns an optimizer's own aggregator, created on first use."""
+        """Returns an optimizer's own aggregator, created on first use.
+
+        A local step's aggregator sums over this process's devices, and keeps nothing.
+        """
+        if self.is_alone:
+            return self.aggregator_choice.make(self.collective, self.options)
         if optimizer not in self._aggregators:
             self._aggregators[optimizer] = self.aggregator_choice.make(
                 self.collective, self.options
             )
         return self._aggregators[optimizer]
+
+    # -- Local updates -------------------------------------------------------------------------
+
+    @property
+    def local_updates(self) -> LocalUpdates | None:
+        """The method of local updates, None if each step is synchronous."""
+        method, of_job = self.options.local_updates, self._of_job or self.collective
+        alone = method is not None and of_job.size == 1
+        return None if alone and method.is_plain_on_one_process else method
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Context manager: this process is a job of its own, which exchanges nothing."""
+        self.collective, self._of_job = LocalCollective(), self.collective
+        try:
+            yield
+        finally:
+            self.collective, self._of_job = self._of_job, None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is a job of its own; see `alone`."""
+        return self._of_job is not None
+
+    @property
+    def works_on_shares(self) -> bool:
+        """Whether replicas work on shares, which may have no rows."""
+        return self._num_replicas_in_sync > 1 or self.is_alone
+
+    def number_of_replica(self, replica_id: int) -> int:
+        """Returns the number of one of this process's replicas in the whole job.
+
+        Args:
+            replica_id: Number of the replica in this process.
+        """
+        of_job = self._of_job or self.collective
+        return of_job.rank * self.num_local_replicas + replica_id
 
     # -- Properties ----------------------------------------------------------------------------
 

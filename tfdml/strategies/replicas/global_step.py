@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_packed
 from tfdml.collectives.collective import Collective
-from tfdml.strategies.fit_session import FitSession, get_session
+from tfdml.strategies.fit_session import FitSession, Observer, get_session
 from tfdml.strategies.input.input_checks import check_digests, digest_slots
 from tfdml.strategies.input.local_batch import LocalBatch, ShareInfo, take_rows, without_optionals
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -105,6 +105,11 @@ class MetricStep(GlobalStep):
             optimizer = getattr(model, "optimizer", None)
             self._session.accumulate(getattr(optimizer, "inner_optimizer", optimizer))
 
+    @property
+    def _observers(self) -> list[Observer]:
+        """The observers that this step tells what happens in it."""
+        return [] if self._session is None else self._session.observers
+
     def _metric_variables(self) -> list[keras.Variable]:
         variables = metric_variables(self.model)
         self._extended.keep_in_step([v.value for v in variables])
@@ -115,11 +120,13 @@ class MetricStep(GlobalStep):
         trains = self._session is not None
         metrics = MetricState(self._metric_variables())
         layers = LayerState(moving_variables(self.model) if trains else [])
-        observers = self._session.observers if trains else []
+        observers = self._observers
         # Only after the batch has batch_tensors: at the end of the data the state must not change.
         batch_tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(batch_tensors):
             metrics.set_aside()
+            if self._extended.is_alone:
+                layers.set_aside()
             for observer in observers:
                 observer.begin()
         local_batch = self._extended.make_local_batch(batch)

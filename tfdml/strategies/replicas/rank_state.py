@@ -16,6 +16,8 @@ from tfdml.strategies.fit_session import get_session
 _MESSAGE_BYTES = 8192
 # Prefix of the names in the state of a model's second and later optimizers.
 _OPTIMIZER = "optimizer_"
+# Prefix of the names in the state of rounds of local steps.
+_ROUNDS = "local_updates/"
 
 
 class RankState:
@@ -77,6 +79,18 @@ class RankState:
         strategy = self._model.distribute_strategy
         return getattr(self._extended or strategy, "batch_split", None)
 
+    @property
+    def local_updates(self) -> dict[str, Any] | None:
+        """The state of rounds of local steps that is the same on all ranks, for JSON; or None."""
+        rounds = get_session(self._model).rounds
+        return None if rounds is None else rounds.notes
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether all ranks have the same weights after the last step."""
+        rounds = get_session(self._model).rounds
+        return rounds is None or rounds.synchronized
+
     # -- State between steps -------------------------------------------------------------------
 
     def local_state(self) -> dict[str, np.ndarray]:
@@ -92,12 +106,30 @@ class RankState:
         for name, parts in self._accumulated().items():
             for number, part in enumerate(parts):
                 state[f"{name}/{number}"] = np.asarray(_read(part))
+        rounds = get_session(self._model).rounds
+        if rounds is not None:
+            for name, copies in rounds.state.items():
+                state[f"{_ROUNDS}{name}"] = np.asarray(_read(copies[0]))
         return state
 
-    def restore(self, before: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restores the state of an earlier job's ranks; the number of ranks may differ."""
+    def restore(
+        self,
+        before: Sequence[Mapping[str, np.ndarray]],
+        local_updates: Mapping[str, Any] | None = None,
+        step: int = 0,
+    ) -> None:
+        """Restores the state of an earlier job's ranks; the number of ranks may differ.
+
+        Args:
+            before: Each rank's `local_state`.
+            local_updates: The property `local_updates` at that time.
+            step: The number of the epoch's batches that have been used; 0 between epochs.
+        """
         if self._extended is None:
             return
+        rounds = get_session(self._model).rounds
+        if rounds is not None and local_updates is not None:
+            rounds.restore(local_updates, [_below(_ROUNDS, state) for state in before], step)
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
         for (name, parts), deal in zip(self._accumulated().items(), self._deals(), strict=True):
@@ -109,16 +141,20 @@ class RankState:
                 whole = deal.join([of_rank[0] for of_rank in found])
                 values = [deal.part_of(whole, self.rank)] * len(parts)
             else:
-                # Only the sum matters: each rank gets an equal share of it.
+                # Only the sum matters: each rank gets an equal share of it. With local updates each
+                # rank has a mean over its own rows.
                 total = sum(np.sum(values, 0) for values in found)
-                first = (total / self.size).astype(total.dtype)
+                shares = self.size if rounds is None else len(found)
+                first = (total / shares).astype(total.dtype)
                 values = [first, *(first * 0 for _ in parts[1:])]
             for part, value in zip(parts, values, strict=True):
                 part.assign(value)
 
     def _aggregators(self) -> Iterator[tuple[str, GradientAggregator]]:
         """Yields each optimizer's aggregator, after the prefix of the names in its state."""
-        for number, optimizer in enumerate(optimizers_of(self._model)):
+        rounds = get_session(self._model).rounds
+        outer = [] if rounds is None else [fragment.outer for fragment in rounds.fragments]
+        for number, optimizer in enumerate([*optimizers_of(self._model), *outer]):
             prefix = f"{_OPTIMIZER}{number}/" if number else ""
             yield prefix, self._extended.get_aggregator(optimizer)
 
@@ -144,12 +180,17 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     return list(found.values())
 
 
+def _below(prefix: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the entries whose name has a prefix, by the name without it."""
+    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+
+
 def _of_prefix(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Returns the entries whose name has a prefix, by the name without it.
 
     Earlier checkpoints have the state of all optimizers under names without a prefix.
     """
-    found = {n.removeprefix(prefix): v for n, v in state.items() if prefix and n.startswith(prefix)}
+    found = _below(prefix, state) if prefix else {}
     return found or {n: v for n, v in state.items() if not n.startswith(_OPTIMIZER)}
 
 

@@ -34,9 +34,8 @@ class MetricState:
 
     def set_aside(self) -> None:
         """Saves the state and sets it to 0."""
-        self._before = [tf.add_n([c.read_value() for c in cs]) for cs in self._components]
-        for component in (c for cs in self._components for c in cs):
-            component.assign(tf.zeros_like(component))
+        self._before = self.held()
+        self.clear()
 
     def contributions(self, shares: Sequence[ShareInfo]) -> list[tf.Tensor]:
         """Returns what this process's replicas added."""
@@ -49,11 +48,24 @@ class MetricState:
             A Keras scope in which the variables have this state.
         """
         after = [before + total for before, total in zip(self._before, sums, strict=True)]
-        for components, state in zip(self._components, after, strict=True):
-            components[0].assign(state)
+        self.hold(after)
+        return keras.StatelessScope(state_mapping=list(zip(self.variables, after, strict=True)))
+
+    def held(self) -> list[tf.Tensor]:
+        """Returns the state, summed over this process's replicas."""
+        return [tf.add_n([c.read_value() for c in cs]) for cs in self._components]
+
+    def hold(self, state: Sequence[tf.Tensor]) -> None:
+        """Sets the state."""
+        for components, value in zip(self._components, state, strict=True):
+            components[0].assign(value)
             for component in components[1:]:
                 component.assign(tf.zeros_like(component))
-        return keras.StatelessScope(state_mapping=list(zip(self.variables, after, strict=True)))
+
+    def clear(self) -> None:
+        """Sets the state to 0."""
+        for component in (c for cs in self._components for c in cs):
+            component.assign(tf.zeros_like(component))
 
 
 class LayerState:
@@ -69,13 +81,23 @@ class LayerState:
 
     def __init__(self, variables: Sequence[keras.Variable]):
         self._components = [components(v) for v in variables]
+        self._before: list[tf.Tensor] | None = None
+
+    def set_aside(self) -> None:
+        """Saves the statistics, which then stay as they are if no replica has rows."""
+        self._before = [cs[0].read_value() for cs in self._components]
 
     def contributions(self, shares: Sequence[ShareInfo]) -> list[tf.Tensor]:
         """Returns this process's part of the average."""
-        return [
+        own = [
             _sum_of_present(cs, shares, lambda value, share: value * share.fraction(value.dtype))
             for cs in self._components
         ]
+        if self._before is None:
+            return own
+        has_rows = tf.add_n([share.rows for share in shares]) > 0
+        pairs = zip(own, self._before, strict=True)
+        return [tf.where(has_rows, value, before) for value, before in pairs]
 
     def assign(self, averages: Sequence[tf.Tensor]) -> None:
         """Assigns the averages to all of this process's replicas."""

@@ -125,6 +125,34 @@ def check_parts_can_change(dataset: Any, extended: ReplicaExtended) -> None:
         )
 
 
+def check_read_by_all(adapter: DataAdapter, dataset: Any, extended: ReplicaExtended) -> None:
+    """Refuses training data that rank 0 would send in every step of training with local updates.
+
+    Args:
+        adapter: Keras's adapter of this process's data.
+        dataset: The pipeline of the training data.
+        extended: The strategy's extension.
+
+    Raises:
+        ValueError: If rank 0 alone would read the data.
+    """
+    collective = extended.collective
+    if collective.size == 1 or isinstance(adapter, ArrayDataAdapter):
+        return
+    if not isinstance(adapter, TFDatasetAdapter):
+        received = f"data of {type(adapter).__name__}, which rank 0 sends to the other ranks"
+    elif _has_own_order(dataset, collective):
+        received = "a dataset that draws different random numbers on each rank, so rank 0 sends it"
+    else:
+        return
+    raise ValueError(
+        f"`fit` with `local_updates` must have data that every rank reads itself, because nothing "
+        f"is sent between synchronizations. Received on rank {collective.rank}: {received}. Pass "
+        f"arrays or a `tf.data` pipeline with seeded shuffles, or one with AutoShardPolicy.OFF, of "
+        f"which each rank reads its own part."
+    )
+
+
 def _split(
     adapter: DataAdapter, dataset: tf.data.Dataset, extended: ReplicaExtended, by_steps: bool
 ) -> tuple[DataAdapter, Iterable]:

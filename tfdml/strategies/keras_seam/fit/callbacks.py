@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.guard import Guard
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.weight_sync import (
@@ -34,8 +35,13 @@ class CommonStart(keras.callbacks.Callback):
         self._collective = extended.collective
 
     def on_train_begin(self, logs=None):
-        """Broadcasts weights, optimizer state and the initial epoch."""
-        optimizer = self.model.optimizer
+        """Broadcasts weights, optimizer state and the initial epoch.
+
+        With local updates, each rank keeps the slots of an earlier `fit`, or of a checkpoint.
+        """
+        optimizer, rounds = self.model.optimizer, get_session(self.model).rounds
+        if rounds is not None and rounds.slots_differ:
+            optimizer = None
         slots = optimizer.variables if optimizer is not None else []
         self._start([*self.model.variables, *slots])
         epoch = agree_on_number(self.model._initial_epoch, self._collective)
@@ -116,8 +122,10 @@ class DesyncCheck(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Compares the weights if a comparison is due."""
-        if batch + 1 >= self._next:
-            self._next += self._extended.options.check_desync
+        rounds = get_session(self.model).rounds
+        is_synchronized = rounds is None or rounds.synchronized
+        if batch + 1 >= self._next and is_synchronized:
+            self._next = batch + 1 + self._extended.options.check_desync
             check_values(self.model.variables, self._extended.collective)
 
 

@@ -26,6 +26,7 @@ from tfdml.strategies.keras_seam.data.array_data import ArrayOrder, agreed_seed,
 from tfdml.strategies.keras_seam.data.data_source import (
     batch_spec,
     check_parts_can_change,
+    check_read_by_all,
     local_batches,
 )
 from tfdml.strategies.keras_seam.fit import resuming
@@ -39,6 +40,7 @@ from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_p
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
+from tfdml.strategies.keras_seam.local_updates.local_step import RoundsFunction
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.step.compiled import (
     compiled,
@@ -136,7 +138,10 @@ def _enumerate_iterator(original: Callable) -> Callable:
 
 def _logs_of_epoch(original: Callable) -> Callable:
     def get_metrics_result_or_logs(self, logs):
-        found = get_session(self).position
+        session = get_session(self)
+        if session.rounds is not None:
+            session.rounds.finish()
+        found = session.position
         # An epoch that was resumed after its last step has no logs of its own.
         return original(self, found.logs if found is not None and not logs else logs)
 
@@ -151,6 +156,9 @@ class ReplicaHooks(Hooks):
         """Checks the call, and reports it to the guard while it runs."""
         extended = get_extended(call.model._distribute_strategy)
         with extended.collective_call(call.name):
+            rounds = get_session(call.model).rounds
+            if rounds is not None:
+                rounds.finish()
             _prepare(call.model, call.name, arguments, extended)
             with resuming.resumed(call, arguments):
                 yield
@@ -163,6 +171,8 @@ class ReplicaHooks(Hooks):
         if call.trains:
             call.trains = False
             check_parts_can_change(iterator._distributed_dataset, extended)
+            if extended.local_updates is not None:
+                check_read_by_all(iterator.data_adapter, iterator._distributed_dataset, extended)
         iterator.data_adapter, iterator._distributed_dataset = local_batches(
             iterator.data_adapter,
             iterator._distributed_dataset,
@@ -187,13 +197,20 @@ class ReplicaHooks(Hooks):
         extended, name = get_extended(model._distribute_strategy), step.__name__
         if get_replicas(model) is None:
             function = keras_make(model, mark_compiled_whole(step) if model.jit_compile else step)
+            function = with_direct_calls(function, model)
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None
-            with without_jit_compile(model):
-                # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on its rows.
-                function = keras_make(model, MetricStep(model, step, around))
 
-        function = with_direct_calls(function, model)
+            def make(kind: type[MetricStep]) -> Callable:
+                with without_jit_compile(model):
+                    # Keras calls `strategy.run(step, batch)`; ours runs a `GlobalStep` on its rows.
+                    function = keras_make(model, kind(model, step, around))
+                return with_direct_calls(function, model)
+
+            if name == "train_step" and extended.local_updates is not None:
+                function = RoundsFunction(model, extended, make)
+            else:
+                function = make(MetricStep)
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):

@@ -86,13 +86,12 @@ def _slot(optimizer: keras.Optimizer, slots: list, variable: tf.Variable) -> tf.
 
 
 def is_of_replicas(gradient: Any, variable: tf.Variable) -> bool:
-    """Returns whether it is the update of a whole gradient by several replicas.
+    """Returns whether it is the update of a whole gradient by a replica of several.
 
-    Those exchange something in each step, so that XLA, which has no such operations, compiles none
-    of their updates.
+    XLA, which has no such operations, compiles none of their updates, also not in local steps.
     """
     extended = get_extended(tf.distribute.get_strategy())
-    several = extended is not None and extended._num_replicas_in_sync > 1
+    several = extended is not None and extended.works_on_shares
     return several and isinstance(gradient, tf.Tensor) and hasattr(variable, "handle")
 
 

@@ -146,7 +146,7 @@ def _summed(
             None if r or i in tables else g
             for i, (g, r) in enumerate(zip(grads, replaces, strict=True))
         ],
-        _distinct_names(inner, variables),
+        distinct_names(inner, variables),
         label,
         functools.partial(_step_factors, outer, inner),
         cuts=() if parts is None else parts.cuts(variables),
@@ -245,7 +245,7 @@ def _refuse_tables(variables: Sequence, extended: ReplicaExtended) -> None:
         )
 
 
-def _distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
+def distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
     """Returns the variables' paths, with a number appended to repeated ones."""
     counts: dict[str, int] = {}
     names: dict[int, str] = {}

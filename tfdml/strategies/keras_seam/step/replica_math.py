@@ -90,8 +90,10 @@ def next_seed(keras_next: Callable, generator: SeedGenerator, ordered: bool) -> 
     seed = keras_next(generator, ordered)
     if current_share() is None:
         return seed
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return seed + tf.cast(tf.stack([replica * 1_000_003, 0]), seed.dtype)
+    replica = tf.distribute.get_replica_context()
+    # In a local step, too, each rank has its own stream.
+    number = replica.strategy.extended.number_of_replica(replica._local_replica_id)
+    return seed + tf.cast(tf.stack([number * 1_000_003, 0]), seed.dtype)
 
 
 REPLACEMENTS: list[Replacement] = [

@@ -1,0 +1,1 @@
+"""Training with local updates: rounds of local steps, and the synchronizations between them."""

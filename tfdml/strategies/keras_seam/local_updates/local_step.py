@@ -1,0 +1,87 @@
+"""Train steps of one rank on its own rows, and the function that takes them in rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.strategies.fit_session import Observer, get_session
+from tfdml.strategies.input.local_batch import LocalBatch
+from tfdml.strategies.keras_seam.local_updates.rounds import Rounds
+from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.global_step import MetricStep
+
+
+class LocalStep(MetricStep):
+    """Train step of a job of one process, on this process's rows of a global batch.
+
+    A process without rows takes its step with a gradient of 0.
+    """
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs the step on a global batch; returns Keras's logs of this process's rows."""
+        local_batch = self._extended.make_local_batch(batch)
+        # Only after the batch has arrived: at the end of the data nothing may change.
+        tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
+        with tf.control_dependencies(tensors):
+            self._session.rounds.note_batch(local_batch)
+        with self._extended.alone():
+            return super().__call__(_of_own_rows(local_batch))
+
+    @property
+    def _observers(self) -> list[Observer]:
+        """None: they observe synchronizations, and what happens between two of them."""
+        return []
+
+
+def _of_own_rows(local_batch: LocalBatch) -> LocalBatch:
+    """Returns a process's rows as a global batch of their own; its digest is compared later."""
+    own = tf.maximum(tf.reduce_sum(local_batch.rows), 1)
+    return local_batch._replace(global_rows=own, digest=tf.zeros_like(local_batch.digest))
+
+
+class RoundsFunction:
+    """Train function that takes local steps, and synchronizes between them.
+
+    Args:
+        model: The model.
+        extended: The strategy's extended part.
+        make: Function that returns Keras's train function for a step's class.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        extended: ReplicaExtended,
+        make: Callable[[type[MetricStep]], Callable],
+    ):
+        self._model, self._extended, self._make = model, extended, make
+        self._functions: dict[type[MetricStep], Callable] = {}
+        rounds = self._prepare()
+        if rounds is not None:
+            rounds.trace_again()
+
+    def __call__(self, iterator: Any) -> Any:
+        """Takes the steps of an execution; returns Keras's logs."""
+        rounds, model = self._prepare(), self._model
+        if rounds.is_warming_up:
+            return self._function(MetricStep)(iterator)
+        rounds.begin_step()
+        logs = self._function(LocalStep)(iterator)
+        rounds.end_steps(model.steps_per_execution)
+        return logs
+
+    def _function(self, step: type[MetricStep]) -> Callable:
+        if step not in self._functions:
+            self._functions[step] = self._make(step)
+        return self._functions[step]
+
+    def _prepare(self) -> Rounds | None:
+        """Returns the model's rounds, None if it has no weights yet."""
+        session, model = get_session(self._model), self._model
+        if not model.trainable_variables:
+            return None
+        if session.rounds is None or not session.rounds.fits(model):
+            session.rounds = Rounds(model, self._extended.local_updates)
+        return session.rounds
