@@ -14,7 +14,7 @@ from tests.harness.ssh_lab import run_on_hosts
 from tfdml.topology import child_environment
 
 LAB = Path(__file__).with_name("tunnel_lab.py")
-KINDS = ["multi_worker", "horovod"]
+KINDS = ["multi_worker", "horovod", "horovod-local"]
 # Protocols and ports on the link of each tunnel. The launcher's ssh uses TCP port 22 too.
 CARRIES = {"wireguard": "udp/51820", "ssh": "tcp/22"}
 

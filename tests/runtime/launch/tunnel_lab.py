@@ -155,7 +155,7 @@ def reload_sshd() -> None:
 
 def job(tunnel: str, kind: str) -> str:
     """Returns the section's command for a kind of job, with this environment's programs."""
-    tool = "horovodrun" if kind == "horovod" else "tfdml"
+    tool = "horovodrun" if kind.startswith("horovod") else "tfdml"
     [command] = [text for _, _, text in blocks("The job") if text.startswith(f"{tool} ")]
     run = f"{sys.executable} {Path(sys.executable).with_name(tool)}"
     command = command.replace("wg0", INTERFACES[tunnel]).replace(" python ", f" {sys.executable} ")

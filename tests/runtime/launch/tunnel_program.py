@@ -2,7 +2,8 @@
 
     tunnel_program.py KIND
 
-Rank 0's bytes are sent to the other rank before the first step.
+KIND is "horovod", "multi_worker", or "horovod-local", which synchronizes every third step. Rank 0's
+bytes are sent to the other rank before the first step.
 """
 
 import hashlib
@@ -32,10 +33,12 @@ class Marked(keras.layers.Layer):
         return inputs
 
 
+kind, _, is_local = sys.argv[1].partition("-")
+local_updates = tfdml.local_updates.LocalSGD(3) if is_local else None
 strategy = {
     "horovod": tfdml.HorovodStrategy,
     "multi_worker": tfdml.MultiWorkerMirroredStrategy,
-}[sys.argv[1]]()
+}[kind](local_updates=local_updates)
 keras.utils.set_random_seed(1)
 with strategy.scope():
     model = keras.Sequential(
