@@ -19,24 +19,47 @@ asynchronous step is a batch of one worker.
 Beside the ids of a rank in a second of steps are the ids that its framework looks up and updates
 without network or layers, in a table of as many rows, and the rows that NumPy copies from such a
 table in the same process: the limit of the memory. Both draw ids evenly.
+
+Beside the bytes that leave the first host are those that it has to send for its ids, by a formula
+where there is a clear one (`traffic.py`): ids, rows and gradients. The rest is what the network and
+the implementation add.
 """
 
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tools.bench.divided_tables.model import BATCH, ROWS, TABLES
-from tools.bench.divided_tables.rank import PLAIN, SERVERS
+from tools.bench.divided_tables import traffic
+from tools.bench.divided_tables.model import BATCH, ROWS, TABLES, WARM_UP, batches
+from tools.bench.divided_tables.rank import DIVIDED, LOOP, PLAIN, SERVERS, WHOLE, WORKERS
 from tools.bench.divided_tables.torchrec_rank import BY_ROWS, BY_TABLES
 from tools.bench.harness import ROOT, conditions, run_job, run_on_hosts, start
 
 TORCHREC = {"TorchRec, by rows": BY_ROWS, "TorchRec, by tables": BY_TABLES}
-CANDIDATES = ("divided", "whole", "Horovod loop", *TORCHREC, *SERVERS)
-COLUMNS = ("step, ms", "MB sent by a rank", "peak of a rank, MiB", "1,000 ids/s", "alone", "memory")
+CANDIDATES = (*DIVIDED, WHOLE, LOOP, *TORCHREC, *SERVERS)
+FORMULAS: dict[str, Callable] = {
+    **{name: partial(traffic.divided, row_codec=codec) for name, codec in DIVIDED.items()},
+    WHOLE: traffic.whole,
+    LOOP: traffic.loop,
+    "TorchRec, by rows": traffic.torchrec_by_rows,
+    "TorchRec, by tables": traffic.torchrec_by_tables,
+}
+COLUMNS = (
+    "step, ms",
+    "MB sent by a rank",
+    "MB by formula",
+    "peak of a rank, MiB",
+    "1,000 ids/s",
+    "alone",
+    "memory",
+)
 TIMEOUT = 900.0
 RANK, TORCHREC_RANK = (f"{__package__}.{name}" for name in ("rank", "torchrec_rank"))
 TORCHREC_HOME = ROOT / ".venv-torchrec"
@@ -121,22 +144,42 @@ def measure(
         rate: Limit of a host's link.
         python: Python with TorchRec, for its candidates.
     """
-    module, what, how = RANK, name, {"job": "none" if name in SERVERS else "horovod"}
+    job = "none" if name in SERVERS else "multi-worker" if name == WORKERS else "horovod"
+    module, what, how = RANK, name, {"job": job}
     if name in TORCHREC:
         module, what, how = TORCHREC_RANK, TORCHREC[name], {"python": python}
     sizes = ["--rows", str(rows), "--ids-each", str(ids_each)]
     return run_on_hosts(module, what, *sizes, hosts=hosts, rate=rate, timeout=TIMEOUT, **how)
 
 
-def row(name: str, found: dict[str, Any], ids: float) -> str:
+def bytes_by_formula(name: str, rows: int, ids_each: int, hosts: int) -> float | None:
+    """Returns the bytes that the first host has to send in a step, None without a formula.
+
+    Args:
+        name: The candidate.
+        rows: The number of rows of each table.
+        ids_each: The number of ids that a sample has for each table.
+        hosts: The number of hosts, with a rank each.
+    """
+    if name not in FORMULAS:
+        return None
+    ids, _, _ = batches(rows, ids_each)
+    steps = [ids[first : first + BATCH] for first in range(WARM_UP * BATCH, len(ids), BATCH)]
+    return statistics.median(FORMULAS[name](step, rows, hosts) for step in steps)
+
+
+def row(name: str, found: dict[str, Any], ids: float, formula: float | None) -> str:
     """Returns a candidate's row of the table.
 
     Args:
         name: The candidate.
         found: The figures that it has reported.
         ids: The number of ids of a rank in a step.
+        formula: The bytes that the first host has to send in a step, None if unknown.
     """
-    cells = [f"{1000 * found['step']:.1f}", f"{found['sent'] / 1e6:.2f}", f"{found['peak']:.0f}"]
+    cells = [f"{1000 * found['step']:.1f}", f"{found['sent'] / 1e6:.2f}"]
+    cells.append("–" if formula is None else f"{formula / 1e6:.2f}")
+    cells.append(f"{found['peak']:.0f}")
     cells.append(f"{ids / found['step'] / 1000:.0f}")
     cells += [f"{found[each] / 1000:.0f}" if each in found else "" for each in ("alone", "memory")]
     return f"| {name} | {' | '.join(cells)} |"
@@ -173,7 +216,8 @@ def main(
     print(f"|---|{'---:|' * len(COLUMNS)}", flush=True)
     for name in names:
         found = measure(name, rows, ids_each, hosts, rate, python)
-        print(row(name, found, BATCH / hosts * TABLES * ids_each), flush=True)
+        formula = bytes_by_formula(name, rows, ids_each, hosts)
+        print(row(name, found, BATCH / hosts * TABLES * ids_each, formula), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,16 @@ from tools.bench.divided_tables.model import (
 )
 from tools.bench.harness import report, start
 
+# The candidate under MultiWorkerMirroredStrategy; those of tfdml with divided tables, and their
+# values of `Sharding(row_codec=...)`.
+WORKERS = "divided, MultiWorkerMirrored"
+DIVIDED = {
+    "divided": None,
+    "divided, bfloat16 rows": "bfloat16",
+    "divided, int8 rows": "int8",
+    WORKERS: None,
+}
+WHOLE, LOOP = "whole", "Horovod loop"
 SERVERS = ("synchronous parameter servers", "parameter servers")
 PLAIN = "plain Keras"
 _PORTS = {"chief": 7000, "worker": 7001, "ps": 7002}
@@ -87,7 +97,7 @@ def run(candidate: str, rows: int, ids_each: int, host: int, addresses: list[str
         # Steps of several workers end together, so only their mean tells.
         report({"step": statistics.mean(seconds), "sent": statistics.mean(sent), "peak": peak})
         return
-    is_chief = (_loop if candidate == "Horovod loop" else _fit)(candidate, rows, ids_each, clock)
+    is_chief = (_loop if candidate == LOOP else _fit)(candidate, rows, ids_each, clock)
     # The peak is that of the training.
     found = measured(clock)
     found |= {"alone": _used_per_second(rows), "memory": gathered_per_second(rows)}
@@ -194,8 +204,16 @@ def _fit_on_servers(candidate: str, rows: int, ids_each: int, servers: int, cloc
 def _fit(candidate: str, rows: int, ids_each: int, clock: Clock) -> bool:
     import tfdml
 
-    sharding = tfdml.Sharding(optimizer_state=False, embeddings=True, min_embedding_bytes=1 << 20)
-    strategy = tfdml.HorovodStrategy(sharding=sharding if candidate == "divided" else None)
+    sharding = None
+    if candidate in DIVIDED:
+        sharding = tfdml.Sharding(
+            optimizer_state=False,
+            embeddings=True,
+            min_embedding_bytes=0,
+            row_codec=DIVIDED[candidate],
+        )
+    kind = tfdml.MultiWorkerMirroredStrategy if candidate == WORKERS else tfdml.HorovodStrategy
+    strategy = kind(sharding=sharding)
     _train(strategy, rows, ids_each, clock)
     return strategy.is_chief
 
