@@ -113,6 +113,21 @@ def tensorflow_subgroups(groups: list[list[int]]) -> dict:
     return subgroup_contract(rank_job.strategy().extended.collective, groups, summed)
 
 
+def made_in_other_orders() -> list[float]:
+    """Makes two sums in a graph, in an order that is another on each rank."""
+    collective = rank_job.strategy().extended.collective.in_any_order
+
+    @tf.function
+    def step() -> dict[str, tf.Tensor]:
+        sums = {}
+        for name in ("first", "second")[:: 1 if collective.rank else -1]:
+            own = tf.constant([len(name) + collective.rank], tf.float32)
+            (sums[name],) = collective.all_reduce([own], f"other_order_{name}")
+        return sums
+
+    return [float(step()[name][0]) for name in ("first", "second")]
+
+
 def horovod_in_a_graph() -> list:
     """Uses the same names repeatedly, in a loop inside a `tf.function`."""
     collective = HorovodCollective()
@@ -178,6 +193,11 @@ def test_subgroups_of_horovod(ranks, groups):
 @pytest.mark.parametrize("groups", OF_REAL_RANKS, ids=str)
 def test_subgroups_of_tensorflow(ranks, groups):
     _assert_contract(ranks(3, "multi_worker").run(tensorflow_subgroups, groups))
+
+
+@pytest.mark.parametrize("kind", ["multi_worker", "horovod"])
+def test_operations_in_any_order_do_not_wait_for_each_other(ranks, kind):
+    assert ranks(2, kind).run(made_in_other_orders, timeout=60) == [[11.0, 13.0]] * 2
 
 
 def test_a_collective_without_subgroups_says_so():

@@ -23,12 +23,9 @@ class Collective(abc.ABC):
         topology: This process's rank and the size of the job.
         branches: Whether operations may be called in one branch of a graph (`tf.cond`).
         crosses_processes: Whether the ranks are processes, not devices of one.
-        runs_in_any_order: Whether a graph's operations may run in another order than that in which
-            they were made.
     """
 
     branches = True
-    runs_in_any_order = True
     crosses_processes = True
 
     def __init__(self, topology: Topology):
@@ -47,6 +44,14 @@ class Collective(abc.ABC):
     @property
     def concurrent_with_steps(self) -> "Collective":
         """Collective for a second thread while a step runs, in any order with the step's."""
+        return self
+
+    @property
+    def in_any_order(self) -> "Collective | None":
+        """Collective whose operations in a graph need not run in the order in which they were made.
+
+        None if this one's operations must.
+        """
         return self
 
     def on(self, device: str | None) -> "Collective":

@@ -1,5 +1,6 @@
 """Collective over TensorFlow's own ring or NCCL operations, between a cluster's servers."""
 
+import copy
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -34,12 +35,10 @@ class _GroupCollective(Collective):
         member: The device as a member of the group.
     """
 
-    # Their tokens order them as they were made.
-    runs_in_any_order = False
-
     def __init__(self, topology: Topology, device: str, member: "GroupMember"):
         super().__init__(topology)
         self._device, self._member = device, member
+        self._in_any_order: Collective | None = None
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""
@@ -86,10 +85,22 @@ class _GroupCollective(Collective):
             wire, unpack = _as_words(tensor)
             received = tf.raw_ops.CollectiveAllToAllV2(
                 input=wire,
-                ordering_token=self._member.order,
+                ordering_token=self._member.order(name),
                 **self._member.arguments("all_to_all", wire, name),
             )
             return tf.ensure_shape(unpack(received), tensor.shape)
+
+    @property
+    def in_any_order(self) -> Collective | None:
+        """Collective of the same group without an order, None between GPUs; see `Collective`.
+
+        Tokens order operations as they were made. NCCL needs that; a ring between processors does
+        not, because each of its operations waits in a thread of its own.
+        """
+        if self._in_any_order is None and "GPU" not in self._device:
+            member = self._member.in_any_order()
+            self._in_any_order = _GroupCollective(self.topology, self._device, member)
+        return self._in_any_order
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""
@@ -108,7 +119,7 @@ class _GroupCollective(Collective):
     def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.CollectiveGatherV2(
             input=tensor,
-            ordering_token=self._member.order,
+            ordering_token=self._member.order(name),
             **self._member.arguments("gather", tensor, name),
         )
 
@@ -206,16 +217,31 @@ class GroupMember:
             "communication_hint": options.implementation.value.lower(),
             "timeout_seconds": float(options.timeout_seconds or 0),
         }
+        self._device = device
         # A device's operations run in the order in which they are traced: NCCL hangs when two
         # processes launch kernels in different orders. Without a token of its own, a graph would
         # order them with all other stateful operations, of all devices.
-        with tf.init_scope(), tf.device(device):
-            self.token = unmanaged_variable(tf.constant(0.0)) if token is None else token
+        self.token = _new_token(device) if token is None else token
+        # Without an order, each operation's own token, by its name.
+        self._tokens: dict[str, tf.Variable] | None = None
 
-    @property
-    def order(self) -> list[tf.Tensor]:
-        """Ordering token that makes the device's operations run one after another."""
-        return [self.token.handle]
+    def order(self, name: str) -> list[tf.Tensor]:
+        """Returns an operation's ordering token: those with the same one run one after another.
+
+        Args:
+            name: The operation's name.
+        """
+        if self._tokens is None:
+            return [self.token.handle]
+        if name not in self._tokens:
+            self._tokens[name] = _new_token(self._device)
+        return [self._tokens[name].handle]
+
+    def in_any_order(self) -> "GroupMember":
+        """Returns the same member, whose operations run in any order."""
+        member = copy.copy(self)
+        member._tokens = {}
+        return member
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over the group; see `Collective`."""
@@ -225,7 +251,7 @@ class GroupMember:
             input=packed,
             merge_op="Add",
             final_op="Id",
-            ordering_token=self.order,
+            ordering_token=self.order(name),
             **self.arguments("reduce", packed, name),
         )
         sizes = [tf.size(t) for t in flat]
@@ -251,6 +277,12 @@ class GroupMember:
             )
         key = (key + tf.size(tensor, tf.int64) * _KEY_STRIDE) % _KEYS
         return {**self._common, "instance_key": tf.cast(key, tf.int32)}
+
+
+def _new_token(device: str) -> tf.Variable:
+    """Returns a variable that is nothing but a name for an order."""
+    with tf.init_scope(), tf.device(device):
+        return unmanaged_variable(tf.constant(0.0))
 
 
 def named_group(name: str) -> int:

@@ -50,10 +50,11 @@ def test_numbers_with_divided_slots_of_other_variables(ranks, name, size):
     _assert_equal(expected, ranks(size).run(cases.trained, "both", name, None, "float64"))
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", _slow_unless(BY_ROWS, ("adam",)))
-def test_numbers_between_workers(ranks, name):
+def test_numbers_between_workers(ranks, name, size):
     (expected,) = ranks(1).run(cases.trained, "whole", name, None, "float64")
-    results = ranks(2, "multi_worker").run(cases.trained, "dealt", name, None, "float64")
+    results = ranks(size, "multi_worker").run(cases.trained, "dealt", name, None, "float64")
     _assert_equal(expected, results)
 
 
@@ -100,16 +101,19 @@ WAYS: dict[str, dict[str, Any]] = {
         ("two_devices", "shared", "masked", "clipnorm", "rank_without_rows", "chained", "twice"),
     ),
 )
-def test_ways_to_train(ranks, way):
+@pytest.mark.parametrize(
+    "strategy", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)]
+)
+def test_ways_to_train(ranks, strategy, way):
     arguments = {"name": "adam", "dtype": "float64", **WAYS[way]}
     alone = {**arguments, "devices": 1}
     if way == "uneven_parts":
         alone["strategy_options"] = None
     if way == "compressed":
-        expected = ranks(2).run(_trained, "whole", arguments)[0]
+        expected = ranks(2, strategy).run(_trained, "whole", arguments)[0]
     else:
         (expected,) = ranks(1).run(_trained, "whole", alone)
-    _assert_equal(expected, ranks(2).run(_trained, "dealt", arguments))
+    _assert_equal(expected, ranks(2, strategy).run(_trained, "dealt", arguments))
 
 
 def _trained(sharding: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -125,8 +129,9 @@ def _trained(sharding: str, arguments: dict[str, Any]) -> dict[str, Any]:
         ("chained", ["table_ids_0", "table_rows_0/float32"] * 2 + ["table_gradients_0/float32"]),
     ],
 )
-def test_all_tables_of_a_step_are_exchanged_together(ranks, kind, rows):
-    for names in ranks(2).run(cases.exchanges, kind):
+@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
+def test_all_tables_of_a_step_are_exchanged_together(ranks, strategy, kind, rows):
+    for names in ranks(2, strategy).run(cases.exchanges, kind):
         assert len(names) == len(rows), names
         assert [n.split("_")[1] for n in names] == [n.split("_")[1] for n in rows]
 

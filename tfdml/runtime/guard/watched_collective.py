@@ -25,7 +25,6 @@ class WatchedCollective(Collective):
     def __init__(self, collective: Collective, activity: Activity, is_whole: bool = True):
         super().__init__(collective.topology)
         self._collective = collective
-        self.runs_in_any_order = collective.runs_in_any_order
         self._activity = activity
         self._is_whole = is_whole
 
@@ -33,6 +32,14 @@ class WatchedCollective(Collective):
     def concurrent_with_steps(self) -> Collective:
         """Collective for background exchanges, unwatched: activities are the main thread's."""
         return self._collective.concurrent_with_steps
+
+    @property
+    def in_any_order(self) -> Collective | None:
+        """Watched collective whose operations have no order; see `Collective`."""
+        collective = self._collective.in_any_order
+        if collective is None or collective is self._collective:
+            return collective and self
+        return WatchedCollective(collective, self._activity, self._is_whole)
 
     def on(self, device: str | None) -> Collective:
         """Returns the watched collective of a device; see `Collective`."""

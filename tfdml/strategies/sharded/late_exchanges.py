@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdml.collectives.collective import Collective
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.sharded.row_codecs import ROW_CODECS
 from tfdml.strategies.sharded.table_exchange import Asked, Wanted, exchange_ids, exchange_rows
@@ -42,12 +43,13 @@ class Exchanges:
 
     def __init__(self, extended: ReplicaExtended):
         self._extended = extended
+        self._collective = extended.collective
         self._codec = ROW_CODECS[extended.options.sharding.row_codec]
 
     def ask(self, lookup: Lookup) -> None:
         """Exchanges the ids of a lookup, which gets to know what is asked of this rank."""
         name = self._extended.unique_name("table_ids")
-        (lookup.asked,) = exchange_ids(self._extended.collective, [lookup.wanted], name)
+        (lookup.asked,) = exchange_ids(self._collective, [lookup.wanted], name)
 
     def send_rows(self, lookup: Lookup, rows: tf.Tensor) -> tf.Tensor:
         """Sends the rows that the ranks have asked for; returns those that this rank wants."""
@@ -62,9 +64,8 @@ class Exchanges:
         self, kind: str, rows: tf.Tensor, counts: tf.Tensor, received_counts: tf.Tensor
     ) -> tf.Tensor:
         name = self._extended.unique_name(kind)
-        collective = self._extended.collective
         return exchange_rows(
-            collective, [rows], [counts], [received_counts], name, codec=self._codec
+            self._collective, [rows], [counts], [received_counts], name, codec=self._codec
         )[0]
 
 
@@ -93,10 +94,14 @@ class LateExchanges(Exchanges):
 
     Args:
         extended: The strategy's extended part.
+        collective: The strategy's collective, in any order. These exchanges are made last in the
+            step's graph, after those of the layers' gradients, which are computed from their rows:
+            in the order of making, each would wait for the other.
     """
 
-    def __init__(self, extended: ReplicaExtended):
+    def __init__(self, extended: ReplicaExtended, collective: Collective):
         super().__init__(extended)
+        self._collective = collective
         self.graph = tf.compat.v1.get_default_graph()
         self._ids: list[list[Lookup]] = [[]]
         self._rows: list[list[_Late]] = [[]]
@@ -159,7 +164,7 @@ class LateExchanges(Exchanges):
             return []
         wanted = [lookup.wanted for lookup in lookups]
         name = self._extended.unique_name("table_ids")
-        found = exchange_ids(self._extended.collective, wanted, name)
+        found = exchange_ids(self._collective, wanted, name)
         stand_ins = [stand_in for lookup in lookups for stand_in in lookup.asked]
         return list(zip(stand_ins, [t for asked in found for t in asked], strict=True))
 
@@ -168,7 +173,7 @@ class LateExchanges(Exchanges):
         if not late:
             return []
         received = exchange_rows(
-            self._extended.collective,
+            self._collective,
             [each.rows for each in late],
             [each.counts for each in late],
             [each.received_counts for each in late],
@@ -210,11 +215,16 @@ def _depends(tensor: tf.Tensor, late: Sequence[_Late]) -> bool:
 
 @contextlib.contextmanager
 def together(extended: ReplicaExtended) -> Iterator[None]:
-    """Context manager: the exchanges of all lookups in a step's graph are made on exit."""
-    if tf.executing_eagerly() or not extended.collective.runs_in_any_order:
+    """Context manager: the exchanges of all lookups in a step's graph are made on exit.
+
+    Eagerly, and where operations must run in the order in which they were made, each lookup has
+    exchanges of its own.
+    """
+    collective = extended.collective.in_any_order
+    if tf.executing_eagerly() or collective is None:
         yield
         return
-    extended.late_exchanges = LateExchanges(extended)
+    extended.late_exchanges = LateExchanges(extended, collective)
     try:
         yield
         extended.late_exchanges.make()
