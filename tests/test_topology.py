@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from tfdml.topology import Topology, launched, own_host, started_together
+from tfdml.topology import (
+    Topology,
+    is_first_on_host,
+    launched,
+    local_variables,
+    own_host,
+    started_together,
+)
+
+HOROVOD = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 
 
 def test_process_without_launcher_is_its_own_job():
@@ -14,7 +23,7 @@ def test_process_without_launcher_is_its_own_job():
 @pytest.mark.parametrize(
     "names",
     [
-        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        HOROVOD,
         (
             "OMPI_COMM_WORLD_RANK",
             "OMPI_COMM_WORLD_SIZE",
@@ -95,3 +104,19 @@ def test_host_named_by_the_launcher():
     assert own_host({"TF_CONFIG": json.dumps(address)}) == "fd00::1"
     assert own_host({}) is None
     assert own_host({"TF_CONFIG": '{"task": {"type": "worker", "index": 3}}'}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, True),
+        (local_variables(0, 2), True),
+        (local_variables(1, 2), False),
+        (dict(zip(HOROVOD, "2402", strict=True)), True),
+        (dict(zip(HOROVOD, "3412", strict=True)), False),
+        # `srun` sets it for any program, and nothing else of MPICH's.
+        ({"PMI_RANK": "1"}, True),
+    ],
+)
+def test_first_process_of_a_host(environment, expected):
+    assert is_first_on_host(environment) == expected

@@ -135,6 +135,15 @@ def on_this_host(environment: Mapping[str, str] | None = None) -> Topology:
     return Topology(rank, size, rank, size, launcher="tfdml launch")
 
 
+def is_first_on_host(environment: Mapping[str, str] | None = None) -> bool:
+    """Returns whether this process acts for its host: each one does if no launcher says more.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+    """
+    return started_together(environment).local_rank == on_this_host(environment).local_rank == 0
+
+
 def local_variables(local_rank: int, local_size: int) -> dict[str, str]:
     """Returns the variables by which `tfdml launch` gives a worker its rank on its host.
 

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -47,7 +48,7 @@ for _name in (
 class Draws(keras.callbacks.Callback):
     """Records random numbers and logs of every batch; sends this process a signal at a step."""
 
-    def __init__(self, at: int | None, number: int, rank: int | None):
+    def __init__(self, at: int | None, number: int | Callable[[], None], rank: int | None):
         super().__init__()
         self.numbers: list[float] = []
         self.losses: list[float] = []
@@ -66,7 +67,10 @@ class Draws(keras.callbacks.Callback):
         if self.at == len(self.losses) and self.rank in (None, rank_job.rank()):
             if self.number == signal.SIGKILL:
                 time.sleep(0.05)  # The write may then be partly done, finished, or not begun.
-            os.kill(os.getpid(), self.number)
+            if callable(self.number):
+                self.number()
+            else:
+                os.kill(os.getpid(), self.number)
 
 
 def made(optimizer: str) -> keras.Optimizer:
@@ -134,7 +138,7 @@ def train(
     kind: str = "arrays",
     *,
     at: int | None = None,
-    number: int = signal.SIGKILL,
+    number: int | Callable[[], None] = signal.SIGKILL,
     rank: int | None = None,
     operation: int | None = None,
     epochs: int = 3,
@@ -152,7 +156,7 @@ def train(
         directory: Directory of the checkpoints.
         kind: Kind of the data.
         at: Step after which the signal is sent; 0 for before the first step.
-        number: Signal number.
+        number: Signal number; or a function that is called after that step instead.
         rank: Rank that gets the signal; None for all.
         operation: File operation from which on the signal is sent, at each one.
     """

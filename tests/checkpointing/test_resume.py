@@ -1,11 +1,17 @@
 """Checks that a killed and restarted run is bit-identical to an uninterrupted one."""
 
+import contextlib
+import io
 import os
+import re
 import signal
+import socket
+import time
 
 import pytest
 
 from tests.checkpointing import cases
+from tests.harness.metadata_server import MetadataServer, aws_notice, azure_event, give_notice
 from tests.harness.pool import RankFailure
 from tests.strategies.seam.test_each_part_is_needed import RESUMING, without
 from tfdml.data import write_tfrecords
@@ -339,6 +345,98 @@ def train_with_notice(directory: str) -> dict:
     return cases.train(directory, on_preemption=lambda: True)
 
 
+@pytest.mark.parametrize(
+    ("cloud", "hosts", "rank"),
+    [
+        ("aws", 1, 0),
+        pytest.param("azure", 2, 1, marks=slow),
+        pytest.param("google", 2, 1, marks=slow),
+    ],
+)
+def test_preemption_notice_of_a_cloud(ranks, tmp_path, cloud, hosts, rank):
+    """One for a rank's host, in mid-epoch, does what SIGTERM does; one process of a host asks."""
+    job = ranks(2, hosts=hosts)
+    options = {"strategy": True, "save_freq": "epoch"}
+    whole = job.run(train, (str(tmp_path / "whole"),), options)
+    directory = str(tmp_path / "asked")
+    notice = {"aws": aws_notice(120), "azure": [azure_event(120)], "google": True}[cloud]
+    with MetadataServer(cloud) as first, MetadataServer(cloud) as second:
+        addresses = first.address, second.address
+        ended = job.run(train_with_cloud, directory, cloud, addresses, rank, notice)
+        assert bool(second.asked) == (hosts == 2)
+    assert [r["code"] for r in ended] == [75, 75]
+    assert [r["said"].count("preemption notice on rank") for r in ended] == [rank == 0, rank == 1]
+    left = {
+        "aws": r"terminate in \d+ s",
+        "azure": r"Preempt in \d+ s",
+        "google": "preempted, usually",
+    }
+    assert re.search(rf"on rank {rank}, of '{cloud}': {left[cloud]}", ended[rank]["said"])
+    step = ended[0]["trained"]
+    assert ended[1]["trained"] == step
+    assert 3 <= step < 3 * cases.STEPS
+    assert ended[0]["saved"][-1].endswith(f"-step-{step:010d}")
+    same(whole, job.run(train, (directory,), options))
+
+
+def train_with_cloud(
+    directory: str, cloud: str, addresses: tuple[str, str], rank: int, notice: object
+) -> dict:
+    """Trains with one metadata server for each rank; after step 3 a rank's gives a notice."""
+    from tests.harness import rank_job
+    from tfdml.callbacks.checkpoint import preemption
+    from tfdml.runtime import preemption_notices
+
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr(preemption, "SECONDS", 0.05)
+        patch.setitem(preemption_notices.ADDRESSES, cloud, addresses[rank_job.rank()])
+        result = cases.train(
+            directory, at=3, number=lambda: give_notice(addresses[rank], notice), rank=rank,
+            strategy=True, on_preemption=cloud, save_freq="epoch",
+        )  # fmt: skip
+    return {**result, "said": said.getvalue()}
+
+
+def test_a_missing_metadata_server_is_warned_of_once(ranks, tmp_path, plain):
+    (result,) = ranks(1).run(train_without_server, str(tmp_path))
+    said = result.pop("said")
+    assert said.count("WARNING: no preemption notices on rank 0: the metadata server of ") == 1
+    assert re.search(r"on_preemption='google' at 127.0.0.1:\d+ .*refused", said)
+    same(plain, [result])
+
+
+def train_without_server(directory: str) -> dict:
+    """Trains where a metadata server refuses connections, and has been asked several times."""
+    from tfdml.callbacks.checkpoint import preemption
+    from tfdml.runtime import preemption_notices
+
+    asked, ask = [], preemption.preemption_notice
+
+    def counted(cloud: str) -> str | None:
+        asked.append(cloud)
+        return ask(cloud)
+
+    def wait_for_three() -> None:
+        deadline = time.monotonic() + 60
+        while len(asked) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(asked) >= 3
+
+    said = io.StringIO()
+    with (
+        socket.socket() as bound,  # Nobody else can listen there meanwhile.
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stderr(said),
+    ):
+        bound.bind(("127.0.0.1", 0))
+        patch.setattr(preemption, "SECONDS", 0.01)
+        patch.setattr(preemption, "preemption_notice", counted)
+        patch.setitem(preemption_notices.ADDRESSES, "google", f"127.0.0.1:{bound.getsockname()[1]}")
+        result = cases.train(directory, at=3, number=wait_for_three, on_preemption="google")
+    return {**result, "said": said.getvalue()}
+
+
 def test_resume_from_an_object_store(ranks, tmp_path, plain):
     """In an object store only objects appear whole."""
     url = f"bucket://{tmp_path}/run"
@@ -355,6 +453,9 @@ def test_arguments():
     for bad in (0, "step", 1.5, None):
         with pytest.raises(ValueError, match="`save_freq` must be"):
             make("x", save_freq=bad)
+    for bad in ("AWS", "gcp", None, 3):
+        with pytest.raises(ValueError, match="`on_preemption` must be True, False, a function, or"):
+            make("x", on_preemption=bad)
     with pytest.raises(ValueError, match="`max_to_keep` must be"):
         make("x", max_to_keep=-1)
     with pytest.raises(ValueError, match="`on_write_error` must be"):

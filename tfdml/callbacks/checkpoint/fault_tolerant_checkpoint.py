@@ -50,8 +50,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
       `s3://`, ...) is read and written through the fsspec plug-in of the store; transient errors
       are retried for two minutes.
     - **The cost** is measured, and reported once: how often to save for 3.5 % of the time.
-    - **Preemption**: after SIGTERM on any rank all ranks save after the same step, and exit with
-      code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
+    - **Preemption**: after SIGTERM or a notice on any rank all ranks save after the same step, and
+      exit with code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
 
     Args:
         directory: Directory of the checkpoints, a path or a URL; created if necessary.
@@ -63,8 +63,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
         asynchronous: Whether training continues while the state is written. State that training
             changes meanwhile needs memory twice: at most the part that this rank writes, the
             state's size divided by the number of ranks.
-        on_preemption: Whether to save on SIGTERM; or a function, called every five seconds, that
-            returns whether the machine is about to be preempted: then SIGTERM counts too.
+        on_preemption: Whether to save on SIGTERM. Or where to look for notices in addition, every
+            five seconds: "aws", "azure" or "google", the cloud whose machines these are; or a
+            function that returns whether the machine is about to be preempted.
         resume: Whether to resume from existing checkpoints. False deletes them; remove it again
             before the job is restarted.
         allow_fresh_start: Whether to train from scratch if all checkpoints are damaged.
@@ -89,7 +90,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         max_to_keep: int = 3,
         keep_best: str | None = None,
         asynchronous: bool = True,
-        on_preemption: bool | Callable[[], bool] = True,
+        on_preemption: bool | str | Callable[[], bool] = True,
         *,
         resume: bool = True,
         allow_fresh_start: bool = False,

@@ -1,4 +1,4 @@
-"""Preemption of a machine, noticed by SIGTERM or by a watcher function."""
+"""Preemption of a machine, noticed by SIGTERM, by a cloud's notice, or by a watcher function."""
 
 import signal
 import threading
@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import keras
 
+from tfdml.callbacks.checkpoint.directory_use import say
+from tfdml.runtime.immediate_exit import PREEMPTED_EXIT_CODE
+from tfdml.runtime.preemption_notices import ADDRESSES, preemption_notice
 from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.observers.stop_vote import StopVote
+from tfdml.topology import is_first_on_host, started_together
 
-# Seconds between two calls of a watcher.
+# Seconds between two calls of a watcher. EC2's document recommends 5.
 SECONDS = 5.0
 
 
@@ -17,13 +21,26 @@ class Preemption:
     """Records that this process was asked to end, and lets all ranks agree on it.
 
     Args:
-        wanted: Whether to listen for SIGTERM; or a watcher function, called every few seconds in a
-            thread, that returns whether there is a notice: then SIGTERM counts too.
+        wanted: Whether to listen for SIGTERM; or in addition a watcher function, called every few
+            seconds in a thread, that returns whether there is a notice; or a cloud's name, whose
+            metadata server is asked instead, by one process of each host.
+
+    Raises:
+        ValueError: If `wanted` is something else.
     """
 
-    def __init__(self, wanted: bool | Callable[[], bool]):
-        self._wanted = bool(wanted)
-        self._watcher = wanted if callable(wanted) else None
+    def __init__(self, wanted: bool | str | Callable[[], bool]):
+        is_cloud = isinstance(wanted, str) and wanted in ADDRESSES
+        if not (is_cloud or isinstance(wanted, bool) or callable(wanted)):
+            raise ValueError(
+                f"`on_preemption` must be True, False, a function, or a cloud, one of "
+                f"{tuple(ADDRESSES)}. Received: on_preemption={wanted!r}."
+            )
+        self._wanted = wanted is not False
+        self._watcher: Callable[[], bool] | None = wanted if callable(wanted) else None
+        # Azure refuses more than 5 requests a second from a machine.
+        if is_cloud and is_first_on_host():
+            self._watcher = _CloudWatcher(wanted)
         self._asked = threading.Event()
         self._over = threading.Event()
         self._vote: StopVote | None = None
@@ -58,11 +75,14 @@ class Preemption:
         """Starts to listen; signals are handled only if called in the main thread."""
         if not self._wanted:
             return
-        self._over.clear()
+        # A new one, because the last `fit`'s watcher may still be waiting for an answer.
+        self._over = threading.Event()
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
         if self._watcher is not None:
-            threading.Thread(target=self._watch, name="tfdml-preemption", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(self._over,), name="tfdml-preemption", daemon=True
+            ).start()
 
     def stop(self) -> None:
         """Stops listening."""
@@ -75,8 +95,38 @@ class Preemption:
         # A second signal changes nothing: the save that the first one requested continues.
         self._asked.set()
 
-    def _watch(self) -> None:
-        while not self._over.wait(SECONDS):
-            if self._watcher():
-                self._asked.set()
+    def _watch(self, over: threading.Event) -> None:
+        while not self._watcher():
+            if over.wait(SECONDS):
                 return
+        self._asked.set()
+
+
+class _CloudWatcher:
+    """Watcher function that asks a cloud's metadata server, and says what it learns."""
+
+    def __init__(self, cloud: str):
+        self._cloud = cloud
+        self._has_warned = False
+
+    def __call__(self) -> bool:
+        rank = started_together().rank
+        try:
+            notice = preemption_notice(self._cloud)
+        except (OSError, ValueError) as error:
+            if not self._has_warned:
+                self._has_warned = True
+                say(
+                    f"WARNING: no preemption notices on rank {rank}: the metadata server of "
+                    f"on_preemption={self._cloud!r} at {ADDRESSES[self._cloud]} does not answer as "
+                    f"documented: {error}. Training continues, SIGTERM counts, and the server is "
+                    f"asked again every {SECONDS:.0f} s. On another cloud's machine change "
+                    f"`on_preemption`."
+                )
+            return False
+        if notice is not None:
+            say(
+                f"preemption notice on rank {rank}, of {self._cloud!r}: {notice}. All ranks save "
+                f"after the same step and exit with code {PREEMPTED_EXIT_CODE}."
+            )
+        return notice is not None
