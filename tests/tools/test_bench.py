@@ -46,6 +46,9 @@ PARTS = {
     "tools.bench.remat.torch_job": "tools.bench.remat",
     "tools.bench.sharding.rank": "tools.bench.sharding",
     "tools.bench.sharding.torch_rank": "tools.bench.sharding",
+    "tools.bench.slow_networks.loss_rank": "tools.bench.slow_networks",
+    "tools.bench.slow_networks.rank": "tools.bench.slow_networks",
+    "tools.bench.slow_networks.torch_rank": "tools.bench.slow_networks",
 }
 # Modules that start processes other than jobs, and why.
 OTHER_PROCESSES = {
@@ -53,6 +56,7 @@ OTHER_PROCESSES = {
     "tools.bench.divided_tables.__main__": "installs TorchRec",
     "tools.bench.divided_tables.rank": "starts a worker and a server on each host",
     "tools.bench.remat.__main__": "installs Keras on JAX",
+    "tools.bench.slow_networks.__main__": "installs torchft",
     "tools.bench.parameter_server.chief": "stops a worker again and again",
 }
 # Names that only the harness may use.

@@ -139,7 +139,7 @@ def main(
     congestion: Annotated[str, typer.Option(help="TCP's congestion control: cubic, bbr.")] = "",
     only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
     model: Annotated[
-        str, typer.Option(help="mlp; or resnet20 or transformer, without PyTorch and RING.")
+        str, typer.Option(help="mlp; or resnet20, transformer or text, without PyTorch and RING.")
     ] = "mlp",
     xla: Annotated[
         bool, typer.Option("--xla", help="XLA compiles TensorFlow's part before the exchange.")

@@ -8,6 +8,8 @@ import numpy as np
 from tools.bench.compression.model import CLASSES, GLOBAL_BATCH, LAYERS, WIDTH
 
 CHARACTERS, LENGTH = 8192, 64
+# Of the small transformer, about as many as source text has.
+FEW_CHARACTERS = 128
 
 
 def mlp() -> keras.Model:
@@ -46,6 +48,13 @@ def transformer() -> keras.Model:
     return build_model(CHARACTERS, width=128)
 
 
+def text() -> keras.Model:
+    """Returns the recipe's decoder in the size of the training that shows what a codec costs."""
+    from transformer import build_model
+
+    return build_model(FEW_CHARACTERS, width=64)
+
+
 def _vectors(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, WIDTH)).astype("float32"), rng.integers(0, CLASSES, rows)
 
@@ -59,10 +68,16 @@ def _texts(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]
     return x, y
 
 
+def _characters(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = rng.integers(0, FEW_CHARACTERS, (2, rows, LENGTH), np.int32)
+    return x, y
+
+
 NETWORKS: dict[str, tuple[Callable, Callable]] = {
     "mlp": (mlp, _vectors),
     "resnet20": (resnet20, _images),
     "transformer": (transformer, _texts),
+    "text": (text, _characters),
 }
 
 

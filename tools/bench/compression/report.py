@@ -11,6 +11,7 @@ MODELS = {
     "mlp": f"dense layers of {PARAMETERS:,} parameters",
     "resnet20": "ResNet-20",
     "transformer": "a small transformer with an embedding of 8,192 rows",
+    "text": "a smaller transformer with an embedding of 128 rows",
 }
 _RATES = ("100mbit", "1gbit", "10gbit", "25gbit", "unshaped")
 _COLUMNS = (

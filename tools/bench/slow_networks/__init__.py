@@ -1,0 +1,1 @@
+"""Local updates on slow networks, against their peers."""
