@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.harness import rank_job
+from tfdml.collectives import horovod
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.collectives.simulated import run_ranks
@@ -142,6 +144,24 @@ def horovod_in_a_graph() -> list:
     return [loop(tf.constant(float(collective.rank))).numpy().item() for _ in range(3)]
 
 
+def large_broadcasts() -> list[bool]:
+    """Broadcasts tensors of more bytes than are sent at once, from the last rank."""
+    collective = HorovodCollective()
+    root, same = collective.size - 1, []
+    with (
+        mock.patch.object(horovod, "BROADCAST_BYTES", 64),
+        mock.patch.object(collective, "_broadcast", wraps=collective._broadcast) as sent,
+    ):
+        for dtype in ("int32", "float64", "bfloat16", "bool"):
+            value = tf.cast(tf.reshape(tf.range(105) % 2 + collective.rank, [7, 15]), dtype)
+            wanted = tf.cast(tf.reshape(tf.range(105) % 2 + root, [7, 15]), dtype)
+            got = collective.broadcast(value, f"large/{dtype}", root)
+            same.append(bool(tf.reduce_all(got == wanted)) and got.shape == wanted.shape)
+        # Of 4, 8, 2 and 1 bytes each.
+        same.append(sent.call_count == 7 + 14 + 4 + 2)
+    return same
+
+
 def writes_while_nothing_is_exchanged() -> float:
     """Returns how often this process writes per second while it has nothing to send."""
     collective = HorovodCollective()
@@ -210,6 +230,11 @@ def test_horovod_in_a_graph(ranks):
     for size in (2, 3):
         mean = (size - 1) / 2
         assert ranks(size).run(horovod_in_a_graph) == [[mean + 5.0] * 3] * size
+
+
+def test_large_tensors_are_broadcast_in_parts(ranks):
+    for same in ranks(2).run(large_broadcasts):
+        assert same == [True] * 5
 
 
 def test_idle_horovod_polls_rarely(ranks):

@@ -10,6 +10,10 @@ from tfdml import topology
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.horovod_subgroup import HorovodSubgroup
 
+# Bytes of a tensor that are broadcast at once. A message that takes gloo longer than 30 s ends the
+# job: a table of 256 MB, as one message, does over 100 Mbit/s.
+BROADCAST_BYTES = 32 << 20
+
 
 class HorovodCollective(Collective):
     """Collective that uses Horovod; its launcher must have started the processes.
@@ -133,15 +137,26 @@ class HorovodCollective(Collective):
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         """Sends the tensor of `root` to every process; see `Collective`."""
+        wire, unpack = _as_wire(tensor)
+        size, most = wire.shape.num_elements(), BROADCAST_BYTES // wire.dtype.size
+        if size is None or size <= most:
+            value = self._broadcast(wire, name, root)
+        else:
+            flat = tf.reshape(wire, [-1])
+            parts = [
+                self._broadcast(flat[first : first + most], f"{name}/{first // most}", root)
+                for first in range(0, size, most)
+            ]
+            value = tf.reshape(tf.concat(parts, 0), wire.shape)
+        return tf.ensure_shape(unpack(value), tensor.shape)
 
+    def _broadcast(self, wire: tf.Tensor, name: str, root: int) -> tf.Tensor:
         def operation(wire: tf.Tensor) -> tf.Tensor:
             return self._ops.MPI_LIB.horovod_broadcast(
                 wire, root_rank=root, name=_as_operation_name(name), ignore_name_scope=True
             )
 
-        wire, unpack = _as_wire(tensor)
-        value = unpack(self._in_graph(operation, f"broadcast:{name}:{root}", [wire]))
-        return tf.ensure_shape(value, tensor.shape)
+        return self._in_graph(operation, f"broadcast:{name}:{root}", [wire])
 
     def _in_graph(self, operation: Callable, key: str, tensors: Sequence[tf.Tensor]):
         """Runs `operation`, in a graph of its own when called eagerly.

@@ -107,6 +107,7 @@ def trained(
     strategy_options: dict | None = None,
     validates: bool = False,
     own_data: bool = False,
+    fits: int = 1,
     callbacks: Any = (),
 ) -> dict[str, Any]:
     """Trains; returns weights, logs, slots, and what the session knows.
@@ -126,6 +127,7 @@ def trained(
         strategy_options: Options of the strategy.
         validates: Whether an epoch ends with a validation.
         own_data: Whether each rank reads its own part of the data, and knows its length late.
+        fits: Number of calls of `fit`, of `epochs` each.
         callbacks: Callbacks.
     """
     with Dtype(dtype):
@@ -151,7 +153,8 @@ def trained(
             options["x"] = _own_part(x, y, strategy)
         else:
             options |= {"x": x, "y": y, "batch_size": batch, "shuffle": False}
-        history = model.fit(**options)
+        for _ in range(fits):
+            history = model.fit(**options)
         return outcome(model, history, counted.rows)
 
 

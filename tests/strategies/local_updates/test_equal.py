@@ -225,6 +225,15 @@ def test_codecs_give_all_ranks_the_same_bits(ranks, codec):
         assert any(differs), "Nothing was compressed."
 
 
+def test_second_fit_goes_on_with_each_ranks_own_slots(ranks):
+    local = ("LocalSGD", {"sync_every": 3})
+    once = ranks(2).run(_case, (local, "adam"), {})
+    twice = ranks(2).run(_case, (local, "adam"), {"epochs": 1, "fits": 2})
+    for expected, result in zip(once, twice, strict=True):
+        pairs = zip(expected["slots"], result["slots"], strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
 def test_lookahead_on_one_process(ranks):
     diloco = ("DiLoCo", {"sync_every": 3, "outer_optimizer": "half"})
     (result,) = ranks(1).run(_case, (diloco, "adam"), {})
