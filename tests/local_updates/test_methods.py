@@ -24,6 +24,7 @@ from tfdml.local_updates.sync_rules import LastRound
         ),
         (lambda: QuadraticSyncRule(0), "`alpha` must be a positive number"),
         (lambda: QuadraticSyncRule(0.1, 0), "`min_steps` must be a positive integer"),
+        (lambda: QuadraticSyncRule(0.1, 4, 3), "`max_steps` must be an integer of at least"),
         (lambda: LinkSyncRule(1.0), "`max_fraction` must be a fraction of the time"),
         (lambda: LinkSyncRule(max_steps=0), "`max_steps` must be a positive integer"),
         (
@@ -41,7 +42,8 @@ def test_quadratic_rule():
     rule = QuadraticSyncRule(alpha=0.2, min_steps=4)
     intervals = [rule.next_interval(LastRound(1, rate)) for rate in (0.2, 0.1, 0.05, 0.01)]
     assert intervals == [4, 4, 16, 400]
-    assert rule.next_interval(LastRound(7, 0.0)) == 7
+    assert rule.next_interval(LastRound(7, 0.0)) == 4
+    assert rule.next_interval(LastRound(7, 1e-6)) == 1000
 
 
 def test_link_rule_keeps_the_fraction():

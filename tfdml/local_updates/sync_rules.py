@@ -54,15 +54,17 @@ class FixedSyncRule(SyncRule):
 class QuadraticSyncRule(SyncRule):
     """Rule by which steps between synchronizations grow as the learning rate falls.
 
-    Their number is `max(min_steps, floor((alpha / learning_rate) ** 2))`.
+    Their number is `max(min_steps, floor((alpha / learning_rate) ** 2))`, at most `max_steps`.
 
     Args:
         alpha: Growth coefficient: the learning rate at which ranks would synchronize at every step.
             Larger values synchronize less often.
         min_steps: The least number of steps.
+        max_steps: The largest number of steps, which also holds while a learning rate that begins
+            at 0 rises.
 
     Raises:
-        ValueError: If an argument is not positive.
+        ValueError: If an argument is not positive, or `max_steps` is less than `min_steps`.
 
     Reference:
         Gu et al., "A Quadratic Synchronization Rule for Distributed Deep Learning",
@@ -71,6 +73,7 @@ class QuadraticSyncRule(SyncRule):
 
     alpha: float
     min_steps: int = 4
+    max_steps: int = 1000
 
     def __post_init__(self) -> None:
         if not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
@@ -79,14 +82,19 @@ class QuadraticSyncRule(SyncRule):
             raise ValueError(
                 f"`min_steps` must be a positive integer. Received: min_steps={self.min_steps!r}."
             )
+        if type(self.max_steps) is not int or self.max_steps < self.min_steps:
+            raise ValueError(
+                f"`max_steps` must be an integer of at least `min_steps`, {self.min_steps}. "
+                f"Received: max_steps={self.max_steps!r}."
+            )
 
     def next_interval(self, last: LastRound) -> int:
         """Returns the number of steps for the present learning rate; see `SyncRule`."""
         if last.learning_rate <= 0:
-            return last.sync_every
+            return self.min_steps
         # Rates are float32 numbers: 0.1 is a little more than that.
         ratio = self.alpha / last.learning_rate * (1 + 1e-6)
-        return max(self.min_steps, int(ratio**2))
+        return min(self.max_steps, max(self.min_steps, int(ratio**2)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,3 +113,16 @@ def leave_sessions(strategy: tf.distribute.Strategy) -> None:
     for model, session in list(_sessions.items()):
         if model.distribute_strategy is strategy:
             session.leave()
+
+
+def finish_rounds(strategy: tf.distribute.Strategy, but_of: keras.Model | None = None) -> None:
+    """Ends the rounds of local steps of a strategy's models: they may share weights.
+
+    Args:
+        strategy: The strategy.
+        but_of: Model whose rounds go on.
+    """
+    for model, session in list(_sessions.items()):
+        is_other = model is not but_of and model.distribute_strategy is strategy
+        if is_other and session.rounds is not None:
+            session.rounds.finish()

@@ -161,6 +161,14 @@ def test_accumulated_gradients(ranks):
     _assert_equal(expected, _trained(ranks, 2, local, "sgd", rows=48, **options))
 
 
+def test_warmup_ends_with_an_update(ranks):
+    """With gradients of 2 steps for each update, 3 synchronous steps are 4."""
+    local = ("LocalSGD", {"sync_every": 1, "warmup_steps": 3})
+    options = {"optimizer_options": {"gradient_accumulation_steps": 2}}
+    expected = _trained(ranks, 2, None, "sgd", rows=48, **options)
+    _assert_equal(expected, _trained(ranks, 2, local, "sgd", rows=48, **options))
+
+
 def test_warmup_is_synchronous_training(ranks):
     always = _trained(ranks, 2, None, "adam")
     for_good = ("LocalSGD", {"sync_every": 3, "warmup_steps": 1000})

@@ -98,6 +98,81 @@ def _one_waits(local_updates: tuple, directory: str) -> None:
     assert waiting.has_waited or waiting.rank == 0
 
 
+def test_one_rank_stops_all_at_a_synchronization(ranks):
+    """Rank 1 asks after its first step, as `TerminateOnNaN` does by its own logs."""
+    for result in ranks(2).run(_stopped):
+        assert result["synchronized"] == [False, False, True]
+        assert len(result["history"]["loss"]) == 1
+
+
+def _stopped() -> dict:
+    class Stopping(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank_job.rank() == 1 and batch == 0:
+                self.model.stop_training = True
+
+    recorder = cases.Recorder()
+    local = ("LocalSGD", {"sync_every": 3})
+    result = cases.trained(local, callbacks=[Stopping(), recorder])
+    return {**result, "synchronized": recorder.synchronized}
+
+
+def test_prediction_by_a_part_of_the_model_ends_the_round(ranks):
+    for common in ranks(2).run(_predicting):
+        assert common == [True]
+
+
+def _predicting() -> list[bool]:
+    class Predicting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.common: list[bool] = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                with self.model.distribute_strategy.scope():
+                    part = keras.Model(self.model.inputs, self.model.layers[0].output)
+                part.predict(np.zeros([4, 6]), verbose=0)
+                self.common.append(get_session(self.model).rounds.has_common_weights)
+
+    predicting = Predicting()
+    cases.trained(("LocalSGD", {"sync_every": 5}), epochs=1, callbacks=[predicting])
+    return predicting.common
+
+
+def test_epoch_logs_of_own_train_steps_are_the_jobs(ranks):
+    one, other = ranks(2).run(_own_logs)
+    assert one == other
+    assert one["number"] == [0.5]
+
+
+class OwnLogs(keras.Sequential):
+    """Model whose train step returns a number that is no metric: its rank."""
+
+    def train_step(self, data):
+        """Trains by Keras's step."""
+        return {**super().train_step(data), "number": tf.constant(float(rank_job.rank()))}
+
+
+def _own_logs() -> dict:
+    strategy = rank_job.strategy(local_updates=cases.method_of(("LocalSGD", {"sync_every": 3})))
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = OwnLogs([keras.layers.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", cases.loss_of)
+    x, y = data(32)
+    return model.fit(x, y, batch_size=8, verbose=0).history
+
+
+def test_weights_of_fragments_are_compared_when_all_are_common(ranks):
+    fragments = ("DiLoCo", {"sync_every": 3, "num_fragments": 3})
+    ranks(2).run(_checked, fragments)
+
+
+def _checked(local_updates: tuple) -> None:
+    cases.trained(local_updates, strategy_options={"check_desync": 1})
+
+
 def test_different_batches_are_found_at_a_synchronization(ranks):
     with pytest.raises(RankFailure) as failure:
         ranks(2).run(_of_different_batches)

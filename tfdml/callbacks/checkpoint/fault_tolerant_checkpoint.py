@@ -190,6 +190,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self.data.used(logs)
         self._run.note_batch(batch)
         if self._preemption.agreed:
+            self._run.ranks.synchronize()
             self._run.save()
             self._leave()
         elif self._run.is_due():

@@ -18,6 +18,11 @@ class StopVote:
         self._own.assign([1.0])
 
     @property
+    def requested(self) -> bool:
+        """Whether this rank has asked to stop."""
+        return bool(self._own.numpy()[0] > 0)
+
+    @property
     def decided(self) -> bool:
         """Whether a rank had asked to stop before the last step: the same on all ranks."""
         return bool(self._all.numpy()[0] > 0)

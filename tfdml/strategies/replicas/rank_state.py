@@ -91,6 +91,12 @@ class RankState:
         rounds = get_session(self._model).rounds
         return rounds is None or rounds.synchronized
 
+    def synchronize(self) -> None:
+        """Ends a round of local steps, if there is one; all ranks call this."""
+        rounds = get_session(self._model).rounds
+        if rounds is not None:
+            rounds.finish()
+
     # -- State between steps -------------------------------------------------------------------
 
     def local_state(self) -> dict[str, np.ndarray]:
@@ -142,9 +148,10 @@ class RankState:
                 values = [deal.part_of(whole, self.rank)] * len(parts)
             else:
                 # Only the sum matters: each rank gets an equal share of it. With local updates each
-                # rank has a mean over its own rows.
+                # rank had a mean over its own rows.
                 total = sum(np.sum(values, 0) for values in found)
-                shares = self.size if rounds is None else len(found)
+                had_means = local_updates is not None and local_updates["means"]
+                shares = len(found) if had_means else self.size
                 first = (total / shares).astype(total.dtype)
                 values = [first, *(first * 0 for _ in parts[1:])]
             for part, value in zip(parts, values, strict=True):

@@ -123,10 +123,33 @@ class DesyncCheck(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Compares the weights if a comparison is due."""
         rounds = get_session(self.model).rounds
-        is_synchronized = rounds is None or rounds.synchronized
-        if batch + 1 >= self._next and is_synchronized:
+        is_common = rounds is None or rounds.has_common_weights
+        if batch + 1 >= self._next and is_common:
             self._next = batch + 1 + self._extended.options.check_desync
             check_values(self.model.variables, self._extended.collective)
+
+
+class HeldStop(keras.callbacks.Callback):
+    """Callback by which training with local updates stops within an epoch on all processes.
+
+    Between synchronizations the logs, by which other callbacks stop training, are each rank's own.
+    A rank's wish to stop waits for the next synchronization, or for the end of the epoch.
+    """
+
+    def on_train_begin(self, logs=None):
+        """Forgets the wishes of an earlier `fit`."""
+        rounds = get_session(self.model).rounds
+        if rounds is not None:
+            rounds.stop_vote.reset()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Takes back a wish of this rank, and stops if any rank had one at a synchronization."""
+        rounds = get_session(self.model).rounds
+        if rounds is None or rounds.is_warming_up:
+            return
+        if self.model.stop_training:
+            rounds.stop_vote.request()
+        self.model.stop_training = rounds.synchronized and rounds.stop_vote.decided
 
 
 class AgreedStop(keras.callbacks.Callback):
@@ -142,7 +165,9 @@ class AgreedStop(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Agrees with the other processes whether to stop."""
-        own_vote = tf.constant([int(self.model.stop_training)], tf.int32)
+        rounds = get_session(self.model).rounds
+        wishes = self.model.stop_training or (rounds is not None and rounds.stop_vote.requested)
+        own_vote = tf.constant([int(wishes)], tf.int32)
         votes = self._collective.all_gather(own_vote, "stop_training").numpy()
         self.model.stop_training = bool(votes.any())
 
@@ -174,6 +199,8 @@ def for_this_process(
     if not trains:
         return [*user_callbacks, CommonStart(extended)]
     own_callbacks = [CommonStart(extended), AgreedStop(collective)]
+    if extended.local_updates is not None:
+        own_callbacks.append(HeldStop())
     # Keras waits for every batch if a callback needs its result; by default none of ours does.
     if extended.options.check_desync:
         own_callbacks.insert(0, DesyncCheck(extended))

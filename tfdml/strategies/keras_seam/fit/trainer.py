@@ -13,10 +13,10 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tfdml.collectives.collective import LocalCollective
+from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.runtime.guard.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import usage_checks
-from tfdml.strategies.fit_session import get_session
+from tfdml.strategies.fit_session import finish_rounds, get_session
 from tfdml.strategies.input.input_checks import check_arrays
 from tfdml.strategies.input.iterators import Reiterable
 from tfdml.strategies.keras_seam.adopting import adopt, adopt_read, check_made_inside
@@ -141,11 +141,29 @@ def _logs_of_epoch(original: Callable) -> Callable:
         session = get_session(self)
         if session.rounds is not None:
             session.rounds.finish()
+            logs = _with_means(logs, self.get_metrics_result(), session.rounds.collective)
         found = session.position
         # An epoch that was resumed after its last step has no logs of its own.
         return original(self, found.logs if found is not None and not logs else logs)
 
     return get_metrics_result_or_logs
+
+
+def _with_means(logs: Any, results: dict[str, Any], collective: Collective) -> Any:
+    """Returns an epoch's logs with what local steps returned beside metrics averaged over ranks.
+
+    Args:
+        logs: The last step's logs, on this rank.
+        results: The metrics' results over the epoch, the same on all ranks.
+        collective: Collective of the job.
+    """
+    if not isinstance(logs, dict) or logs.keys() <= results.keys():
+        return logs
+    others = {name: value for name, value in logs.items() if name not in results}
+    own = tf.stack([tf.cast(tf.convert_to_tensor(v), tf.float64) for v in others.values()])
+    (total,) = collective.all_reduce([own], "local_updates/logs")
+    means = dict(zip(others, (total / collective.size).numpy().tolist(), strict=True))
+    return {name: means[name] if name in means else results[name] for name in logs}
 
 
 class ReplicaHooks(Hooks):
@@ -156,9 +174,7 @@ class ReplicaHooks(Hooks):
         """Checks the call, and reports it to the guard while it runs."""
         extended = get_extended(call.model._distribute_strategy)
         with extended.collective_call(call.name):
-            rounds = get_session(call.model).rounds
-            if rounds is not None:
-                rounds.finish()
+            finish_rounds(call.model.distribute_strategy)
             _prepare(call.model, call.name, arguments, extended)
             with resuming.resumed(call, arguments):
                 yield
@@ -217,6 +233,8 @@ class ReplicaHooks(Hooks):
                 # Detect its end here, because Keras's loop over steps does not handle it.
                 more = itertools.islice(iterator, model.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
+            if name != "train_step":
+                finish_rounds(model.distribute_strategy)
             with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
                 return function(iterator)
 
@@ -242,6 +260,7 @@ class ReplicaHooks(Hooks):
         def on_batches(data: list) -> Any:
             if model.jit_compile:
                 build_for_predict(model, extended.make_local_batch(data[0]).parts[0])
+            finish_rounds(model.distribute_strategy)
             with extended.collective_step("the exchange of predict_step", len(data)):
                 return predict_function(data)
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.fit_session import Observer, get_session
+from tfdml.strategies.fit_session import Observer, finish_rounds, get_session
 from tfdml.strategies.input.local_batch import LocalBatch
 from tfdml.strategies.keras_seam.local_updates.rounds import Rounds
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -65,7 +65,8 @@ class RoundsFunction:
     def __call__(self, iterator: Any) -> Any:
         """Takes the steps of an execution; returns Keras's logs."""
         rounds, model = self._prepare(), self._model
-        if rounds.is_warming_up:
+        finish_rounds(model.distribute_strategy, but_of=model)
+        if rounds is None or rounds.is_warming_up:
             return self._function(MetricStep)(iterator)
         rounds.begin_step()
         logs = self._function(LocalStep)(iterator)

@@ -9,15 +9,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import sum_in_buckets
+from tfdml.collectives.collective import Collective
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
 from tfdml.local_updates import LocalUpdates
 from tfdml.local_updates.sync_rules import FixedSyncRule, LastRound
+from tfdml.strategies.aggregation.accumulation import accumulation_steps
 from tfdml.strategies.fit_session import Observer, get_session
 from tfdml.strategies.input.input_checks import check_digests, digest_slots
 from tfdml.strategies.input.local_batch import DIGEST_SIZE, LocalBatch, ShareInfo
 from tfdml.strategies.keras_seam.local_updates.fragment import Fragment, divide
 from tfdml.strategies.keras_seam.step.optimizers import distinct_names, inner_of
 from tfdml.strategies.observers.round_clock import RoundClock
+from tfdml.strategies.observers.stop_vote import StopVote
 from tfdml.strategies.replicas.global_step import StepMessage
 from tfdml.strategies.replicas.rank_state import optimizers_of
 from tfdml.strategies.replicas.replica_step import metric_variables
@@ -45,6 +48,7 @@ class Rounds:
     Attributes:
         sync_every: The number of local steps between synchronizations now.
         synchronized: Whether the last step was followed by a synchronization, or was synchronous.
+        stop_vote: Vote by which all ranks stop after a synchronization because one has asked to.
         slots_differ: Whether ranks may have different slots.
         fragments: The model's fragments.
     """
@@ -61,6 +65,7 @@ class Rounds:
             for i, own in enumerate(divide(len(weights), method.num_fragments))
         ]
         self._weights = weights
+        self.stop_vote = StopVote()
         self._clock = None
         if not isinstance(method.rule, FixedSyncRule):
             self._clock = RoundClock(self._extended.collective)
@@ -74,13 +79,20 @@ class Rounds:
         # Graphs of synchronizations, by the numbers of their fragments.
         self._functions: dict[tuple[int, ...], Any] = {}
         self._begin_function: Any = None
-        # Steps of each fragment since its last synchronization, and of the model since any.
+        # Of each fragment since its last synchronization: the steps that count for its next one,
+        # and those that were taken; and the model's since any synchronization.
         self._steps = [0] * len(self.fragments)
+        self._taken = [0] * len(self.fragments)
         self._since = 0
         self.sync_every = 0  # Not known before the first round.
         # Whether all weights, and the metrics, are the same on all ranks.
         self._all_common = self._metrics_are_whole = True
         self.synchronized, self.slots_differ = True, False
+
+    @property
+    def collective(self) -> Collective:
+        """The job's collective."""
+        return self._extended.collective
 
     def fits(self, model: keras.Model) -> bool:
         """Returns whether the model still has the weights for which these rounds were made."""
@@ -94,8 +106,18 @@ class Rounds:
     @property
     def is_warming_up(self) -> bool:
         """Whether the next step is synchronous."""
-        least = self._method.warmup_steps
-        return least > 0 and int(inner_of(self._model.optimizer).iterations) < least
+        optimizers = [inner_of(optimizer) for optimizer in optimizers_of(self._model)]
+        if not self._method.warmup_steps or not optimizers:
+            return False
+        # An update is synchronous or local, with all the steps whose gradients it has.
+        steps = accumulation_steps(self._model) or 1
+        least = -(-self._method.warmup_steps // steps) * steps
+        return max(int(optimizer.iterations) for optimizer in optimizers) < least
+
+    @property
+    def has_common_weights(self) -> bool:
+        """Whether all ranks have the same weights now: of all fragments."""
+        return self._all_common
 
     # -- Steps ---------------------------------------------------------------------------------
 
@@ -125,8 +147,8 @@ class Rounds:
             count = len(self.fragments)
             # As if they had taken their steps already, so that their synchronizations alternate.
             self._steps = [self.sync_every * i // count for i in range(count)]
-        self._all_common = self._metrics_are_whole = False
-        self.slots_differ = not self._method.average_slots
+        self._all_common = False
+        self.slots_differ = True
 
     def _part(self, from_all: bool) -> None:
         """Parts the ranks: from here on each has metrics of its own.
@@ -137,12 +159,14 @@ class Rounds:
         if self._begin_function is None:
             self._begin_function = tf.function(self._begin, autograph=False)
         self._begin_function(tf.constant(from_all))
+        self._metrics_are_whole = False
 
     def end_steps(self, steps: int) -> None:
         """Synchronizes the fragments that are due after some steps."""
         self.synchronized = False
         self._since += steps
         self._steps = [own + steps for own in self._steps]
+        self._taken = [own + steps for own in self._taken]
         due = [i for i, own in enumerate(self._steps) if own >= self.sync_every]
         if due:
             self._synchronize(due)
@@ -150,11 +174,12 @@ class Rounds:
 
     def finish(self) -> None:
         """Synchronizes all fragments if there was a local step since; the count starts again."""
-        if not self._all_common:
-            if self._metrics_are_whole:  # After the synchronization of another fragment.
-                self._part(False)
-            self._synchronize(range(len(self.fragments)))
-            self._all_common = True
+        due = [i for i, taken in enumerate(self._taken) if taken]
+        if due and self._metrics_are_whole:  # After the synchronization of another fragment.
+            self._part(False)
+        if not self._metrics_are_whole:
+            self._synchronize(due)
+        self._all_common = True
 
     def _synchronize(self, numbers: Sequence[int]) -> None:
         """Synchronizes fragments, and what is the whole model's."""
@@ -166,10 +191,11 @@ class Rounds:
             self._functions[key] = tf.function(exchange, autograph=False)
         with self._extended.collective_step("the synchronization of local updates", 0):
             self._functions[key]()
+        is_timed, self._since = self._clock is not None and self._since > 0 and bool(key), 0
         for number in numbers:
-            self._steps[number] = 0
-        self._since, self._metrics_are_whole, self.synchronized = 0, True, True
-        if self._clock is not None:
+            self._steps[number] = self._taken[number] = 0
+        self._metrics_are_whole = self.synchronized = True
+        if is_timed:
             rate, step, exchange = self._clock.read()
             whole = exchange * len(self.fragments) / len(numbers)
             last = LastRound(self.sync_every, rate, step, whole)
@@ -208,14 +234,14 @@ class Rounds:
             metrics = MetricState(metric_variables(self._model))
             layers = LayerState(self._averaged())
             with extended.working_on(shares, session):
-                if self._clock is not None:
+                if self._clock is not None and fragments:
                     last = fragments[0].weights[0].value
                     self._clock.note_weights(tf.convert_to_tensor(last))
                 sums = [
                     f.synchronize(self._fraction(n))
                     for n, f in zip(numbers, fragments, strict=True)
                 ]
-                if self._clock is not None:
+                if self._clock is not None and fragments:
                     self._clock.note_sums(sums)
             if 0 in numbers and self._method.average_slots:
                 self._average_slots()
@@ -246,8 +272,8 @@ class Rounds:
     @property
     def _observers(self) -> list[Observer]:
         """The session's observers, for which a round is what a step is otherwise."""
-        found = get_session(self._model).observers
-        return found if self._clock is None else [*found, self._clock]
+        own = [self.stop_vote] if self._clock is None else [self.stop_vote, self._clock]
+        return [*get_session(self._model).observers, *own]
 
     def _shares(self, number: int) -> list[ShareInfo]:
         """Returns the local replicas' shares of all rows since a fragment's last synchronization.
@@ -303,7 +329,13 @@ class Rounds:
     @property
     def notes(self) -> dict[str, Any]:
         """The state that is the same on all ranks, for JSON."""
-        return {"sync_every": self.sync_every, "steps": self._steps, "since": self._since}
+        return {
+            "sync_every": self.sync_every,
+            "steps": self._steps,
+            "taken": self._taken,
+            # Whether accumulated gradients are a mean over the rank's own rows.
+            "means": not self.is_warming_up,
+        }
 
     @property
     def state(self) -> dict[str, list[tf.Variable]]:
@@ -336,7 +368,7 @@ class Rounds:
             step: The number of the epoch's batches that have been used; 0 between epochs.
         """
         self.sync_every, size = notes["sync_every"], self._extended.collective.size
-        self.slots_differ = not self._method.average_slots
+        self.slots_differ = True
         own = before[self._extended.collective.rank % len(before)]
         for name, copies in self.state.items():
             values = [state[name] for state in before if name in state]
@@ -354,7 +386,7 @@ class Rounds:
         self._metrics_are_whole = self.synchronized = True
         self._all_common = not step or len(self.fragments) == 1 or len(before) != size
         if not self._all_common:
-            self._steps, self._since = list(notes["steps"]), notes["since"]
+            self._steps, self._taken = list(notes["steps"]), list(notes["taken"])
 
 
 def _moving_averages(optimizer: keras.Optimizer | None) -> list[keras.Variable]:
