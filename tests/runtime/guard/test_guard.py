@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.harness.pool import RankFailure
 from tests.runtime.guard import guard_cases as cases
 from tfdml.compression import Float16
+from tfdml.local_updates import LocalSGD
 from tfdml.strategies import HorovodStrategy, MultiWorkerMirroredStrategy
 from tfdml.strategies.sharding import Sharding
 
@@ -38,6 +39,7 @@ OPTIONS = {
     "compression": (Float16(), None),
     "bucket_bytes": (64, 128),
     "check_desync": (1, 2),
+    "local_updates": (LocalSGD(8), LocalSGD(16)),
     "sharding": (Sharding(), None),
     "communication_options": (
         tf.distribute.experimental.CommunicationOptions(timeout_seconds=50),
