@@ -45,7 +45,7 @@ class MetadataServer:
 
     Args:
         cloud: "aws", "azure" or "google"; "other" for a server that is no cloud's.
-        notice: What the machine is told: an `aws_notice`, a list of `azure_event`s, or for Google
+        notice: The machine's notice: an `aws_notice`, a list of `azure_event`s, or for Google
             whether it is preempted; of the other server the status and text of all its answers.
         host: Address to listen at.
         port: Port to listen at, 0 for a free one.
@@ -84,7 +84,7 @@ def give_notice(address: str, notice: object) -> None:
 
     Args:
         address: The server's `address`.
-        notice: What `MetadataServer` takes.
+        notice: As in `MetadataServer`.
     """
     with contextlib.closing(http.client.HTTPConnection(address, timeout=90)) as server:
         server.request("PUT", "/test/notice", json.dumps(notice))
@@ -93,7 +93,7 @@ def give_notice(address: str, notice: object) -> None:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """What the three have in common, and the request of `give_notice`."""
+    """Common base of the three clouds' answers, with the request of `give_notice`."""
 
     @property
     def metadata(self) -> MetadataServer:

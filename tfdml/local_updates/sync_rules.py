@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class LastRound(NamedTuple):
-    """What is known when a synchronization has ended, the same on all ranks.
+    """Measurements and settings of the last round, the same on all ranks.
 
     Attributes:
         sync_every: Steps between synchronizations so far.
@@ -31,7 +31,7 @@ class SyncRule(abc.ABC):
         """Returns the number of local steps until the next synchronization, at least 1.
 
         Args:
-            last: What is known about the training so far.
+            last: Measurements and settings of the last round.
         """
 
 

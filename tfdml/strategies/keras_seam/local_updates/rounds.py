@@ -105,7 +105,7 @@ class Rounds:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the next step is synchronous."""
+        """Whether warm-up goes on: the next step is synchronous."""
         optimizers = [inner_of(optimizer) for optimizer in optimizers_of(self._model)]
         if not self._method.warmup_steps or not optimizers:
             return False
@@ -116,7 +116,7 @@ class Rounds:
 
     @property
     def has_common_weights(self) -> bool:
-        """Whether all ranks have the same weights now: of all fragments."""
+        """Whether the weights of all fragments are the same on all ranks."""
         return self._all_common
 
     # -- Steps ---------------------------------------------------------------------------------
