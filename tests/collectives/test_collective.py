@@ -11,10 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.harness import rank_job
-from tfdml.collectives import horovod
+from tfdml.collectives import horovod, tensorflow
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.collectives.simulated import run_ranks
+from tfdml.collectives.tensorflow import GroupMember
 from tfdml.strategies.aggregation.device_aggregator import DeviceCollective
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "int8", "uint8"]
@@ -115,9 +116,11 @@ def tensorflow_subgroups(groups: list[list[int]]) -> dict:
     return subgroup_contract(rank_job.strategy().extended.collective, groups, summed)
 
 
-def made_in_other_orders() -> list[float]:
+def made_in_other_orders(in_any_order: bool) -> list[float]:
     """Makes two sums in a graph, in an order that is another on each rank."""
-    collective = rank_job.strategy().extended.collective.in_any_order
+    collective = rank_job.strategy().extended.collective
+    if in_any_order:
+        collective = collective.in_any_order
 
     @tf.function
     def step() -> dict[str, tf.Tensor]:
@@ -159,6 +162,25 @@ def large_broadcasts() -> list[bool]:
             same.append(bool(tf.reduce_all(got == wanted)) and got.shape == wanted.shape)
         # Of 4, 8, 2 and 1 bytes each.
         same.append(sent.call_count == 7 + 14 + 4 + 2)
+    return same
+
+
+def large_sums() -> list[bool]:
+    """Sums tensors of more bytes than a ring sums at once."""
+    collective = rank_job.strategy().extended.collective
+    same = []
+    with (
+        mock.patch.object(tensorflow, "RING_BYTES", 64),
+        mock.patch.object(GroupMember, "_sum", autospec=True, side_effect=GroupMember._sum) as sent,
+    ):
+        for dtype in ("int32", "float64", "float16"):
+            values = [tf.cast(tf.reshape(tf.range(105) % 2, [7, 15]), dtype), tf.ones([3], dtype)]
+            own = [value * (collective.rank + 1) for value in values]
+            sums = collective.all_reduce(own, f"large/{dtype}")
+            pairs = [(s, 6 * v) for s, v in zip(sums, values, strict=True)]
+            same.append(all(bool(tf.reduce_all(s == w)) and s.shape == w.shape for s, w in pairs))
+        # Of 4, 8 and 2 bytes each.
+        same.append(sent.call_count == 7 + 14 + 4)
     return same
 
 
@@ -217,7 +239,17 @@ def test_subgroups_of_tensorflow(ranks, groups):
 
 @pytest.mark.parametrize("kind", ["multi_worker", "horovod"])
 def test_operations_in_any_order_do_not_wait_for_each_other(ranks, kind):
-    assert ranks(2, kind).run(made_in_other_orders, timeout=60) == [[11.0, 13.0]] * 2
+    assert ranks(2, kind).run(made_in_other_orders, True, timeout=60) == [[11.0, 13.0]] * 2
+
+
+def test_a_few_operations_of_a_ring_run_at_once(ranks):
+    found = ranks(2, "multi_worker").run(made_in_other_orders, False, timeout=60)
+    assert found == [[11.0, 13.0]] * 2
+
+
+def test_large_tensors_are_summed_in_pieces(ranks):
+    for same in ranks(3, "multi_worker").run(large_sums):
+        assert same == [True] * 4
 
 
 def test_a_collective_without_subgroups_says_so():

@@ -1,6 +1,7 @@
 """Collective over TensorFlow's own ring or NCCL operations, between a cluster's servers."""
 
 import copy
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,13 @@ _NAMED_GROUPS = 2**31 - _FIRST_NAMED_GROUP
 # Instance keys are int32: their number, which is prime, and the key's offset per element.
 _KEYS = 2**31 - 1
 _KEY_STRIDE = 1_000_003
+
+# Operations of a device that may run at once between processors: one sends while another adds up.
+_LANES = 4
+
+# Bytes that a ring between processors sums at once: TensorFlow copies them, and takes new memory,
+# which is slow, for copies of many more.
+RING_BYTES = 4 << 20
 
 # Dtypes that TensorFlow's gathers and broadcasts support; others are converted to one of these.
 _WIRE_DTYPES = frozenset({tf.int32, tf.int64, tf.float16, tf.float32, tf.float64})
@@ -178,9 +186,9 @@ class TensorFlowCollective(_GroupCollective):
             return LocalCollective()
         # NCCL needs one order of all of a device's operations, whatever their group. A ring does
         # not: exchanges within a host and between hosts may overlap.
-        token = self._member.token if "GPU" in self._device else None
+        tokens = self._member.tokens if "GPU" in self._device else None
         member = GroupMember(
-            self._device, named_group(f"{self._key} {ranks}"), len(ranks), self._options, token
+            self._device, named_group(f"{self._key} {ranks}"), len(ranks), self._options, tokens
         )
         return _GroupCollective(Topology(ranks.index(self.rank), len(ranks)), self._device, member)
 
@@ -198,8 +206,8 @@ class GroupMember:
         group_key: The group's key.
         group_size: The number of members.
         options: Communication options.
-        token: Token that orders the device's operations; shared by its groups if they must run one
-            after another. A new one by default.
+        tokens: Tokens that order the device's operations; shared by its groups if they must run one
+            after another. New ones by default.
     """
 
     def __init__(
@@ -208,7 +216,7 @@ class GroupMember:
         group_key: int,
         group_size: int,
         options: tf.distribute.experimental.CommunicationOptions,
-        token: tf.Variable | None = None,
+        tokens: Sequence[tf.Variable] | None = None,
     ):
         self._names: dict[int, str] = {}
         self._common = {
@@ -218,12 +226,16 @@ class GroupMember:
             "timeout_seconds": float(options.timeout_seconds or 0),
         }
         self._device = device
-        # A device's operations run in the order in which they are traced: NCCL hangs when two
-        # processes launch kernels in different orders. Without a token of its own, a graph would
-        # order them with all other stateful operations, of all devices.
-        self.token = _new_token(device) if token is None else token
+        self._is_ring = "GPU" not in device
+        # Operations with the same token run in the order in which they are traced. A GPU has one:
+        # NCCL hangs when two processes launch kernels in different orders. Processors take turns
+        # with several, and so have few operations at once. Without a token of its own, a graph
+        # would order them with all other stateful operations, of all devices.
+        own = range(_LANES if self._is_ring else 1)
+        self.tokens = [_new_token(device) for _ in own] if tokens is None else tokens
+        self._next_token = itertools.cycle(self.tokens)
         # Without an order, each operation's own token, by its name.
-        self._tokens: dict[str, tf.Variable] | None = None
+        self._own_tokens: dict[str, tf.Variable] | None = None
 
     def order(self, name: str) -> list[tf.Tensor]:
         """Returns an operation's ordering token: those with the same one run one after another.
@@ -231,35 +243,49 @@ class GroupMember:
         Args:
             name: The operation's name.
         """
-        if self._tokens is None:
-            return [self.token.handle]
-        if name not in self._tokens:
-            self._tokens[name] = _new_token(self._device)
-        return [self._tokens[name].handle]
+        if self._own_tokens is None:
+            return [next(self._next_token).handle]
+        if name not in self._own_tokens:
+            self._own_tokens[name] = _new_token(self._device)
+        return [self._own_tokens[name].handle]
 
     def in_any_order(self) -> "GroupMember":
         """Returns the same member, whose operations run in any order."""
         member = copy.copy(self)
-        member._tokens = {}
+        member._own_tokens = {}
         return member
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over the group; see `Collective`."""
         flat = [tf.reshape(t, [-1]) for t in tensors]
         packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-        total = tf.raw_ops.CollectiveReduceV2(
-            input=packed,
-            merge_op="Add",
-            final_op="Id",
-            ordering_token=self.order(name),
-            **self.arguments("reduce", packed, name),
-        )
+        pieces = self._pieces(packed)
+        sums = [self._sum(piece, f"{name}/{i}" if i else name) for i, piece in enumerate(pieces)]
+        total = sums[0] if len(sums) == 1 else tf.concat(sums, 0)
         sizes = [tf.size(t) for t in flat]
         parts = [total] if len(flat) == 1 else tf.split(total, sizes, num=len(flat))
         return [
             tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
             for part, t in zip(parts, tensors, strict=True)
         ]
+
+    def _pieces(self, packed: tf.Tensor) -> list[tf.Tensor]:
+        """Returns a vector's parts, of about equal size, that are summed by themselves."""
+        size = packed.shape[0]
+        if size is None or not self._is_ring:
+            return [packed]
+        number = max(1, -(-size * packed.dtype.size // RING_BYTES))
+        most = -(-size // number)
+        return [packed[first : first + most] for first in range(0, size, most)] or [packed]
+
+    def _sum(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=vector,
+            merge_op="Add",
+            final_op="Id",
+            ordering_token=self.order(name),
+            **self.arguments("reduce", vector, name),
+        )
 
     def arguments(self, kind: str, tensor: tf.Tensor, name: str) -> dict:
         """Returns the arguments that pair an operation with the other processes' by its name's key.

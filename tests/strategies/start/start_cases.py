@@ -116,3 +116,34 @@ def heartbeat_seconds() -> float:
     """Returns the seconds after which TensorFlow takes a silent worker for lost."""
     rank_job.strategy()
     return context.context().coordination_service.heartbeat_timeout_in_ms / 1000
+
+
+class RandomSlots(keras.optimizers.SGD):
+    """Optimizer whose slots begin with random numbers, other ones on each rank."""
+
+    def build(self, variables):
+        """Makes the slots."""
+        super().build(variables)
+        random = np.random.default_rng(rank_job.rank())
+        self.random = [self.add_variable_from_reference(v, name="random") for v in variables]
+        for slot in self.random:
+            slot.assign(random.normal(size=slot.shape))
+
+
+def built_optimizer(kind: str) -> dict:
+    """Returns an optimizer's variables after `build`, and how many broadcasts that took."""
+    strategy = rank_job.strategy()
+    sent, collective = [], strategy.extended.collective
+    broadcast = collective.broadcast
+
+    def counted(tensor, name, root=0):
+        sent.append(name)
+        return broadcast(tensor, name, root)
+
+    with strategy.scope():
+        model = keras.Sequential([layers.Input((8,)), *(layers.Dense(8) for _ in range(5))])
+        optimizer = RandomSlots() if kind == "random" else keras.optimizers.Adam()
+        collective.broadcast = counted
+        optimizer.build(model.trainable_variables)
+    del collective.broadcast
+    return {"broadcasts": len(sent), "values": [v.numpy() for v in optimizer.variables]}

@@ -1,5 +1,6 @@
 """Checks that calls start equally on all ranks."""
 
+import numpy as np
 import pytest
 
 from tests.strategies.compare import assert_close, assert_invariant, assert_same_bits
@@ -30,3 +31,14 @@ def test_rank_0_restores_for_all(ranks, tmp_path):
 def test_tensorflow_outlasts_an_outage_of_10_seconds(ranks):
     """Half of its time is an answer's; after 10 s, TCP tries again when 12.6 s have passed."""
     assert min(ranks(2, "multi_worker").run(cases.heartbeat_seconds)) / 2 > 12.6
+
+
+@pytest.mark.parametrize("kind", ["horovod", "multi_worker"])
+@pytest.mark.parametrize(("slots", "broadcasts"), [("zeros", 0), ("random", 1)])
+def test_slots_are_rank_0s_without_a_broadcast_of_each(ranks, kind, slots, broadcasts):
+    first, second = ranks(2, kind).run(cases.built_optimizer, slots)
+    assert first["broadcasts"] == second["broadcasts"] == broadcasts
+    for value, other in zip(first["values"], second["values"], strict=True):
+        assert np.array_equal(value, other)
+    if slots == "random":
+        assert np.std(first["values"][-1]) > 0.1

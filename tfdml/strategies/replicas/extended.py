@@ -255,8 +255,7 @@ class ReplicaExtended(BatchExtended):
             return lambda: tf.zeros_like(
                 tf.convert_to_tensor(start() if callable(start) else start, dtype=dtype)
             )
-        own = self._is_elastic or self._makes_own_variables
-        if replica_id > 0 or self.collective.size == 1 or own:
+        if replica_id > 0 or self.collective.size == 1 or self.makes_own_variables:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
             )
@@ -268,6 +267,11 @@ class ReplicaExtended(BatchExtended):
                 return self.collective.broadcast(own, name)
 
         return initial_value
+
+    @property
+    def makes_own_variables(self) -> bool:
+        """Whether new variables keep the values that this rank gives them."""
+        return self._is_elastic or self._makes_own_variables
 
     @contextlib.contextmanager
     def making_own_variables(self) -> Iterator[None]:

@@ -5,23 +5,35 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from tfdml.collectives.buckets import plan_buckets
 from tfdml.collectives.collective import Collective
+
+# Bytes of variables that are broadcast as one message, unless one has more. They take as much
+# memory again until they are assigned.
+_BROADCAST_BYTES = 8 << 20
 
 
 def start_from_rank_0(variables: Sequence[keras.Variable], collective: Collective) -> None:
     """Broadcasts rank 0's values of the variables that differ between processes.
 
-    Variables are created with the same values. They differ if one process has loaded a file that
-    the others have not, as `BackupAndRestore` does on rank 0.
+    A model's variables are created with the same values. They differ if one process has loaded a
+    file that the others have not, as `BackupAndRestore` does on rank 0. An optimizer's slots differ
+    if their initial values are random.
 
     Args:
         variables: Variables of a model and its optimizer, in the same order on all processes.
         collective: Collective that compares and broadcasts the values.
     """
-    for number, (variable, digests) in enumerate(_compared(variables, collective)):
-        if len(set(digests)) > 1:
-            value = tf.convert_to_tensor(variable.value)
-            variable.assign(collective.broadcast(value, f"start/variable_{number}"))
+    differing = [v for v, digests in _compared(variables, collective) if len(set(digests)) > 1]
+    values = [tf.convert_to_tensor(variable.value) for variable in differing]
+    sizes = [value.shape.num_elements() * value.dtype.size for value in values]
+    # Many small variables in one message: over a slow network, each waits for round trips.
+    parts = plan_buckets(sizes, [v.dtype for v in values], _BROADCAST_BYTES, _BROADCAST_BYTES)
+    for number, part in enumerate(parts):
+        own = [tf.reshape(values[i], [-1]) for i in part.indices]
+        received = collective.broadcast(tf.concat(own, 0), f"start/values_{number}")
+        for i, value in zip(part.indices, tf.split(received, [len(v) for v in own]), strict=True):
+            differing[i].assign(tf.reshape(value, values[i].shape))
 
 
 def check_values(variables: Sequence[keras.Variable], collective: Collective) -> None:

@@ -12,6 +12,7 @@ from tfdml.optimizers.layerwise import LayerwiseOptimizer
 from tfdml.strategies.keras_seam.current import current_extended, get_extended
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.weight_sync import start_from_rank_0
 from tfdml.strategies.sharded.sharded_update import (
     OptimizerParts,
     gather_row_norms,
@@ -86,7 +87,7 @@ def divide_when_built(optimizer: keras.Optimizer) -> None:
         elif any(map(is_dealt, variables)):
             _build_slots_of_parts(build, self, extended, variables)
         else:
-            build(self, variables)
+            _build_same_slots(build, self, extended, variables)
 
     build_on_parts._tfdml_divides = True
     kind.build = build_on_parts
@@ -112,6 +113,22 @@ def _build_slots_of_parts(
     """Builds an optimizer whose slots belong to variables of which this rank has a part."""
     with tf.init_scope(), optimizer._distribution_strategy.scope(), extended.making_own_variables():
         _build_slots(build, optimizer, extended, variables)
+
+
+def _build_same_slots(
+    build: Callable, optimizer: keras.Optimizer, extended: ReplicaExtended, variables: Sequence
+) -> None:
+    """Builds an optimizer that has the same slots on all ranks.
+
+    Nearly all slots begin as zeros, so ranks compare them in one message instead of broadcasting
+    each: that would take as many round trips, and the time to send twice the model.
+    """
+    with extended.making_own_variables():
+        build(optimizer, variables)
+    if extended.collective.size > 1 and not extended.makes_own_variables:
+        slots = optimizer.variables[extended.variables_before_slots[optimizer] :]
+        with tf.init_scope(), extended.making_variable(f"slots of {optimizer.name}"):
+            start_from_rank_0(slots, extended.collective)
 
 
 def _build_slots(
