@@ -235,8 +235,46 @@ def plot(runs: dict, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def plot_choice(runs: dict, path: Path) -> None:
+    """Plots, for each network and each way of tfdml, the part of the time spent computing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = [n for n, c in CANDIDATES.items() if c.framework == "tfdml" and c.method != DILOCO]
+    names.sort(key=lambda name: (CANDIDATES[name].every, name))
+    parts = [[_percent(run, name) for name in names] for run in runs.values()]
+    figure, axis = plt.subplots(figsize=(1 + 0.9 * len(names), 1.6 + 0.5 * len(runs)))
+    axis.imshow(parts, cmap="RdYlGn", vmin=0, vmax=100, aspect="auto")
+    for y, row in enumerate(parts):
+        for x, percent in enumerate(row):
+            if percent == percent:
+                axis.text(x, y, f"{percent:.0f}", ha="center", va="center")
+    axis.set_yticks(range(len(runs)), [_in_words(network) for network in runs])
+    labels = [name.removeprefix("tfdml ").replace(", ", ",\n") for name in names]
+    axis.set_xticks(range(len(names)), labels, rotation=35, ha="right", fontsize=8)
+    axis.set_title("Part of the time spent computing, %")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def _percent(run: dict, name: str) -> float:
+    """Returns the part of the time spent computing in percent; NaN if it was not measured."""
+    return 100 * computing(run, name) if name in run["results"] else float("nan")
+
+
+def _in_words(network: str) -> str:
+    """Returns text such as "25 M parameters, 1 Gbit/s, 50 ms"."""
+    links, _, model = network.split(" x ")
+    rate, *latency = links.split()
+    size = {"mlp": "25 M parameters", "text": "120,000 parameters"}[model]
+    rate = rate.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+    return ", ".join([size, rate, *(each.replace("ms", " ms") for each in latency)])
+
+
 def write_report(runs: dict, path: Path) -> None:
-    """Writes the page with the tables of all networks, and the plot beside it."""
+    """Writes the page with the tables of all networks, and the plots beside it."""
     runs = {network: runs[network] for network in sorted(runs, key=_order)}
     picture = path.with_suffix(".png")
     commands = f"    {COMMAND}\n    python -m tools.bench.slow_networks --report"
@@ -256,3 +294,4 @@ def write_report(runs: dict, path: Path) -> None:
         parts += [table(_COLUMNS, rows(run)), table(alone, base_rows(run))]
     path.write_text("\n\n".join(parts) + "\n")
     plot(runs, picture)
+    plot_choice(runs, path.with_name(f"{path.stem}_choice.png"))
