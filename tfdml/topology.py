@@ -26,6 +26,9 @@ _LAUNCHERS = {
 # Set by `tfdml launch`, because TF_CONFIG does not say which workers share a host.
 _LOCAL_RANK, _LOCAL_SIZE = "TFDML_LOCAL_RANK", "TFDML_LOCAL_SIZE"
 
+# Set by `tfdml launch --job-dir`, for reports on the job.
+_JOB_DIRECTORY = "TFDML_JOB_DIRECTORY"
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -152,6 +155,25 @@ def local_variables(local_rank: int, local_size: int) -> dict[str, str]:
         local_size: The number of workers on the host.
     """
     return {_LOCAL_RANK: str(local_rank), _LOCAL_SIZE: str(local_size)}
+
+
+def job_directory(environment: Mapping[str, str] | None = None) -> str:
+    """Returns the directory for reports on the job that its launcher has chosen; "" if it has not.
+
+    Args:
+        environment: The variables to read; those of this process by default.
+    """
+    environment = os.environ if environment is None else environment
+    return environment.get(_JOB_DIRECTORY, "")
+
+
+def job_variables(directory: str) -> dict[str, str]:
+    """Returns the variables by which a launcher gives all ranks the directory for reports.
+
+    Args:
+        directory: Absolute path of the directory; "" if the ranks choose one.
+    """
+    return {_JOB_DIRECTORY: directory} if directory else {}
 
 
 def own_host(environment: Mapping[str, str] | None = None) -> str | None:

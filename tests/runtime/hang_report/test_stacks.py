@@ -1,0 +1,152 @@
+"""Checks stacks on a signal with real processes, whatever their main thread does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.harness.command import ROOT
+from tfdml.runtime.hang_report import job_files
+from tfdml.runtime.hang_report.stacks import (
+    SIGNAL,
+    StackFile,
+    describe_place,
+    main_frames,
+    main_thread_of,
+    read_from,
+)
+
+PROGRAM = """
+import ctypes, signal, sys, threading, time
+from pathlib import Path
+from tfdml.runtime.hang_report.stacks import SIGNAL, StackFile
+if "handler" in sys.argv:
+    signal.signal(SIGNAL, lambda *_: print("own", flush=True))
+file = StackFile(Path(sys.argv[1]))
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("ready", flush=True)
+
+def sleep():
+    time.sleep(600)
+
+def lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def gil():
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+def without_handler():
+    signal.signal(SIGNAL, signal.SIG_DFL)
+    print("without", flush=True)
+    time.sleep(600)
+
+globals()[sys.argv[2]]()
+"""
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Returns a function that starts the program, and has it ended after the test."""
+    processes = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        path = tmp_path / "program.py"
+        path.write_text(PROGRAM)
+        process = subprocess.Popen(
+            [sys.executable, str(path), str(tmp_path / "rank3.stacks"), *arguments],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def stacks_after(path, seconds: float = 5.0) -> str:
+    """Returns a file's stacks once they are written."""
+    deadline = time.monotonic() + seconds
+    while "Thread" not in path.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.1)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(("what", "line"), [("sleep", 12), ("lock", 17), ("gil", 22)])
+def test_stacks_are_written_whatever_the_main_thread_does(started, tmp_path, what, line):
+    process = started(what)
+    path = tmp_path / "rank3.stacks"
+    assert job_files.open_stacks(process.pid) == (3, path)
+    assert job_files.processes_of(tmp_path) == {3: process.pid}
+    job_files.ask(process.pid)
+    stacks = stacks_after(path)
+    assert len(stacks.split("(most recent call first)")) == 3  # Two threads.
+    frames = main_frames(stacks, main_thread_of(path))
+    assert describe_place(frames) == f"in {what} at program.py:{line}"
+    assert process.poll() is None
+
+
+def test_a_stopped_process_writes_when_it_goes_on(started, tmp_path):
+    process = started("sleep")
+    process.send_signal(signal.SIGSTOP)
+    job_files.ask(process.pid)
+    assert "Thread" not in stacks_after(tmp_path / "rank3.stacks", 0.5)
+    process.send_signal(signal.SIGCONT)
+    assert "in sleep" in stacks_after(tmp_path / "rank3.stacks")
+
+
+def test_a_programs_own_handler_is_called_too(started, tmp_path):
+    process = started("sleep", "handler")
+    job_files.ask(process.pid)
+    assert "in sleep" in stacks_after(tmp_path / "rank3.stacks")
+    assert process.stdout.readline() == "own\n"
+
+
+def test_a_process_without_the_file_is_never_signalled(tmp_path):
+    """The signal would end it."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        job_files.ask(process.pid)
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.kill()
+    assert job_files.open_stacks(process.pid) is None
+    assert job_files.processes_of(tmp_path) == {}
+
+
+def test_a_process_that_has_given_the_handler_up_is_never_signalled(started):
+    process = started("without_handler")
+    assert process.stdout.readline() == "without\n"
+    job_files.ask(process.pid)
+    time.sleep(0.2)
+    assert process.poll() is None
+
+
+def test_own_stacks_are_no_signal(tmp_path):
+    file = StackFile(tmp_path / "rank0.stacks")
+    try:
+        assert not file.was_signalled()
+        stacks = file.dump()
+        frames = main_frames(stacks, main_thread_of(file.path))
+        assert describe_place(frames).startswith("in test_own_stacks_are_no_signal at ")
+        assert not file.was_signalled()
+        os.kill(os.getpid(), SIGNAL)
+        assert file.was_signalled()
+        assert not file.was_signalled()
+        assert read_from(file.path, 0).count("(most recent call first)") >= 2
+    finally:
+        file.remove()
+    assert not file.path.exists()
+    assert file.dump() == ""
+    assert not file.was_signalled()

@@ -1,0 +1,1 @@
+"""Hang report: what each rank has exchanged, where its threads are, and which rank departs."""

@@ -1,0 +1,111 @@
+"""Files of a job's reports: where they are, and how to find and ask a process that has them open.
+
+The job's directory has, on each machine:
+
+    rank3.stacks                        open in rank 3, which adds its threads' stacks on SIGUSR1
+    report-2026-11-28T21-03-22.417/     a report
+        rank3.txt                       rank 3's threads and exchanges
+        summary.txt                     the first difference, by rank 0
+"""
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tfdml import topology
+from tfdml.runtime.hang_report.stacks import SIGNAL, main_thread_of
+
+_STACKS = re.compile(r"rank(\d+)\.stacks")
+SUMMARY = "summary.txt"
+
+
+def new_job_directory() -> Path:
+    """Makes the directory of a job's reports: where its launcher wants it, else a temporary one."""
+    chosen = topology.job_directory()
+    return join_job_directory(chosen) if chosen else Path(tempfile.mkdtemp(prefix="tfdml-job-"))
+
+
+def join_job_directory(path: str) -> Path:
+    """Makes the directory that rank 0 has chosen on this machine, or a temporary one if it cannot.
+
+    Args:
+        path: Path of rank 0's directory.
+    """
+    directory = Path(path)
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A name that can be guessed may be another user's.
+        if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
+            return directory
+    return Path(tempfile.mkdtemp(prefix="tfdml-job-"))
+
+
+def stacks_path(directory: Path, rank: int) -> Path:
+    """Returns the path of a rank's `StackFile`."""
+    return directory / f"rank{rank}.stacks"
+
+
+def new_report_name() -> str:
+    """Returns the name of a report that begins now."""
+    now = time.time()
+    return time.strftime("report-%Y-%m-%dT%H-%M-%S", time.localtime(now)) + f"{now % 1:.3f}"[1:]
+
+
+def reports(directory: Path) -> list[Path]:
+    """Returns the directories of a job's reports, the oldest first."""
+    return sorted(directory.glob("report-*"), key=lambda path: (path.stat().st_mtime, path.name))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that appears as a whole; a full disk must not end the job."""
+    try:
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(text)
+        part.rename(path)
+    except OSError as error:
+        os.write(2, f"tfdml: cannot write a report: {error}\n".encode())
+
+
+def open_stacks(pid: int) -> tuple[int, Path] | None:
+    """Returns the rank of a process and its `StackFile`; None if it does not write it on `SIGNAL`.
+
+    Such a process must not be signalled: the signal's default action ends it.
+    """
+    with contextlib.suppress(OSError):
+        if not _catches_signal(pid):
+            return None
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                path = link.readlink()
+                rank = _STACKS.fullmatch(path.name)
+                if rank and main_thread_of(path):
+                    return int(rank[1]), path
+    return None
+
+
+def _catches_signal(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) & 1 << (SIGNAL - 1))
+
+
+def processes_of(directory: Path) -> dict[int, int]:
+    """Returns the ids of a job's processes on this machine that run, by rank."""
+    found = {}
+    for pid in psutil.pids():
+        stacks = open_stacks(pid)
+        if stacks is not None and stacks[1].parent == directory.resolve():
+            found.setdefault(stacks[0], pid)  # A forked child has the file open, too.
+    return dict(sorted(found.items()))
+
+
+def ask(pid: int) -> None:
+    """Has a process write its stacks, and its job's guard a report."""
+    if open_stacks(pid) is not None:
+        os.kill(pid, SIGNAL)

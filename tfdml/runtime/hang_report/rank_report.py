@@ -1,0 +1,147 @@
+"""Report on one rank: what it has exchanged, and where its threads are."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tfdml.runtime.hang_report import job_files
+from tfdml.runtime.hang_report.exchange_log import Exchange, ExchangeLog
+from tfdml.runtime.hang_report.stacks import (
+    StackFile,
+    describe_place,
+    main_frames,
+    main_thread_of,
+    read_from,
+)
+
+# States of ranks that did not report, as predicates of "rank N".
+STOPPED = "is stopped (SIGSTOP, a debugger)"
+GONE = "has died"
+NO_PYTHON = "runs, but not its Python: a thread holds the interpreter's lock"
+UNHEARD = "does not answer"
+
+# Characters of stacks in a message to rank 0; a rank's own file has all of them.
+_SENT_CHARACTERS = 100_000
+# Seconds that TensorFlow gets to hand out the notes of graphs, and a process to write its stacks.
+_COLLECT_SECONDS = 1.0
+_SIGNAL_SECONDS = 1.0
+
+
+@dataclasses.dataclass
+class RankReport:
+    """What is known of a rank at the time of a report.
+
+    Attributes:
+        rank: Rank number.
+        where: Its host and process, in words.
+        activity: What its main thread does, as the guard knows it.
+        state: Why it has not reported itself, as a predicate of "rank N"; "" if it has.
+        place: Where its main thread is, such as "in on_batch_end at train.py:31"; "" if unknown.
+        exchanges: Its last exchanges, in the order begun; None if unknown.
+        turns: How many of each name it has begun.
+        stacks: Stacks of all its threads, as `faulthandler` writes them.
+    """
+
+    rank: int
+    where: str
+    activity: str
+    state: str = ""
+    place: str = ""
+    exchanges: Sequence[Exchange] | None = None
+    turns: dict[str, int] = dataclasses.field(default_factory=dict)
+    stacks: str = ""
+
+    def to_message(self) -> dict:
+        """Returns the report as a message to rank 0."""
+        return {**dataclasses.asdict(self), "stacks": self.stacks[:_SENT_CHARACTERS]}
+
+    @classmethod
+    def from_message(cls, message: dict) -> "RankReport":
+        """Returns the report in a message."""
+        exchanges = message["exchanges"]
+        if exchanges is not None:
+            exchanges = [Exchange(**exchange) for exchange in exchanges]
+        return cls(**{**message, "exchanges": exchanges})
+
+    def in_words(self) -> str:
+        """Returns the report as text, for people."""
+        lines = [f"rank {self.rank}: {self.where}", f"where: {self.activity}"]
+        if self.state:
+            lines.append(f"state: {self.state}")
+        if self.place:
+            lines.append(f"main thread: {self.place}")
+        if self.exchanges is None:
+            lines.append("exchanges: unknown")
+        else:
+            now = time.time()
+            lines.append(f"last {len(self.exchanges)} exchanges, the latest first:")
+            lines += [f"  {_describe(exchange, now)}" for exchange in reversed(self.exchanges)]
+        lines += ["stacks of all threads:", self.stacks.rstrip() or "  unknown"]
+        return "\n".join(lines) + "\n"
+
+
+def _describe(exchange: Exchange, now: float) -> str:
+    if exchange.failed:
+        end = "failed"
+    elif exchange.done is None:
+        end = f"not done for {now - exchange.begun:.1f} s"
+    else:
+        end = f"done in {(exchange.done - exchange.begun) * 1000:.2f} ms"
+    begun = time.strftime("%H:%M:%S", time.localtime(exchange.begun))
+    parts = f"{exchange.begun % 1:.4f}"[1:]
+    return f"{begun}{parts} {exchange.name}, turn {exchange.turn}: {end}"
+
+
+def report_this_rank(
+    rank: int, where: str, activity: str, log: ExchangeLog, stack_file: StackFile
+) -> RankReport:
+    """Reports on this process; any thread of it may call this."""
+    stacks = stack_file.dump()
+    # TensorFlow may not answer: then what was collected before must do.
+    collector = threading.Thread(target=log.collect, daemon=True)
+    collector.start()
+    collector.join(_COLLECT_SECONDS)
+    exchanges, turns = log.read()
+    place = describe_place(main_frames(stacks, main_thread_of(stack_file.path)))
+    return RankReport(rank, where, activity, "", place, exchanges, turns, stacks)
+
+
+def report_silent_rank(report: RankReport, pid: int, directory: Path) -> RankReport:
+    """Looks at a rank that does not report, in a process of this machine.
+
+    Args:
+        report: What is known of the rank.
+        pid: Its process.
+        directory: The directory of the job's reports.
+    """
+    path = job_files.stacks_path(directory, report.rank)
+    if not path.exists():  # Another machine of the same name, such as a container.
+        return dataclasses.replace(report, state=UNHEARD)
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        status = psutil.STATUS_ZOMBIE
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return dataclasses.replace(report, state=GONE)
+    if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+        text = "A stopped process cannot write its stacks."
+        return dataclasses.replace(report, state=STOPPED, stacks=text)
+    if job_files.open_stacks(pid) != (report.rank, path.resolve()):
+        return dataclasses.replace(report, state=UNHEARD)
+    before = path.stat().st_size
+    job_files.ask(pid)
+    deadline = time.monotonic() + _SIGNAL_SECONDS
+    stacks = ""
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        latest = read_from(path, before)
+        if latest and latest == stacks:
+            break
+        stacks = latest
+    place = describe_place(main_frames(stacks, main_thread_of(path)))
+    state = NO_PYTHON if stacks else UNHEARD
+    return dataclasses.replace(report, state=state, place=place, stacks=stacks)

@@ -1,0 +1,139 @@
+"""Stacks of all threads of a process, as `faulthandler` writes them, and where its program is.
+
+A handler of signals in Python never runs while the main thread is in TensorFlow, or while another
+one holds the interpreter's lock. `faulthandler` has one in C, which writes to a file that is open.
+"""
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sysconfig
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# The signal on which a process writes its stacks.
+SIGNAL = signal.SIGUSR1
+_MAIN = "main thread: "
+_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+) ")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+# Directories of code that is not the program's: libraries, and this package.
+_LIBRARIES = tuple(
+    f"{directory}/"
+    for directory in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).resolve().parents[2],
+    )
+)
+
+
+class StackFrame(NamedTuple):
+    """A frame of a thread's stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+class StackFile:
+    """File to which this process adds its threads' stacks on `SIGNAL`, and when asked from Python.
+
+    A program's own handler of the signal, set before, is called too; one that it sets later
+    replaces this one.
+
+    Args:
+        path: Path of the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        # An earlier process of this rank, in a job that was restarted, may still have its own.
+        path.unlink(missing_ok=True)
+        # Unbuffered: the handler in C writes past Python's buffers.
+        self._file = path.open("ab", buffering=0)
+        # The first line, because the handler in C does not say which thread is the main one.
+        self._file.write(f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
+        self._seen = os.fstat(self._file.fileno()).st_size
+        # The default action, if it followed, would end the process.
+        chain = signal.getsignal(SIGNAL) not in (signal.SIG_DFL, None)
+        faulthandler.register(SIGNAL, file=self._file, all_threads=True, chain=chain)
+
+    def was_signalled(self) -> bool:
+        """Returns whether stacks were added since the last call, or since `dump`."""
+        with self._lock:
+            before, self._seen = self._seen, self._size()
+            return self._seen > before
+
+    def dump(self) -> str:
+        """Adds the stacks now, and returns them; "" once the file is removed."""
+        with self._lock:
+            if self._file.closed:
+                return ""
+            before = self._size()
+            faulthandler.dump_traceback(file=self._file, all_threads=True)
+            self._seen = self._size()
+            return read_from(self.path, before)
+
+    def remove(self) -> None:
+        """Deletes the file, and gives the signal back."""
+        with self._lock:
+            faulthandler.unregister(SIGNAL)
+            self._file.close()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _size(self) -> int:
+        return self._seen if self._file.closed else os.fstat(self._file.fileno()).st_size
+
+
+def read_from(path: Path, offset: int) -> str:
+    """Returns what a file has from an offset on."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")
+
+
+def main_thread_of(path: Path) -> str:
+    """Returns the main thread's number in a `StackFile`; "" if there is none."""
+    try:
+        with path.open(errors="replace") as file:
+            first = file.readline()
+    except FileNotFoundError:
+        return ""
+    return first.removeprefix(_MAIN).strip() if first.startswith(_MAIN) else ""
+
+
+def main_frames(stacks: str, main_thread: str) -> list[StackFrame]:
+    """Returns the main thread's frames, innermost first, in the last stacks of a text.
+
+    Args:
+        stacks: What `faulthandler` has written.
+        main_thread: The main thread's number, such as "0x00007f3c".
+    """
+    frames: list[StackFrame] = []
+    within = False
+    for line in stacks.splitlines():
+        if thread := _THREAD.match(line):
+            within = thread[1] == main_thread
+            frames = [] if within else frames
+        elif within and (frame := _FRAME.match(line)):
+            frames.append(StackFrame(frame[1], int(frame[2]), frame[3]))
+    return frames
+
+
+def describe_place(frames: Sequence[StackFrame]) -> str:
+    """Returns where a thread is in the program's own code: "in on_batch_end at train.py:31".
+
+    Args:
+        frames: Its frames, innermost first. Those of libraries are passed over.
+
+    Returns:
+        The text, "" if it is not in the program's code.
+    """
+    own = (f for f in frames if not f.file.startswith((*_LIBRARIES, "<frozen")))
+    frame = next(own, None)
+    return f"in {frame.function} at {Path(frame.file).name}:{frame.line}" if frame else ""
