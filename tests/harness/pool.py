@@ -15,6 +15,7 @@ from typing import Any
 from tests.harness.forkserver import FORK_SERVERS, fork_server
 from tfdml.runtime.launch.processes import alive, end_processes, process_tree
 from tfdml.runtime.launch.supervisor import free_ports
+from tfdml.topology import job_variables
 
 START_SECONDS = 180.0  # TensorFlow's import, on a loaded machine.
 # Time limit for hangs. A case takes seconds; on a busy machine, a minute.
@@ -54,13 +55,17 @@ class RankPool:
         each, more = divmod(self.size, hosts)
         names = ("127.0.0.1", "localhost", "127.0.0.2")[:hosts]
         self._ranks_of = {name: each + (i < more) for i, name in enumerate(names)}
-        self._environment = {"TFDML_TEST_KIND": kind, "TFDML_TEST_SIZE": str(size)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
         self._rendezvous: Any = None
         self._closing = threading.Lock()
         self._directory = tempfile.TemporaryDirectory(prefix="tfdml-ranks-")
         self._log = Path(self._directory.name, "output")
+        self._environment = {
+            "TFDML_TEST_KIND": kind,
+            "TFDML_TEST_SIZE": str(size),
+            **job_variables(str(Path(self._directory.name, "job"))),
+        }
 
     def run(self, case: Callable, *args: Any, timeout: float = CASE_SECONDS) -> list:
         """Runs `case(*args)` on all ranks simultaneously.

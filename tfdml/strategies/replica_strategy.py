@@ -43,7 +43,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             check_started_alone(type(self).__name__)
         else:
             guard = get_guard(collective, options.silence_limit)
-            collective = WatchedCollective(collective, guard.activity)
+            collective = WatchedCollective(collective, guard.activity, guard.watch)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
         self.extended.keras_hooks = keras_seam.ReplicaHooks()
         note_strategy(self)

@@ -2,13 +2,15 @@
 
     python -m tools.bench.guard
 
-What the guard adds is counted: what the main thread notes at each step is timed alone, and the
-processor time of the guard's threads is read from their own clocks; noise from other processes does
-not reach either. Beside them, epochs with what the main thread notes by epochs without it, in turn.
+What the guard adds is counted: what the main thread and the graph note at each step is timed alone,
+and the processor time of the guard's threads is read from their own clocks; noise from other
+processes does not reach either. Beside them, epochs with what the main thread notes by epochs
+without it, in turn.
 """
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -48,7 +50,9 @@ def run() -> None:
             seconds[who].append(epoch_seconds)
     if strategy.is_chief:
         result = {who: s[2:] for who, s in seconds.items()}
-        report({**result, "share": used / lasted, "noting": _noting(extended)})
+        exchanges = len(guard.activity.collectives["train_step"])
+        counted = {"share": used / lasted, "noting": _noting(extended)}
+        report({**result, **counted, "exchanges": exchanges, "note": _note_of_an_exchange()})
 
 
 def _cpu(process, guard) -> float:
@@ -69,6 +73,39 @@ def _noting(extended) -> float:
     return statistics.median(times)
 
 
+def _note_of_an_exchange() -> float:
+    """Returns the seconds by which the notes of an exchange's begin and end lengthen a graph."""
+    import tensorflow as tf
+
+    from tfdml.runtime.hang_report.exchange_log import EXCHANGE_LOG
+
+    count = 20
+
+    def chain(noted: bool) -> Callable:
+        @tf.function(autograph=False)
+        def run_chain(value: tf.Tensor) -> tf.Tensor:
+            for number in range(count):
+                before, value = value, tf.math.sin(value)
+                if noted:
+                    EXCHANGE_LOG.note_in_graph(f"bench_{number}", [before], [value])
+            return value
+
+        return run_chain
+
+    chains, value = [chain(noted=False), chain(noted=True)], tf.constant(1.0)
+    added = []
+    for _ in range(60):
+        seconds = []
+        for run_chain in chains:
+            begin = time.perf_counter()
+            for _ in range(100):
+                run_chain(value)
+            seconds.append((time.perf_counter() - begin) / 100)
+        added.append((seconds[1] - seconds[0]) / count)
+        EXCHANGE_LOG.collect()
+    return statistics.median(added[20:])
+
+
 def main(
     rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
 ) -> None:
@@ -77,10 +114,12 @@ def main(
         return run()
     result = run_job(__spec__.name, "--rank")
     step = statistics.median(result["with"]) / STEPS
+    noted = result["noting"] + result["exchanges"] * result["note"]
     print(f"Measured with {conditions()}.\n")
     print(
         f"{step * 1000:.2f} ms a step; the main thread notes a step in "
-        f"{result['noting'] * 1e6:.1f} µs ({result['noting'] / 0.02:.3%} of 20 ms); the guard's "
+        f"{result['noting'] * 1e6:.1f} µs, its graph each of {result['exchanges']} exchanges in "
+        f"{result['note'] * 1e6:.1f} µs ({noted / 0.02:.3%} of 20 ms together); the guard's "
         f"threads use {result['share']:.3%} of a processor on rank 0; epochs with the guard by "
         f"epochs without: {in_words(ratios(result['with'], result['without']))}"
     )

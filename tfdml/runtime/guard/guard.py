@@ -22,7 +22,12 @@ from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.connecting import connect_ranks
+from tfdml.runtime.guard.exchange_watch import ExchangeWatch
+from tfdml.runtime.guard.reporting import Reporting
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
+from tfdml.runtime.hang_report.exchange_log import EXCHANGE_LOG
+from tfdml.runtime.hang_report.graph_events import BATCH
+from tfdml.runtime.hang_report.job_files import new_job_directory
 from tfdml.runtime.immediate_exit import (
     EXIT_CODE,
     EXIT_SECONDS,
@@ -36,6 +41,9 @@ from tfdml.runtime.plain_words import BROKEN
 # Seconds that the other ranks outlive the message on one that raised.
 _LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
 
+# Seconds between two collections of what graphs have noted about their exchanges.
+_COLLECT_SECONDS = 1.0
+
 _CONSEQUENCES = (OtherRankError, *BROKEN)
 
 
@@ -48,11 +56,13 @@ class Guard:
 
     Attributes:
         activity: Current activity of the main thread, which updates it.
+        watch: Watch over this process's exchanges.
         threads: Threads of the guard.
     """
 
     def __init__(self, collective: Collective, limit: float):
         self.activity = Activity()
+        self.watch = ExchangeWatch(self.activity, EXCHANGE_LOG)
         self._rank, self._size = collective.rank, collective.size
         self._limit = limit
         self._beat = min(1.0, limit / 4)
@@ -60,17 +70,27 @@ class Guard:
         self._announced = threading.Event()
         self._uncaught = False
         identity = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        if self._rank == 0:
+            identity["reports"] = str(new_job_directory())
         self._events: queue.Queue = queue.Queue()
         self._channels, identities = connect_ranks(collective, identity)
         self._members = {who["rank"]: _member(who) for who in identities}
         self._sent_collectives = 0
+        self._reporting = Reporting(
+            next(who["reports"] for who in identities if who["rank"] == 0),
+            self._rank,
+            self._members,
+            self.activity,
+            self._send_to,
+        )
         self.threads: list[threading.Thread] = []
         self._start(self._run_hub if self._rank == 0 else self._run_spoke)
+        self._collector = self._start(self._collect_exchanges)
         previous = sys.excepthook
         sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
         atexit.register(self._say_bye)
 
-    def _start(self, target, *arguments: object) -> None:
+    def _start(self, target, *arguments: object) -> threading.Thread:
         def run() -> None:
             try:
                 target(*arguments)
@@ -84,6 +104,11 @@ class Guard:
         thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)
         self.threads.append(thread)
         thread.start()
+        return thread
+
+    def _collect_exchanges(self) -> None:
+        while not self._ending.wait(_COLLECT_SECONDS):
+            EXCHANGE_LOG.collect(at_least=BATCH)
 
     # -- Reports of the main thread ------------------------------------------------------------
 
@@ -135,6 +160,9 @@ class Guard:
             for other in self._channels.values():
                 other.send({"kind": "bye"})
         self._ending.set()
+        self._reporting.close()
+        # The interpreter must not end while a thread is in TensorFlow.
+        self._collector.join(_COLLECT_SECONDS)
 
     def _tell(self, message: dict) -> None:
         if self._rank == 0:
@@ -142,6 +170,13 @@ class Guard:
         else:
             self._members[self._rank].hear(message, time.monotonic())
             self._channels[0].send(message)
+
+    def _send_to(self, rank: int, message: dict) -> None:
+        """Sends a message to rank 0, or from there to any rank, itself included."""
+        if rank == self._rank == 0:
+            self._events.put((0, message))
+        else:
+            self._channels[rank].send(message)
 
     # -- The thread ----------------------------------------------------------------------------
 
@@ -169,6 +204,7 @@ class Guard:
         for rank in self._channels:
             self._start(self._listen_to, rank)
         next_beat = 0.0
+        ending: tuple[Verdict, str] | None = None
         while True:
             with contextlib.suppress(queue.Empty):
                 rank, message = self._events.get(timeout=self._beat / 2)
@@ -176,6 +212,7 @@ class Guard:
                     self._members[rank].lost = True
                 else:
                     self._members[rank].hear(message, time.monotonic())
+                    self._reporting.hear(message)
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + self._beat
@@ -183,9 +220,14 @@ class Guard:
                 self._members[0].hear(beat, now)
                 for other in self._channels.values():
                     other.send(beat)
-            found = verdict([self._members[r] for r in sorted(self._members)], self._limit, now)
-            if found is not None:
-                message, more = self._explain(found), {"raised": bool(found.error)}
+            if ending is None:
+                members = [self._members[r] for r in sorted(self._members)]
+                found = verdict(members, self._limit, now)
+                ending = found and (found, self._explain(found, now))
+            concluded = self._reporting.collect(now, self._beat, ending is not None)
+            if concluded is not None and ending is not None:
+                found, message = ending[0], f"{ending[1]}\n{concluded}"
+                more = {"raised": bool(found.error)}
                 for other in self._channels.values():
                     other.send({"kind": "end", "message": message, "rank": found.rank, **more})
                 return self._end(message, found.rank, **more)
@@ -214,6 +256,8 @@ class Guard:
                 if message.get("kind") == "end":
                     rank, raised = int(message.get("rank", 0)), bool(message.get("raised"))
                     return self._end(str(message.get("message")), rank, raised)
+                self._reporting.hear(message)
+            self._reporting.answer_signal(now)
             if now >= next_beat:
                 next_beat = now + self._beat
                 own = self._own_beat()
@@ -224,14 +268,14 @@ class Guard:
             if found is not None and not self._ending.is_set():
                 # If rank 0 hears this after all, it knows why the connection ends.
                 hub.send({"kind": "left", "why": found.why})
-                return self._end(self._explain(found), 0)
+                message = self._explain(found, now)
+                return self._end(f"{message}\n{self._reporting.report_alone()}", 0)
             if rank_0.lost:
                 time.sleep(self._beat / 2)
 
     # -- The end -------------------------------------------------------------------------------
 
-    def _explain(self, found: Verdict) -> str:
-        now = time.monotonic()
+    def _explain(self, found: Verdict, now: float) -> str:
         lines = [
             f"tfdml: the job ends on all {self._size} ranks, because rank {found.rank} "
             f"{found.why}.",

@@ -67,13 +67,15 @@ class AggregatorChoice:
         if compressor is not None and self.compresses_between_devices:
             return DeviceAggregator(self._devices, compressor, bucket_bytes)
         if compressor is None and self.device_group is not None:
-            return DeviceGroupAggregator(
-                self.device_group, collective, bucket_bytes, self._note_exchange
-            )
+            return DeviceGroupAggregator(self._exchange, collective, bucket_bytes)
         return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
 
-    def _note_exchange(self, name: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Reports to the guard an exchange between devices in the graph being traced."""
-        if self._guard is not None and not tf.executing_eagerly():
-            words = ", ".join(f"{t.dtype.name} {t.shape}" for t in tensors)
-            self._guard.activity.note_collective(f"all_reduce of {name}", words)
+    def _exchange(self, name: str, parts: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """Sums each device's tensors over the device group, watched by the guard."""
+        group = self.device_group
+        if self._guard is None or tf.executing_eagerly():
+            return group.all_reduce(parts, name)
+        words = [f"{t.dtype.name} {t.shape}" for t in parts[0]]
+        return self._guard.watch.exchange(
+            "all_reduce", name, parts[0], words, lambda: group.all_reduce(parts, name)
+        )

@@ -1,6 +1,6 @@
 """Aggregator that sums uncompressed gradients over all devices of all processes at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -13,7 +13,6 @@ from tfdml.collectives.aggregator import (
 )
 from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.device_group import DeviceGroup
 
 
 class DeviceGroupAggregator(GradientAggregator):
@@ -22,25 +21,23 @@ class DeviceGroupAggregator(GradientAggregator):
     Sparse gradients are first summed on one of the process's devices, then gathered from there.
 
     Args:
-        group: Group of the devices.
+        exchange: Function of an exchange's name and of each of this process's devices' tensors
+            that returns their sums over the devices of all processes, for each device.
         collective: Collective that gathers sparse gradients.
         bucket_bytes: Size of a gradient bucket in bytes.
-        note: Function called with the name and the tensors of each exchange while tracing.
     """
 
     per_replica = True
 
     def __init__(
         self,
-        group: DeviceGroup,
+        exchange: Callable[[str, list[list[tf.Tensor]]], list[list[tf.Tensor]]],
         collective: Collective,
         bucket_bytes: int,
-        note: Callable[[str, Sequence[tf.Tensor]], None],
     ):
-        self._group = group
+        self._exchange = exchange
         self._collective = collective
         self._bucket_bytes = bucket_bytes
-        self._note = note
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums a replica's gradients with the others'; see `GradientAggregator`."""
@@ -53,8 +50,7 @@ class DeviceGroupAggregator(GradientAggregator):
             for number, bucket in enumerate(buckets):
                 own = [[parts[i][d] for i in bucket.indices] for d in range(len(parts[0]))]
                 name = f"{gradients.label}/bucket_{number}"
-                self._note(name, own[0])
-                totals = zip(*self._group.all_reduce(own, name), strict=True)
+                totals = zip(*self._exchange(name, own), strict=True)
                 for i, total in zip(bucket.indices, totals, strict=True):
                     sums[i] = extended.replica_values(total)
             sparse = [i for i, own in enumerate(parts) if isinstance(own[0], tf.IndexedSlices)]
