@@ -3,6 +3,7 @@
 Options of the command; `runtime/launch` does the work.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +52,13 @@ def launch(
             help="Restart on the remaining hosts if they have this many processes; 0 for all.",
         ),
     ] = 0,
+    job_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory on each machine for reports on the job.",
+            show_default="a temporary one",
+        ),
+    ] = None,
     print_slurm: Annotated[
         bool,
         typer.Option(
@@ -103,12 +111,12 @@ def launch(
 
     try:
         if ps:
-            if hosts or horovod:
+            if hosts or horovod or job_dir:
                 raise ValueError(
-                    "`--ps` must be used without `--hosts` and `--horovod`: it starts the job "
-                    "on this machine only. Received: both. For several machines see "
-                    "`--print-slurm` and `--print-kubernetes`, or run `tfdml serve` with a "
-                    "TF_CONFIG on each."
+                    "`--ps` must be used without `--hosts`, `--horovod` and `--job-dir`: it starts "
+                    "the job on this machine only, and its processes make no reports. Received: "
+                    "one of them. For several machines see `--print-slurm` and "
+                    "`--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
                 )
             if print_slurm or print_kubernetes:
                 make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
@@ -123,6 +131,12 @@ def launch(
                 f"`--max-restarts`. Received: --min-workers {min_workers}, --max-restarts "
                 f"{max_restarts}."
             )
+        if job_dir and (print_slurm or print_kubernetes):
+            raise ValueError(
+                "`--job-dir` must be used without `--print-slurm` and `--print-kubernetes`. "
+                f"Received: --job-dir {job_dir}. Set TFDML_JOB_DIRECTORY for all ranks in what "
+                "they print."
+            )
         if print_slurm or print_kubernetes:
             make = scheduler_scripts.slurm if print_slurm else scheduler_scripts.kubernetes
             nodes, each = scheduler_scripts.layout(parsed_hosts, print_slurm or horovod)
@@ -130,7 +144,12 @@ def launch(
             return
         raise typer.Exit(
             rank_job.run_rank_job(
-                parsed_hosts, program, horovod, max_restarts, min_workers or ranks
+                parsed_hosts,
+                program,
+                horovod,
+                max_restarts,
+                min_workers or ranks,
+                str(job_dir.resolve()) if job_dir else "",
             )
         )
     except (ValueError, OSError) as error:

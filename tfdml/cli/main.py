@@ -14,6 +14,7 @@ from tfdml.cli import (
     checkpoints,
     doctor,
     estimate_memory,
+    hang_report,
     launch,
     records,
     serve,
@@ -41,6 +42,7 @@ _FILES, _COMPILE = "Data and checkpoints", "Compile (optional)"
 app.command("launch", rich_help_panel=_TRAIN, context_settings=launch.SETTINGS)(launch.launch)
 app.command("serve", rich_help_panel=_TRAIN)(serve.serve)
 app.command("doctor", rich_help_panel=_CHECK)(doctor.doctor)
+app.command("hang-report", rich_help_panel=_CHECK)(hang_report.hang_report)
 app.command("test", rich_help_panel=_CHECK)(test.self_test)
 app.command("bench", rich_help_panel=_CHECK)(bench.bench)
 app.command("estimate-memory", rich_help_panel=_CHECK, context_settings=estimate_memory.SETTINGS)(

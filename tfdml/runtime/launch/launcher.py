@@ -52,13 +52,16 @@ def run(ranks: Sequence[RankProcess]) -> list[RankProcess | HorovodRank]:
     return sorted(failed, key=lambda r: (r.code == EXIT_CODE, r.was_ended, r.ended or 0.0))
 
 
-def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) -> list[RankProcess]:
+def start_workers(
+    hosts: Sequence[Host], program: Sequence[str], python: str, job_directory: str = ""
+) -> list[RankProcess]:
     """Starts the workers of a `MultiWorkerMirroredStrategy`, each with its TF_CONFIG.
 
     Args:
         hosts: Hosts and their numbers of ranks.
         program: Script and its arguments.
         python: Path of the interpreter, the same on all hosts.
+        job_directory: Absolute path of the directory for reports; "" if the ranks choose one.
     """
     slots = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
     ports = [port for host in hosts for port in free_ports_of(host, python)]
@@ -74,7 +77,11 @@ def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) ->
             "task": {"type": "worker", "index": index},
         }
         local = topology.local_variables(local_rank, host.ranks)
-        changes = {"TF_CONFIG": json.dumps(config), **local}
+        changes = {
+            "TF_CONFIG": json.dumps(config),
+            **local,
+            **topology.job_variables(job_directory),
+        }
         command = [python, "-m", "tfdml.runtime.launch.supervisor", python, *program]
         if not host.is_local:
             command = remote_command(host, command, {**quiet_variables(), **changes})
@@ -83,8 +90,16 @@ def start_workers(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     return ranks
 
 
-def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) -> list[RankProcess]:
-    """Starts `horovodrun`, which starts the ranks itself.
+def start_horovod(
+    hosts: Sequence[Host], program: Sequence[str], python: str, job_directory: str = ""
+) -> list[RankProcess]:
+    """Starts `horovodrun`, which starts the ranks itself, with its variables.
+
+    Args:
+        hosts: Hosts and their numbers of ranks.
+        program: Script and its arguments.
+        python: Path of the interpreter, the same on all hosts.
+        job_directory: Absolute path of the directory for reports; "" if the ranks choose one.
 
     Raises:
         FileNotFoundError: If `horovodrun` is not in the interpreter's directory.
@@ -103,4 +118,4 @@ def start_horovod(hosts: Sequence[Host], program: Sequence[str], python: str) ->
     # A rank on another machine must not outlive the `ssh` that started it.
     rank = [*supervisor, "--watch-output", python, *program]
     supervised = [*supervisor, python, str(horovodrun), "-np", str(size), *where, *rank]
-    return [HorovodRun(supervised)]
+    return [HorovodRun(supervised, topology.job_variables(job_directory))]

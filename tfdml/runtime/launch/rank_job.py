@@ -14,6 +14,7 @@ def run_rank_job(
     horovod: bool,
     max_restarts: int,
     min_workers: int,
+    job_directory: str = "",
 ) -> int:
     """Runs a job, restarts it after failures, and returns the exit code.
 
@@ -23,6 +24,7 @@ def run_rank_job(
         horovod: Whether `horovodrun` starts the ranks.
         max_restarts: Maximum number of restarts after a failure.
         min_workers: Minimum number of ranks to restart with.
+        job_directory: Absolute path of the directory for reports; "" if the ranks choose one.
     """
     for host in hosts:
         if host.is_public:
@@ -37,7 +39,7 @@ def run_rank_job(
     there = list(hosts)
 
     def attempt() -> Failed:
-        return run(start(there, program, sys.executable))
+        return run(start(there, program, sys.executable, job_directory))
 
     def prepare() -> str:
         there[:] = wait_for_hosts(hosts, min_workers)

@@ -149,10 +149,10 @@ class HorovodRun(RankProcess):
     Its own traceback about that is not shown: the report has the rank that failed.
     """
 
-    def __init__(self, command: Sequence[str]):
+    def __init__(self, command: Sequence[str], changes: dict[str, str] | None = None):
         self._ranks: dict[int, HorovodRank] = {}
         self._is_over = False
-        super().__init__("horovodrun", "", command, {}, terminal=False)
+        super().__init__("horovodrun", "", command, changes or {}, terminal=False)
 
     @property
     def members(self) -> Sequence[RankProcess | HorovodRank]:
