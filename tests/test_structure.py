@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "optimizers": {"collectives"},
     "schedules": set(),
     "checkpointing": set(),
-    "callbacks": {"topology", "strategies", "checkpointing", "runtime"},
+    "callbacks": {"topology", "collectives", "strategies", "checkpointing", "runtime"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
     "memory": {"collectives", "compression", "local_updates", "strategies"},
     "mixed_precision": set(),
@@ -60,6 +60,7 @@ MAY_IMPORT = {
 # Subpackages that a subpackage may import from, apart from itself.
 MAY_IMPORT_WITHIN = {
     "callbacks/checkpoint": set(),
+    "callbacks/performance": set(),
     "cli/checks": set(),
     "cli/selftest": set(),
     "compression/codecs": set(),
@@ -79,7 +80,7 @@ MAY_IMPORT_WITHIN = {
     "strategies/aggregation": set(),
     "strategies/replicas": {"aggregation", "input", "observers"},
     "strategies/sharded": {"replicas"},
-    "strategies/parameter_server": {"input", "replicas", "keras_seam"},
+    "strategies/parameter_server": {"input", "observers", "replicas", "keras_seam"},
     "strategies/parameter_server/step": set(),
     "strategies/parameter_server/cluster": set(),
     "strategies/parameter_server/chief": {"step"},

@@ -4,6 +4,7 @@ from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCh
 from tfdml.callbacks.chief_only import ChiefOnly
 from tfdml.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfdml.callbacks.optimizer_log import OptimizerLog
+from tfdml.callbacks.performance_metrics import PerformanceMetrics
 from tfdml.callbacks.step_monitor import StepMonitor
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "FaultTolerantCheckpoint",
     "GradientNoiseScale",
     "OptimizerLog",
+    "PerformanceMetrics",
     "StepMonitor",
 ]

@@ -6,10 +6,11 @@ import keras
 from rich.console import Console
 
 from tfdml.strategies.fit_session import get_session
+from tfdml.strategies.keras_seam.fit.log_order import AddsToLogs
 from tfdml.strategies.observers.noise_scale import NoiseEstimate, NoiseScale
 
 
-class GradientNoiseScale(keras.callbacks.Callback):
+class GradientNoiseScale(AddsToLogs):
     """Estimates the gradient noise scale while training, and suggests a global batch size.
 
     ```python

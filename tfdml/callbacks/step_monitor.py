@@ -1,21 +1,22 @@
 """Step times of each rank, and detection of a straggler."""
 
 import dataclasses
-import socket
 
 import keras
 import numpy as np
-import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from tfdml.strategies.fit_session import get_session
-from tfdml.strategies.observers.step_clock import StepClock
+from tfdml.callbacks.performance.job_times import JobTimes, RankSums
+from tfdml.callbacks.performance.reader import make_reader
+from tfdml.callbacks.performance.server_times import ServerTimes
+from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
+from tfdml.strategies.replicas.rank_state import RankState
 
 
 @dataclasses.dataclass(frozen=True)
 class RankTimes:
-    """Mean times of an epoch's steps on one rank, in seconds.
+    """Mean times of an epoch's steps on one rank, in seconds; None if they cannot be known.
 
     Attributes:
         rank: The rank.
@@ -25,6 +26,8 @@ class RankTimes:
             exchanges that overlap with it are not counted.
         exchange: Time of the exchange after that, from the arrival of the last rank.
         wait: Time that the rank waits for other ranks before that exchange.
+        data_wait: Time from the end of a step until the next batch has arrived: reading data, and
+            what Python does between steps.
         causes: Fraction, from 0 to 1, of all ranks' waiting that this rank caused.
         share: Fraction, from 0 to 1, of every batch's rows on which this rank worked; see
             `batch_split` of the strategies.
@@ -34,9 +37,10 @@ class RankTimes:
     host: str
     step: float
     compute: float
-    exchange: float
-    wait: float
-    causes: float
+    exchange: float | None
+    wait: float | None
+    data_wait: float | None
+    causes: float | None
     share: float
 
 
@@ -52,8 +56,9 @@ class StepMonitor(keras.callbacks.Callback):
     Times are read inside the step, on the CPU's clock of each rank; clocks of different ranks are
     not compared. GPU work is only queued at these points, so times show when it was queued. The
     first step of a `fit` is left out, because each rank takes its own time to trace it. With
-    `local_updates`, a round of local steps with its synchronization takes the place of a step. Does
-    nothing without a strategy of tfdml on several processes.
+    `local_updates`, a round of local steps with its synchronization takes the place of a step. The
+    workers of parameter servers are ranks, too; asynchronous ones exchange and wait for nothing.
+    Does nothing without a strategy of tfdml on several processes.
 
     Args:
         threshold: Fraction of a step, from 0 to 1, above which waiting for one rank makes that rank
@@ -74,73 +79,67 @@ class StepMonitor(keras.callbacks.Callback):
                 f"threshold={threshold!r}."
             )
         self._threshold = threshold
-        self._clock: StepClock | None = None
+        self._times: JobTimes | ServerTimes | None = None
         self.epochs: list[list[RankTimes]] = []
 
     def set_model(self, model: keras.Model) -> None:
         """Adds the clock to the model's train step."""
         super().set_model(model)
-        extended = getattr(model.distribute_strategy, "extended", None)
-        collective = getattr(extended, "collective", None)
-        if collective is None or collective.size == 1:
-            return
-        session = get_session(model)
-        self._clock = session.observer(StepClock)
-        if self._clock is None:
-            self._clock = StepClock(collective)
-            session.attach(self._clock)
+        strategy, ranks = model.distribute_strategy, RankState(model)
+        self._is_chief = ranks.rank == 0
+        if ranks.size > 1 or isinstance(strategy, ParameterServerStrategy):
+            self._times = make_reader(model)
 
     def on_train_begin(self, logs=None):
         """Leaves out the first step, which may be traced."""
-        if self._clock is not None:
-            self._clock.skip()
+        if self._times is not None:
+            self._times.begin_fit()
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Resets the clock."""
-        if self._clock is not None:
-            self._clock.reset()
+        """Begins the epoch's sums."""
+        if self._times is not None:
+            self._times.begin_epoch()
 
     def on_epoch_end(self, epoch, logs=None):
         """Gathers all ranks' times; rank 0 prints them."""
-        if self._clock is None:
+        if self._times is None:
             return
-        times = self._gather()
+        times = [_mean_times(rank) for rank in self._times.gather()[0]]
         self.epochs.append(times)
-        if self._clock.collective.topology.is_chief:
+        if self._is_chief:
             self._show(epoch, times)
-
-    def _gather(self) -> list[RankTimes]:
-        own, caused = self._clock.read()
-        collective = self._clock.collective
-        rows = collective.all_gather(tf.constant([own], tf.float64), "step_monitor/times").numpy()
-        host = socket.gethostname().encode()[:64].ljust(64)
-        names = collective.all_gather(tf.constant([list(host)], tf.uint8), "step_monitor/hosts")
-        hosts = [bytes(name).decode(errors="replace").strip() for name in names.numpy().tolist()]
-        causes = caused / caused.sum() if caused.sum() > 0 else np.zeros_like(caused)
-        fractions = self.model.distribute_strategy.extended.batch_split.fractions
-        shares = np.reshape(fractions, [collective.size, -1]).sum(1)
-        return [
-            RankTimes(rank, hosts[rank], *map(float, row), float(causes[rank]), float(shares[rank]))
-            for rank, row in enumerate(rows)
-        ]
 
     def _show(self, epoch: int, times: list[RankTimes]) -> None:
         console = Console(highlight=False)
-        local = self.model.distribute_strategy.extended.local_updates
+        local = getattr(self.model.distribute_strategy.extended, "local_updates", None)
         unit = "step" if local is None else "round of local steps"
         table = Table(title=f"Epoch {epoch + 1}: mean times of a {unit}, in ms")
-        columns = ["rank", "host", "share", "step", "compute", "exchange", "wait", "causes waiting"]
-        for column in columns:
+        columns = ["rank", "host", "share", "step", "compute", "exchange", "wait", "data wait"]
+        for column in [*columns, "causes waiting"]:
             table.add_column(column, justify="left" if column == "host" else "right")
         for t in times:
-            cells = [f"{1000 * s:.2f}" for s in (t.step, t.compute, t.exchange, t.wait)]
-            table.add_row(str(t.rank), t.host, f"{t.share:.1%}", *cells, f"{t.causes:.0%}")
+            seconds = (t.step, t.compute, t.exchange, t.wait, t.data_wait)
+            cells = ["" if s is None else f"{1000 * s:.2f}" for s in seconds]
+            causes = "" if t.causes is None else f"{t.causes:.0%}"
+            table.add_row(str(t.rank), t.host, f"{t.share:.1%}", *cells, causes)
         console.print(table)
+        if times[0].causes is not None:
+            self._name_straggler(console, times)
+
+    def _name_straggler(self, console: Console, times: list[RankTimes]) -> None:
         slow = max(times, key=lambda t: t.causes)
-        waits = float(np.mean([t.wait for t in times if t is not slow]))
+        waits = float(np.mean([t.wait for t in times if t is not slow] or [0.0]))
         # An epoch may be too short for a step to be measured.
         if slow.step > 0 and slow.causes > 0.5 and waits > self._threshold * slow.step:
             console.print(
                 f"Rank {slow.rank} ({slow.host}) is a straggler: the others wait for it "
                 f"{waits / slow.step:.0%} of each step, {slow.causes:.0%} of all waiting."
             )
+
+
+def _mean_times(rank: RankSums) -> RankTimes:
+    sums = rank.sums
+    rounds = max(sums.rounds, 1.0)
+    seconds = (sums.step, sums.compute, sums.exchange, sums.wait, sums.data_wait)
+    means = [None if s is None else s / rounds for s in seconds]
+    return RankTimes(rank.rank, rank.host, *means, rank.causes, rank.share)

@@ -44,11 +44,13 @@ class FitSession:
     Attributes:
         position: Position in the training data of the current `fit`, if a callback resumes it.
         rounds: Rounds of local steps, if the strategy has `local_updates`.
+        checkpoint_stall: Seconds for which checkpoints have kept training waiting so far.
     """
 
     def __init__(self, model: keras.Model):
         self.position: DataPosition | None = None
         self.rounds: Rounds | None = None
+        self.checkpoint_stall = 0.0
         self._model = weakref.ref(model)
         self._observers: dict[type, Observer] = {}
         self._accumulator: Accumulator | None = None

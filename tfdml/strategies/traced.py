@@ -26,6 +26,8 @@ class Traced:
         takes_gradient: Whether a gradient is being computed; others may be computed inside, as by
             a block of `remat`.
         block: Pass of a block of `remat`, see `keras_seam.step.block_passes`; None outside.
+        observed: Observation of a single replica's update, see `keras_seam.step.observed`; None
+            if nobody observes it.
     """
 
     scope: Any = None
@@ -34,6 +36,7 @@ class Traced:
     compiled_whole: bool = False
     takes_gradient: bool = False
     block: Any = None
+    observed: Any = None
 
 
 _NOTHING = Traced()

@@ -17,6 +17,7 @@ from tfdml.callbacks.checkpoint.saver import Saver
 from tfdml.callbacks.checkpoint.schedule import Schedule
 from tfdml.callbacks.checkpoint.training_state import TrainingState
 from tfdml.checkpointing import CheckpointManifest
+from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.keras_seam.fit.resuming import begin_with
 from tfdml.strategies.parameter_server.server_tables import ServerTables
@@ -219,6 +220,7 @@ class CheckpointRun:
         )
         self._saver.save(manifest, snapshot, self._tables)
         self._cost.saved(began, self._saver.write_seconds)
+        get_session(self._model).checkpoint_stall += time.perf_counter() - began
         advice = self._cost.advice()
         if advice and self.ranks.rank == 0:
             say(advice)

@@ -84,6 +84,20 @@ class AutoAggregator(GradientAggregator):
         self._chosen: dict[str, tf.Variable] = {}
 
     @property
+    def candidates(self) -> list[tuple[GradientAggregator, Compressor | None]]:
+        """The candidates' aggregators, each with its compressor."""
+        return list(zip(self._parts, self._candidates, strict=True))
+
+    def of_chosen(self, label: str, numbers: Sequence[float]) -> tf.Tensor:
+        """Returns the number of the candidate that is chosen now: float64, shape `[]`.
+
+        Args:
+            label: Name of the exchanges of gradients that `aggregate` has summed.
+            numbers: A number for each candidate, in the order of `candidates`.
+        """
+        return tf.gather(tf.constant(numbers, tf.float64), self._chosen[label].read_value())
+
+    @property
     def state(self) -> dict[str, tf.Variable]:
         """This process's own variables that are kept between steps, by name."""
         return dict(self._state)

@@ -1,5 +1,6 @@
 """State that a compressing aggregator keeps between steps: residuals, factors, the last rate."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ from tfdml.compression.exchange.redistribution import (
     states_by_rank,
     without_hosts,
 )
+
+# Names of residuals: of gradients and of chunks' owners, also for each device of one process.
+_RESIDUAL = re.compile(rf"(device_\d+/)?(residual/|{OWNER_RESIDUAL})")
 
 
 class KeptState:
@@ -157,6 +161,15 @@ class KeptState:
                 f"Restore the former settings, or train from scratch."
             )
         return tf.constant(value)
+
+
+def residuals_in(state: Mapping[str, tf.Variable]) -> list[tf.Variable]:
+    """Returns the residuals among an aggregator's variables: what was not sent yet.
+
+    Args:
+        state: The aggregator's `state`.
+    """
+    return [variable for name, variable in state.items() if _RESIDUAL.match(name)]
 
 
 def _have_hosts(state: Mapping[str, np.ndarray], hosts: Hosts | None) -> bool:

@@ -9,6 +9,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.hosts import Hosts
 from tfdml.compression.auto.auto_aggregator import make_aggregator
+from tfdml.compression.auto.sent_bytes import SentBytes
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.aggregation.device_aggregator import DeviceAggregator
@@ -79,3 +80,15 @@ class AggregatorChoice:
         return self._guard.watch.exchange(
             "all_reduce", name, parts[0], words, lambda: group.all_reduce(parts, name)
         )
+
+    def sent_bytes(self, collective: Collective, options: ReplicaOptions) -> SentBytes:
+        """Returns the arithmetic of the bytes that a rank sends by these aggregators.
+
+        Args:
+            collective: Collective between the processes.
+            options: The strategy's options.
+        """
+        compressor = options.compression if self.compresses(collective, options) else None
+        to_owners = options.shards_optimizers and collective.size > 1
+        hosts = None if to_owners else self.hosts
+        return SentBytes(collective.size, compressor, options.bucket_bytes, hosts, to_owners)

@@ -195,6 +195,14 @@ def count_rows(batch: Any) -> tf.Tensor | int:
     )
 
 
+def rows_or_zero(batch: Any) -> tf.Tensor:
+    """Returns the number of rows of a batch, 0 for one without rows: int64, shape `[]`."""
+    try:
+        return tf.convert_to_tensor(count_rows(batch), tf.int64)
+    except ValueError:
+        return tf.zeros([], tf.int64)
+
+
 def as_tensors(batch: Any) -> Any:
     """Converts NumPy arrays and pandas tables in a batch to tensors."""
 

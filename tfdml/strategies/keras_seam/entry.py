@@ -22,6 +22,7 @@ from tfdml.strategies.keras_seam.fit import resuming
 from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.keras_seam.replacing import Replacement, original
 from tfdml.strategies.keras_seam.step.block_passes import current_pass
+from tfdml.strategies.keras_seam.step.observed import make_observed, observed_update
 
 
 def _loop(original: Callable) -> Callable:
@@ -109,7 +110,7 @@ def _make_function(original: Callable) -> Callable:
     def make_function(self, step_function):
         hooks = get_hooks(self._distribute_strategy)
         if hooks is None:
-            return original(self, step_function)
+            return make_observed(original, self, step_function)
         return hooks.make_function(original, self, step_function)
 
     return make_function
@@ -154,7 +155,8 @@ def _apply(original: Callable) -> Callable:
     def apply(self, grads, trainable_variables=None):
         hooks = get_hooks(current_strategy()) or get_hooks(self._distribution_strategy)
         if hooks is None:
-            return original(self, grads, trainable_variables)
+            with observed_update(self, grads):
+                return original(self, grads, trainable_variables)
         return hooks.apply(original, self, grads, trainable_variables)
 
     return apply

@@ -30,7 +30,7 @@ What else replicas of one job need:
 | Keras's function | what is different |
 |---|---|
 | `TensorFlowTrainer.train_on_batch` | a model made outside the scope is adopted or refused |
-| `CallbackList.__init__` | the guard knows which callback runs |
+| `CallbackList.__init__` | those that add to logs come first; the guard knows which one runs |
 | `TFEpochIterator._get_iterator` | an epoch does not wait for `tf.data`'s tuner: `iterators` |
 | `TFEpochIterator._enumerate_iterator` | a resumed `fit` starts at a later step |
 | `TensorFlowTrainer._get_metrics_result_or_logs` | a resumed epoch may have no step left |

@@ -13,6 +13,7 @@ from tfdml.strategies.alone import note_strategy
 from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.keras_seam import parameter_servers
 from tfdml.strategies.parameter_server.chief.share_clock import ShareClock
+from tfdml.strategies.parameter_server.chief.worker_clock import WorkerClock
 from tfdml.strategies.parameter_server.cluster import checks
 from tfdml.strategies.parameter_server.cluster.connection import chief_task, connect
 from tfdml.strategies.parameter_server.cluster.placement import placement_table
@@ -130,6 +131,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         arguments.check_number_of_parts(options.batch_split, workers, f"workers ({workers})")
         self.batch_split = BatchSplit(options.batch_split, workers)
         self.share_clock = ShareClock(workers)
+        self.worker_clock = WorkerClock(workers)
         self.connection = connect(task, start_limit, silence_limit)
         self.synchronous = synchronous
         self.backup_workers = backup_workers

@@ -11,6 +11,8 @@ from tfdml.collectives.collective import Collective
 from tfdml.strategies.fit_session import FitSession, Observer, get_session
 from tfdml.strategies.input.input_checks import check_digests, digest_slots
 from tfdml.strategies.input.local_batch import LocalBatch, ShareInfo, take_rows, without_optionals
+from tfdml.strategies.observers.gradient_watch import GradientWatch
+from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.replica_step import ReplicaStep, metric_variables
 from tfdml.strategies.replicas.row_gathering import concat_rows, gather_rows
@@ -131,6 +133,8 @@ class MetricStep(GlobalStep):
                 observer.begin()
         local_batch = self._extended.make_local_batch(batch)
         shares = local_batch.shares
+        if trains:
+            self._note_batch(local_batch)
         outputs = self._outputs(local_batch)
         collective = self._extended.collective
         own = StepMessage(
@@ -148,6 +152,17 @@ class MetricStep(GlobalStep):
             results = {k: r.now() for k, r in self._replica_step.results.items()}
             outputs = [self._recompute_derived(output) for output in outputs]
         return self._logs(results, outputs, shares)
+
+    def _note_batch(self, local_batch: LocalBatch) -> None:
+        """Passes this process's rows to the session's clock, and the step's beginning to its watch.
+
+        Unlike other observers, these two take note of each local step.
+        """
+        clock, watch = self._session.observer(StepClock), self._session.observer(GradientWatch)
+        if clock is not None:
+            clock.note_batch(local_batch.rows)
+        if watch is not None:
+            watch.begin_step()
 
     def _outputs(self, local_batch: LocalBatch) -> list:
         """Returns the step's outputs, one per local replica."""

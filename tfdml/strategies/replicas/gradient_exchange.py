@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepFactors, StepGradients
 from tfdml.collectives.buckets import spread
+from tfdml.strategies.observers.gradient_watch import GradientWatch
 from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.observers.replica_clock import ReplicaClock
 from tfdml.strategies.observers.step_clock import StepClock
@@ -56,6 +57,7 @@ def _by_process(
         sums = aggregator.aggregate(local)
         if clock is not None:
             clock.note_sums(sums)
+        _note_bytes(extended, aggregator, local)
         _observe_noise(extended, per_replica, sums, gradients.factors)
         return [extended.on_all_devices(total) for total in sums]
 
@@ -76,10 +78,67 @@ def _by_replica(
             local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
             clock.note_gradients(local)
             clock.note_sums(total)
+        own = [extended.parts_of(value)[0] for value in both[:count]]
+        _note_bytes(extended, aggregator, dataclasses.replace(gradients, values=own))
         _observe_noise(extended, both[:count], both[count:], gradients.factors)
 
     tf.distribute.get_replica_context().merge_call(merge, args=(*gradients.values, *sums))
     return sums
+
+
+def note_kept(extended: ReplicaExtended, gradients: Sequence[Gradient | None]) -> None:
+    """Passes gradients that a step accumulates, in replica context, to the session's `StepClock`.
+
+    Args:
+        extended: The strategy's extended part.
+        gradients: This replica's gradients.
+    """
+    clock = extended.observer(StepClock)
+    if clock is not None:
+
+        def merge(_, *per_replica):
+            clock.note_gradients([extended.parts_of(value) for value in per_replica])
+
+        present = tuple(g for g in gradients if g is not None)
+        tf.distribute.get_replica_context().merge_call(merge, args=present)
+
+
+def watch_sums(
+    extended: ReplicaExtended,
+    common: Sequence[Gradient],
+    own: Sequence[Gradient],
+    factors: Callable[[], StepFactors],
+) -> None:
+    """Passes the sums of an update, in replica context, to the session's `GradientWatch`, if any.
+
+    Args:
+        extended: The strategy's extended part.
+        common: Sums that are the same on all ranks.
+        own: Sums that only this rank has.
+        factors: Function that returns the loss scale and the learning rate.
+    """
+    watch = extended.observer(GradientWatch)
+    if watch is None:
+        return
+    loss_scale, count = factors().loss_scale, len(common)
+
+    def merge(_, *both):
+        # The replicas of a process have the same sums.
+        first = [extended.parts_of(value)[0] for value in both]
+        squared = watch.squared_norm(first[:count], first[count:], loss_scale, watch.is_due())
+        watch.note_squared_norm(squared)
+
+    tf.distribute.get_replica_context().merge_call(merge, args=(*common, *own))
+
+
+def _note_bytes(
+    extended: ReplicaExtended, aggregator: GradientAggregator, gradients: StepGradients
+) -> None:
+    """Passes the bytes that this process sends to the session's `GradientWatch`, if any."""
+    watch = extended.observer(GradientWatch)
+    if watch is not None:
+        sent = extended.aggregator_choice.sent_bytes(extended.collective, extended.options)
+        watch.note_bytes(*sent.of_step(aggregator, gradients))
 
 
 def _note_replicas(extended: ReplicaExtended, per_replica: Sequence) -> None:

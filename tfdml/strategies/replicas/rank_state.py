@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.collectives.aggregator import GradientAggregator
-from tfdml.collectives.collective import LocalCollective
+from tfdml.collectives.collective import Collective, LocalCollective
+from tfdml.compression.exchange.kept_state import residuals_in
 from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.fit_session import get_session
 
@@ -32,6 +33,11 @@ class RankState:
         self._collective = getattr(extended, "collective", None) or LocalCollective()
         self._extended = extended if hasattr(extended, "collective") else None
         self._model = model
+
+    @property
+    def collective(self) -> Collective:
+        """The job's collective."""
+        return self._collective
 
     @property
     def rank(self) -> int:
@@ -117,6 +123,16 @@ class RankState:
             for name, copies in rounds.state.items():
                 state[f"{_ROUNDS}{name}"] = np.asarray(_read(copies[0]))
         return state
+
+    def squared_residual(self) -> float:
+        """Returns the squared norm of what compression has left out of this rank's gradients."""
+        if self._extended is None:
+            return 0.0
+        return sum(
+            2 * float(tf.nn.l2_loss(_read(variable)))
+            for _, aggregator in self._aggregators()
+            for variable in residuals_in(aggregator.state)
+        )
 
     def restore(
         self,

@@ -37,6 +37,7 @@ from tfdml.strategies.keras_seam.fit.building import (
     is_called_by_own_steps,
 )
 from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_process
+from tfdml.strategies.keras_seam.fit.log_order import in_log_order
 from tfdml.strategies.keras_seam.fit.progress import with_progress
 from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
@@ -47,6 +48,7 @@ from tfdml.strategies.keras_seam.step.compiled import (
     mark_compiled_whole,
     without_jit_compile,
 )
+from tfdml.strategies.keras_seam.step.observed import make_observed
 from tfdml.strategies.keras_seam.step.optimizers import apply
 from tfdml.strategies.keras_seam.step.replica_math import next_seed
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -91,6 +93,7 @@ def _callback_list(original: Callable) -> Callable:
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
+        self.callbacks = in_log_order(self.callbacks)
         model = signature.bind(self, *args, **kwargs).arguments.get("model")
         extended = get_extended(getattr(model, "_distribute_strategy", None))
         if extended is not None and extended.guard is not None:
@@ -212,7 +215,8 @@ class ReplicaHooks(Hooks):
         """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
         extended, name = get_extended(model._distribute_strategy), step.__name__
         if get_replicas(model) is None:
-            function = keras_make(model, mark_compiled_whole(step) if model.jit_compile else step)
+            step = mark_compiled_whole(step) if model.jit_compile else step
+            function = make_observed(keras_make, model, step)
             function = with_direct_calls(function, model)
         else:
             around = functools.partial(compiled, model) if model.jit_compile else None

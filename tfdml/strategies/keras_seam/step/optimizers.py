@@ -22,9 +22,14 @@ from tfdml.strategies.keras_seam.current import (
 )
 from tfdml.strategies.keras_seam.keras_versions import distinct_name
 from tfdml.strategies.keras_seam.step.compiled import hold_back
+from tfdml.strategies.keras_seam.step.observed import observed_update
 from tfdml.strategies.keras_seam.step.sharded_optimizers import get_parts
 from tfdml.strategies.replicas.extended import ReplicaExtended
-from tfdml.strategies.replicas.gradient_exchange import sum_over_replicas
+from tfdml.strategies.replicas.gradient_exchange import (
+    note_kept,
+    sum_over_replicas,
+    watch_sums,
+)
 from tfdml.strategies.sharded.sharded_update import OptimizerParts
 from tfdml.strategies.sharded.variable_parts import is_cut, is_dealt, is_empty
 from tfdml.strategies.traced import traced
@@ -67,7 +72,7 @@ def _update(
     variables = list(_whole_variables(extended, inner) if given is None else given)
     grads = [with_known_shape(g, v, inner) for g, v in zip(gradients, variables, strict=True)]
     if extended is None:
-        with updating():
+        with updating(), observed_update(optimizer, grads):
             keras_apply(optimizer, grads, given)
         return
     accumulator = extended.accumulator
@@ -80,6 +85,7 @@ def _update(
                 "there."
             )
         if not accumulator.updates:
+            note_kept(extended, grads)
             accumulator.keep(grads, variables)
             return
         grads = accumulator.take(grads, variables)
@@ -163,6 +169,14 @@ def _summed(
         own = _nan_unless_finite(own, label)
     for i, value in zip(tables, own, strict=True):
         sums[i] = value
+    is_own = [i in tables or (given.cuts and given.cuts[i] is not None) for i in range(len(sums))]
+    watched = [i for i, g in enumerate(sums) if g is not None and not replaces[i]]
+    watch_sums(
+        extended,
+        [sums[i] for i in watched if not is_own[i]],
+        [sums[i] for i in watched if is_own[i]],
+        given.factors,
+    )
     return sums
 
 

@@ -56,8 +56,14 @@ class AsynchronousTraining(LoggingFunction):
 
     def _results_of(self, tasks: list[WorkerTask]) -> list[np.ndarray]:
         given = [task for task in tasks if task not in self._rows]
-        rows = [self._rows.pop(task) for task in tasks if task in self._rows]
-        return [*super()._results_of(given), *self._table.read(rows)]
+        read = [task for task in tasks if task in self._rows]
+        rows = [self._rows.pop(task) for task in read]
+        vectors = [*super()._results_of(given), *self._table.read(rows)]
+        for task, vector in zip([*given, *read], vectors, strict=True):
+            steps = 1 if task in given else self._model.steps_per_execution
+            clock = self._strategy.worker_clock
+            clock.add_task(task.worker, steps, float(vector[-1]), task.seconds)
+        return vectors
 
     def _wait_for_turn(self) -> None:
         """Waits for a free worker, and for tasks whose staleness is at its bound."""

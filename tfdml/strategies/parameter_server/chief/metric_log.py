@@ -27,7 +27,7 @@ class MetricLog:
         model: The model.
         step: The step, which knows the keys of its results.
         fetch: Function that returns the results not yet added. Each is a vector of the step's
-            metric contributions, followed by its own numbers.
+            metric contributions, followed by its own numbers; what comes then is left out.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ one is done before it has begun, its share goes to that one. Nothing changes bef
 arrived, so a step is atomic.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,16 +53,17 @@ class SynchronousTraining(LoggingFunction):
             StopIteration: At the end of the data.
         """
         for number in range(self._steps):
+            began = time.perf_counter()
             try:
                 batch = next(batches)
             except StopIteration:
                 if number:
                     break
                 raise
-            self._take(batch)
+            self._take(batch, time.perf_counter() - began)
         return self._logs.result()
 
-    def _take(self, batch: Any) -> None:
+    def _take(self, batch: Any, data_wait: float) -> None:
         workers = self._strategy.size
         splitter = BatchSplitter(0, workers, workers, self._strategy.batch_split.weights)
         with tf.device(CHIEF_DEVICE):
@@ -80,14 +82,16 @@ class SynchronousTraining(LoggingFunction):
         function = self._step.on_share(*shares[0], streams[0], totals)
         arguments = [(*s, stream, totals) for s, stream in zip(shares, streams, strict=True)]
         results = self._run(function, arguments, self._needed)
+        rows = local_batch.rows.numpy().tolist()
+        taken = list(self.worker_of_share.values())
+        of_taken = [rows[share] for share in self.worker_of_share]
         if self._needed == workers:
-            taken = [self.worker_of_share[i] for i in range(workers)]
-            rows = local_batch.rows.numpy().tolist()
             self._strategy.share_clock.add(taken, rows, self._seconds)
         vectors, gradients = map(list, zip(*results, strict=True))
         with self._strategy.scope():
             update = self._update_for(function, len(results))
             self._logs.add(update(vectors, gradients).numpy())
+        self._strategy.worker_clock.add_step(taken, of_taken, self._seconds, data_wait)
 
     def _update_for(self, function: Callable, shares: int) -> Callable:
         """Returns the update for results of a function, for any number of a table's rows."""

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.input.local_batch import unpacked, without_optionals
+from tfdml.strategies.input.local_batch import rows_or_zero, unpacked, without_optionals
 from tfdml.strategies.parameter_server.result_table import ROW_SPEC, ResultTable
 from tfdml.strategies.parameter_server.step.result_packing import pack
 from tfdml.strategies.parameter_server.step.step_scope import StepScope
@@ -42,8 +42,8 @@ class WorkerStep:
 
         Args:
             iterators: Iterators, one on each worker.
-            table: Table for the sum of the steps' contributions to the metrics and the last step's
-                own results.
+            table: Table for the sum of the steps' contributions to the metrics, the last step's own
+                results, and the sum of their rows.
 
         Returns:
             A concrete function of an iterator, a stream of random numbers and a row of the table.
@@ -59,9 +59,9 @@ class WorkerStep:
                 return step + 1, before * added + after
 
             if steps > 1:
-                # Metrics are summed; of the steps' own results, the last step's are kept.
-                metrics = vector.shape[0] - own
-                added = tf.constant([1.0] * metrics + [0.0] * own, vector.dtype)
+                # Metrics and rows are summed; of the steps' own results, the last step's are kept.
+                metrics = vector.shape[0] - own - 1
+                added = tf.constant([1.0] * metrics + [0.0] * own + [1.0], vector.dtype)
                 _, vector = tf.while_loop(lambda step, _: step < steps, another, [1, vector])
             table.write(row, vector)
 
@@ -95,13 +95,18 @@ class WorkerStep:
             return self._step(step_input(batch))
 
     def results(self, batch: Any, stream: tf.Tensor) -> tf.Tensor:
-        """Takes a step in the graph; returns its metric contributions and own results, packed."""
+        """Takes a step in the graph.
+
+        Returns:
+            Its metric contributions, its own results and the number of its rows, packed.
+        """
         metrics = metric_variables(self._model)
         own = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
         with StepScope(own, stream, loss_scale_snapshot(self._model)) as scope:
             extra = non_metric_outputs(self._step, self._step(step_input(batch)))
         self.own_names = list(extra)
-        return pack([scope.get_current_value(v) for v in metrics] + list(extra.values()))
+        rows = rows_or_zero(step_input(batch))
+        return pack([scope.get_current_value(v) for v in metrics] + [*extra.values(), rows])
 
 
 def step_input(batch: Any) -> Any:
