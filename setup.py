@@ -29,11 +29,14 @@ RECORDS = ["h5py", "pillow>=10", "pyarrow>=14"]
 # `tfdml records convert` reads what these have prepared.
 # tensorflow-datasets 4.9.10 imports importlib_resources without asking for it.
 HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
+# `PrometheusExporter` serves numbers with it.
+PROMETHEUS = ["prometheus_client>=0.20"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [
     *HUBS,
+    *PROMETHEUS,
     *RECORDS,
     "check-jsonschema>=0.29",
     "hypothesis>=6",
@@ -96,6 +99,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
         "horovod": HOROVOD,
         "hubs": HUBS,
+        "prometheus": PROMETHEUS,
         "recipes": RECIPES,
         "records": RECORDS,
         "test": TEST,

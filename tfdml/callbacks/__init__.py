@@ -5,6 +5,7 @@ from tfdml.callbacks.chief_only import ChiefOnly
 from tfdml.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfdml.callbacks.optimizer_log import OptimizerLog
 from tfdml.callbacks.performance_metrics import PerformanceMetrics
+from tfdml.callbacks.prometheus_exporter import PrometheusExporter
 from tfdml.callbacks.step_monitor import StepMonitor
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "GradientNoiseScale",
     "OptimizerLog",
     "PerformanceMetrics",
+    "PrometheusExporter",
     "StepMonitor",
 ]
