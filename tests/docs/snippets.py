@@ -65,6 +65,7 @@ PAGES = {
     "docs/half_precision.md": Page(),
     "docs/large_batches.md": Page(),
     "docs/memory.md": Page(),
+    "docs/monitoring.md": Page(),
     "docs/parameter_servers.md": Page(
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),

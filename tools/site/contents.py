@@ -17,7 +17,7 @@ CONTENTS: dict[str, list[str]] = {
         "parameter_servers",
         "custom_training",
     ],
-    "Run": ["launching", "gallery/preemptible", "installing_horovod", "versions"],
+    "Run": ["launching", "monitoring", "gallery/preemptible", "installing_horovod", "versions"],
     "Migrate": ["from_horovod", "from_tf_distribute", "from_tf_keras"],
     "Gallery": ["gallery/index"],
     "Benchmarks": ["benchmarks"],
