@@ -124,6 +124,8 @@ def finish_rounds(strategy: tf.distribute.Strategy, but_of: keras.Model | None =
         strategy: The strategy.
         but_of: Model whose rounds go on.
     """
+    if strategy.extended.local_updates is None:
+        return
     for model, session in list(_sessions.items()):
         is_other = model is not but_of and model.distribute_strategy is strategy
         if is_other and session.rounds is not None:

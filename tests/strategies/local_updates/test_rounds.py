@@ -80,8 +80,8 @@ def _measured() -> dict:
 
         def on_epoch_end(self, epoch, logs=None):
             rounds = get_session(self.model).rounds
-            _, found["step"], found["exchange"] = rounds._clock.read()
-            found["sync_every"] = rounds.sync_every
+            _, found["step"], found["exchange"] = rounds.clock.read()
+            found["sync_every"] = rounds.turns.sync_every
 
     cases.trained(("LocalSGD", {"sync_every": "auto"}), callbacks=[Slow()])
     return found

@@ -269,7 +269,7 @@ def _optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
         if isinstance(value, keras.Optimizer) and value is not model.optimizer:
             found[name] = value
     rounds = get_session(model).rounds
-    for number, outer in enumerate(rounds.outer_optimizers if rounds is not None else ()):
+    for number, outer in enumerate(rounds.saved.outer_optimizers if rounds is not None else ()):
         found[f"outer_optimizer_{number}"] = outer
     return {n: o for n, o in found.items() if isinstance(o, keras.Optimizer)}
 

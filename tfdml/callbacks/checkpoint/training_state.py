@@ -147,7 +147,7 @@ class TrainingState:
             parts = [o.parts for o in own]
         self._model_state.restore(tensors, parts, tables)
         kept = [_below("kept/", o.tensors) for o in own]
-        self._ranks.restore(kept, shared.get("local_updates"), shared["step"])
+        self._ranks.restore(kept, shared.get("local_updates"))
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))
         mine = own[self._ranks.rank % len(own)]

@@ -89,7 +89,7 @@ class RankState:
     def local_updates(self) -> dict[str, Any] | None:
         """The state of rounds of local steps that is the same on all ranks, for JSON; or None."""
         rounds = get_session(self._model).rounds
-        return None if rounds is None else rounds.notes
+        return None if rounds is None else rounds.saved.notes
 
     @property
     def is_synchronized(self) -> bool:
@@ -120,7 +120,7 @@ class RankState:
                 state[f"{name}/{number}"] = np.asarray(_read(part))
         rounds = get_session(self._model).rounds
         if rounds is not None:
-            for name, copies in rounds.state.items():
+            for name, copies in rounds.saved.own.items():
                 state[f"{_ROUNDS}{name}"] = np.asarray(_read(copies[0]))
         return state
 
@@ -138,20 +138,18 @@ class RankState:
         self,
         before: Sequence[Mapping[str, np.ndarray]],
         local_updates: Mapping[str, Any] | None = None,
-        step: int = 0,
     ) -> None:
         """Restores the state of an earlier job's ranks; the number of ranks may differ.
 
         Args:
             before: Each rank's `local_state`.
             local_updates: The property `local_updates` at that time.
-            step: The number of the epoch's batches that have been used; 0 between epochs.
         """
         if self._extended is None:
             return
         rounds = get_session(self._model).rounds
         if rounds is not None and local_updates is not None:
-            rounds.restore(local_updates, [_below(_ROUNDS, state) for state in before], step)
+            rounds.saved.restore(local_updates, [_below(_ROUNDS, state) for state in before])
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
         for (name, parts), deal in zip(self._accumulated().items(), self._deals(), strict=True):

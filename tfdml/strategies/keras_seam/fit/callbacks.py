@@ -129,11 +129,29 @@ class DesyncCheck(keras.callbacks.Callback):
             check_values(self.model.variables, self._extended.collective)
 
 
-class HeldStop(keras.callbacks.Callback):
-    """Callback by which training with local updates stops within an epoch on all processes.
+class AgreedStop(keras.callbacks.Callback):
+    """Callback that ends training after an epoch on all processes if any of them asked for it.
 
-    Between synchronizations the logs, by which other callbacks stop training, are each rank's own.
-    A rank's wish to stop waits for the next synchronization, or for the end of the epoch.
+    Args:
+        collective: Collective by which the processes agree.
+    """
+
+    def __init__(self, collective: Collective):
+        super().__init__()
+        self._collective = collective
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Agrees with the other processes whether to stop."""
+        own_vote = tf.constant([int(self.model.stop_training)], tf.int32)
+        votes = self._collective.all_gather(own_vote, "stop_training").numpy()
+        self.model.stop_training = bool(votes.any())
+
+
+class AgreedStopOfRounds(AgreedStop):
+    """Callback that ends training with local updates after a synchronization, or after an epoch.
+
+    Between synchronizations the logs, by which other callbacks stop training, are each rank's own:
+    a rank's wish waits for the next synchronization, which tells the others.
     """
 
     def on_train_begin(self, logs=None):
@@ -151,25 +169,12 @@ class HeldStop(keras.callbacks.Callback):
             rounds.stop_vote.request()
         self.model.stop_training = rounds.synchronized and rounds.stop_vote.decided
 
-
-class AgreedStop(keras.callbacks.Callback):
-    """Callback that ends training after an epoch on all processes if any of them asked for it.
-
-    Args:
-        collective: Collective by which the processes agree.
-    """
-
-    def __init__(self, collective: Collective):
-        super().__init__()
-        self._collective = collective
-
     def on_epoch_end(self, epoch, logs=None):
-        """Agrees with the other processes whether to stop."""
+        """Agrees with the other processes whether to stop, by this rank's earlier wish, too."""
         rounds = get_session(self.model).rounds
-        wishes = self.model.stop_training or (rounds is not None and rounds.stop_vote.requested)
-        own_vote = tf.constant([int(wishes)], tf.int32)
-        votes = self._collective.all_gather(own_vote, "stop_training").numpy()
-        self.model.stop_training = bool(votes.any())
+        if rounds is not None and rounds.stop_vote.requested:
+            self.model.stop_training = True
+        super().on_epoch_end(epoch, logs)
 
 
 def for_this_process(
@@ -198,9 +203,8 @@ def for_this_process(
                 callback.delete_checkpoint = False
     if not trains:
         return [*user_callbacks, CommonStart(extended)]
-    own_callbacks = [CommonStart(extended), AgreedStop(collective)]
-    if extended.local_updates is not None:
-        own_callbacks.append(HeldStop())
+    stop = AgreedStop if extended.local_updates is None else AgreedStopOfRounds
+    own_callbacks = [CommonStart(extended), stop(collective)]
     # Keras waits for every batch if a callback needs its result; by default none of ours does.
     if extended.options.check_desync:
         own_callbacks.insert(0, DesyncCheck(extended))

@@ -237,8 +237,8 @@ class ReplicaHooks(Hooks):
                 # Detect its end here, because Keras's loop over steps does not handle it.
                 more = itertools.islice(iterator, model.steps_per_execution - 1)
                 iterator = itertools.chain([next(iterator)], more)
-            if name != "train_step":
-                finish_rounds(model.distribute_strategy)
+            own = model if name == "train_step" else None
+            finish_rounds(model.distribute_strategy, but_of=own)
             with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
                 return function(iterator)
 

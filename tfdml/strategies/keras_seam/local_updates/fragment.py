@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import StepGradients
 from tfdml.local_updates import LocalUpdates
 from tfdml.strategies.keras_seam.current import updating
+from tfdml.strategies.keras_seam.step.optimizers import distinct_names, inner_of
 from tfdml.strategies.replicas.gradient_exchange import sum_over_replicas
 from tfdml.strategies.replicas.step_state import components
 
@@ -91,11 +92,29 @@ def _copy(variables: Sequence[keras.Variable], to: Sequence[keras.Variable]) -> 
             copied.assign(own.read_value())
 
 
-def divide(count: int, fragments: int) -> list[list[int]]:
-    """Returns the indices of each fragment's variables: strided, so that all have early layers.
+def make_fragments(model: keras.Model, method: LocalUpdates) -> list[Fragment]:
+    """Returns the fragments of a model: strided parts of its weights, so all have early layers.
 
     Args:
-        count: Number of variables.
-        fragments: Number of fragments; those without a variable are left out.
+        model: The model, built and compiled.
+        method: The method of local updates; fragments that would have no weight are left out.
+
+    Raises:
+        ValueError: If a weight cannot be averaged.
     """
-    return [list(range(first, count, fragments)) for first in range(min(fragments, count))]
+    weights = list(model.trainable_variables)
+    _refuse_replaced(weights)
+    names = distinct_names(inner_of(model.optimizer), weights)
+    count = min(method.num_fragments, len(weights))
+    strategy = model.distribute_strategy
+    return [Fragment(i, weights[i::count], names[i::count], method, strategy) for i in range(count)]
+
+
+def _refuse_replaced(weights: Sequence[keras.Variable]) -> None:
+    for variable in weights:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"`local_updates` must not be used with float8 training, because the mean of the "
+                f"ranks' scales is no scale. Received: {variable.path}, whose gradient replaces "
+                f"its value. Leave out `local_updates`, or train in mixed_bfloat16."
+            )

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.strategies.fit_session import Observer, finish_rounds, get_session
+from tfdml.strategies.fit_session import Observer, get_session
 from tfdml.strategies.input.local_batch import LocalBatch
 from tfdml.strategies.keras_seam.local_updates.rounds import Rounds
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -25,7 +25,7 @@ class LocalStep(MetricStep):
         # Only after the batch has arrived: at the end of the data nothing may change.
         tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(tensors):
-            self._session.rounds.note_batch(local_batch)
+            self._session.rounds.rows.note_batch(local_batch)
         with self._extended.alone():
             return super().__call__(_of_own_rows(local_batch))
 
@@ -65,7 +65,6 @@ class RoundsFunction:
     def __call__(self, iterator: Any) -> Any:
         """Takes the steps of an execution; returns Keras's logs."""
         rounds, model = self._prepare(), self._model
-        finish_rounds(model.distribute_strategy, but_of=model)
         if rounds is None or rounds.is_warming_up:
             return self._function(MetricStep)(iterator)
         rounds.begin_step()
