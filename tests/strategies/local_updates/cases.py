@@ -1,6 +1,8 @@
 """Cases run by ranks: trainings with local updates, and their results."""
 
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -16,6 +18,7 @@ from tfdml.callbacks.checkpoint.directory_use import leave_directory
 from tfdml.local_updates import DiLoCo, LocalSGD
 from tfdml.row_split import LocalReplicas
 from tfdml.strategies.fit_session import get_session
+from tfdml.strategies.keras_seam.fit import balanced_split
 
 # Of the last batch, of 1 row, one of two ranks has none.
 ROWS, BATCH, EPOCHS = 49, 8, 2
@@ -212,21 +215,34 @@ def played_in_turn(
     optimizer: str,
     outer: str,
     sync_every: int,
-    weights: tuple[int, ...] | None = None,
+    parts: Sequence[tuple[int, ...] | None] = (None,) * EPOCHS,
+    optimizer_options: dict | None = None,
+    **options: Any,
 ) -> list[np.ndarray]:
-    """Returns the weights that one process computes that plays all ranks."""
+    """Returns the weights that one process computes that plays all ranks.
+
+    Args:
+        ranks: The number of ranks.
+        optimizer: Name of the inner optimizer.
+        outer: Name of the outer optimizer.
+        sync_every: Steps between synchronizations.
+        parts: For each epoch, the weights of the ranks' parts of batches; None for equal ones.
+        optimizer_options: Options of the inner optimizer.
+        **options: Other arguments of `played`.
+    """
     with Dtype("float64"):
         model = make_model()
         x, y = data(ROWS)
-        splits = [LocalReplicas(r, 1, ranks, weights) for r in range(ranks)]
         batches = []
-        for begin in [*range(0, ROWS, BATCH)] * EPOCHS:
-            end = min(begin + BATCH, ROWS)
-            edges = [begin + split.bounds(end - begin) for split in splits]
-            batches.append([(x[a:b], y[a:b]) for a, b in edges])
-        outer_optimizer = keras.optimizers.get(OUTER[outer])
-        inner = OPTIMIZERS[optimizer]()
-        return played(model, inner, outer_optimizer, loss_of, batches, sync_every, STEPS)
+        for weights in parts:
+            splits = [LocalReplicas(r, 1, ranks, weights) for r in range(ranks)]
+            for begin in range(0, ROWS, BATCH):
+                end = min(begin + BATCH, ROWS)
+                edges = [begin + split.bounds(end - begin) for split in splits]
+                batches.append([(x[a:b], y[a:b]) for a, b in edges])
+        inner = OPTIMIZERS[optimizer](**(optimizer_options or {}))
+        make_outer = lambda: keras.optimizers.get(OUTER[outer])  # noqa: E731
+        return played(model, inner, make_outer, loss_of, batches, sync_every, STEPS, **options)
 
 
 def part_alone(ranks: int, rank: int, optimizer: str) -> list[np.ndarray]:
@@ -357,3 +373,22 @@ class Ending(keras.callbacks.Callback):
         self._left -= 1
         if not self._left:
             raise Ended
+
+
+def with_measured_parts(local_updates: Any) -> dict[str, Any]:
+    """Trains with parts of batches that change whatever the measured times; returns them, too."""
+
+    def planned(rows: np.ndarray, seconds: np.ndarray) -> tuple[int, ...]:
+        assert (seconds > 0).all(), seconds
+        return (3, 1) if rows[0] <= rows[1] else (1, 3)
+
+    parts = []
+
+    class Parts(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            parts.append(self.model.distribute_strategy.batch_weights)
+
+    with mock.patch.object(balanced_split, "balanced", planned):
+        options = {"strategy_options": {"batch_split": "auto"}, "epochs": 3}
+        result = trained(local_updates, "adam", callbacks=[Parts()], **options)
+    return {**result, "parts": [tuple(weights) for weights in parts]}

@@ -82,9 +82,47 @@ def test_multi_worker_strategy_is_equal_too(ranks):
 
 
 def test_given_parts_of_batches(ranks):
-    expected = cases.played_in_turn(2, "sgd", "plain", 3, (3, 1))
+    expected = cases.played_in_turn(2, "sgd", "plain", 3, [(3, 1)] * cases.EPOCHS)
     options = {"strategy_options": {"batch_split": [3, 1]}}
     result = _trained(ranks, 2, ("LocalSGD", {"sync_every": 3}), "sgd", **options)
+    assert_close(expected, result["weights"], **IN_FLOAT64)
+
+
+def test_measured_parts_of_batches(ranks):
+    """Parts change after each epoch, by the rows and seconds of its rounds."""
+    local = ("LocalSGD", {"sync_every": 2})
+    one, other = ranks(2).run(cases.with_measured_parts, local)
+    assert_same_bits([one, other])
+    assert one["parts"] == other["parts"] == [(1, 1), (3, 1), (1, 3)]
+    expected = cases.played_in_turn(2, "adam", "plain", 2, one["parts"])
+    assert_close(expected, one["weights"], **IN_FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "outer", "every"),
+    [("adam", "nesterov", 4), pytest.param("momentum", "half", 3, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("average_slots", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_fragments_are_equal_to_a_process_that_plays_all_ranks(
+    ranks, optimizer, outer, every, average_slots
+):
+    """All slots are averaged when the first of two fragments is synchronized."""
+    options = {"average_slots": average_slots}
+    expected = cases.played_in_turn(2, optimizer, outer, every, fragments=2, **options)
+    options |= {"sync_every": every, "outer_optimizer": outer, "num_fragments": 2}
+    result = _trained(ranks, 2, ("DiLoCo", options), optimizer)
+    assert_close(expected, result["weights"], **IN_FLOAT64)
+
+
+@pytest.mark.parametrize("fragments", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_averages_of_weights(ranks, fragments):
+    """Each synchronization averages the ranks' averages, by the rows since the last of any."""
+    averaging = {"use_ema": True, "ema_momentum": 0.8}
+    expected = cases.played_in_turn(
+        2, "adam", "half", 4, fragments=fragments, optimizer_options=averaging
+    )
+    options = {"sync_every": 4, "outer_optimizer": "half", "num_fragments": fragments}
+    result = _trained(ranks, 2, ("DiLoCo", options), "adam", optimizer_options=averaging)
     assert_close(expected, result["weights"], **IN_FLOAT64)
 
 
