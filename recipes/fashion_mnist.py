@@ -156,11 +156,7 @@ def main(
     strategy = STRATEGIES[strategy_name]()
     if records is not None and (limit is not None or data != "auto"):
         raise typer.BadParameter("--limit and --data must be left out with --records.")
-    try:
-        dataset = images.load(data).limited(limit) if records is None else None
-    except (images.DataUnavailable, ValueError) as reason:
-        typer.echo(f"error: {reason}", err=True)
-        raise typer.Exit(1) from reason
+    dataset = images.load_or_exit(data, limit) if records is None else None
     with strategy.scope():
         if dataset is None:
             train, validation = read_records(records, batch_size, seed)

@@ -69,6 +69,19 @@ def load(source: str = "auto") -> Images:
     return SOURCES[source]()
 
 
+def load_or_exit(source: str, limit: int | None = None) -> Images:
+    """Loads the first images for a recipe's command, which ends with a message if it cannot.
+
+    Args:
+        source: As in `load`.
+        limit: The number of training images, None for all.
+    """
+    try:
+        return load(source).limited(limit)
+    except (DataUnavailable, ValueError) as reason:
+        sys.exit(f"error: {reason}")
+
+
 def first_of(sources: Sequence[Callable[[], Images]]) -> Images:
     """Returns the images of the first working source.
 

@@ -138,11 +138,7 @@ def main(
     if optimizer not in RATES:
         raise typer.BadParameter(f"--optimizer must be one of {', '.join(RATES)}.")
     strategy = tfdml.HorovodStrategy()
-    try:
-        dataset = images.load(data).limited(limit)
-    except (images.DataUnavailable, ValueError) as reason:
-        typer.echo(f"error: {reason}", err=True)
-        raise typer.Exit(1) from reason
+    dataset = images.load_or_exit(data, limit)
     callbacks = [tfdml.callbacks.GradientNoiseScale()]
     if log_dir:
         callbacks.append(tfdml.callbacks.OptimizerLog(log_dir))

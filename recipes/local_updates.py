@@ -76,11 +76,7 @@ def main(
     strategy = tfdml.HorovodStrategy(
         compression=compression, local_updates=make_method(method, sync_every)
     )
-    try:
-        dataset = images.load(data).limited(limit)
-    except (images.DataUnavailable, ValueError) as reason:
-        typer.echo(f"error: {reason}", err=True)
-        raise typer.Exit(1) from reason
+    dataset = images.load_or_exit(data, limit)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = build_model(dataset.x.shape[1:], classes=10)

@@ -37,11 +37,7 @@ def main(
     ] = "auto",
 ) -> None:
     """Write training and validation images as TFRecords."""
-    try:
-        dataset = images.load(data)
-    except (images.DataUnavailable, ValueError) as reason:
-        typer.echo(f"error: {reason}", err=True)
-        raise typer.Exit(1) from reason
+    dataset = images.load_or_exit(data)
     write = tfdml.data.write_tfrecords
     write(records(dataset.x, dataset.y), str(directory), split="train", shards=shards)
     write(records(dataset.x_val, dataset.y_val), str(directory), split="validation")

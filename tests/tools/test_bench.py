@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import typer
 
 from tests.tools.checkouts import ROOT, tracked_files
 from tests.tools.test_netlab import needs_root
@@ -266,3 +267,14 @@ def test_rows_per_second_are_those_of_a_call():
     assert (min(map(np.min, calls)), max(map(np.max, calls))) == (0, 49)
     # Each call takes at least a millisecond.
     assert 0 < found <= model.IDS / 0.001
+
+
+def test_options_that_take_names_are_checked():
+    harness.check_choice("--rate", "", {"1gbit": 1e9, "": 0.0})
+    harness.check_choice("--only", [], ("a", "b"))
+    harness.check_choice("--only", ["b", "a"], ("a", "b"))
+    message = "`--only` must be one of 'a', 'b'. Received: 'c', ''."
+    with pytest.raises(typer.BadParameter, match=re.escape(message)):
+        harness.check_choice("--only", ["c", "b", ""], ("a", "b"))
+    with pytest.raises(typer.BadParameter, match="Received: 'ab'"):
+        harness.check_choice("--rate", "ab", ("a", "b"))

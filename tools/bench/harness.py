@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,6 +44,28 @@ def start(doc: str | None, *commands: Callable) -> None:
     for command in commands:
         app.command(help=page if len(commands) == 1 else None)(command)
     app()
+
+
+def check_choice(option: str, received: str | Sequence[str], allowed: Collection[str]) -> None:
+    """Checks an option of a benchmark that takes names.
+
+    Args:
+        option: The option, such as "--only".
+        received: The name that was given, or all names.
+        allowed: The names that there are.
+
+    Raises:
+        typer.BadParameter: If a name is not one of them.
+    """
+    import typer
+
+    names = [received] if isinstance(received, str) else received
+    unknown = [name for name in names if name not in allowed]
+    if unknown:
+        raise typer.BadParameter(
+            f"`{option}` must be one of {', '.join(map(repr, allowed))}. Received: "
+            f"{', '.join(map(repr, unknown))}."
+        )
 
 
 def threads_each(processes: int) -> int:

@@ -38,7 +38,7 @@ from tools.bench.compression.model import (
     SUMMED,
 )
 from tools.bench.compression.report import write_report
-from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, start
+from tools.bench.harness import BENCHMARKS, ROOT, check_choice, conditions, run_on_hosts, start
 
 RESULTS = BENCHMARKS / "compression.json"
 TORCH = ROOT / ".venv-torch"
@@ -162,8 +162,7 @@ def main(
     if report:
         write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
         return
-    if rate not in RATES:
-        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    check_choice("--rate", rate, RATES)
     far = {"--latency": latency, "--loss": loss, "--congestion": congestion}
     far = {option: value for option, value in far.items() if value}
     results = {}

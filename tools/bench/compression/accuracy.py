@@ -17,7 +17,7 @@ import typer
 import tfdml
 from tools.bench.compression.trainings import MOMENTUM, TRAININGS, Images, Text
 from tools.bench.figures import note, stored_rows
-from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
+from tools.bench.harness import BENCHMARKS, check_choice, conditions, report, run_job, start
 
 # Names accepted by `compression`, and the points of accuracy that each may lose.
 CODECS = {
@@ -89,16 +89,12 @@ def main(
     rank: Annotated[bool, typer.Option(hidden=True, help="What a job starts.")] = False,
 ) -> None:
     """Measures what is missing, and prints the table of all results."""
-    if training not in TRAININGS:
-        raise typer.BadParameter(
-            f"`--training` must be of {', '.join(TRAININGS)}. Received: {training!r}."
-        )
+    check_choice("--training", training, TRAININGS)
     chosen = TRAININGS[training]
     if rank:
         return in_rank(chosen, only or [])
     names = [*chosen.optimizers, *CODECS]
-    if unknown := set(only or []) - set(names):
-        raise typer.BadParameter(f"`--only` must be of {', '.join(names)}. Received: {unknown}.")
+    check_choice("--only", only or (), names)
     parts = [part for name in only or [] for part in ("--only", name)]
     result = run_job(__spec__.name, "--rank", "--training", training, *parts, timeout=3 * 3600)
     print(f"{result['data']}. {result['steps']} steps. Measured with {conditions()}.\n")

@@ -15,7 +15,7 @@ import typer
 from tools.bench.compression.accuracy import CODECS
 from tools.bench.compression.model import RATES, sent_bytes
 from tools.bench.compression.trainings import MOMENTUM, Images
-from tools.bench.harness import conditions, report, run_on_hosts, start
+from tools.bench.harness import check_choice, conditions, report, run_on_hosts, start
 
 TARGET = 0.85
 
@@ -89,8 +89,7 @@ def main(
     """Prints the table of one network."""
     if host is not None:
         return in_rank(host)
-    if rate not in RATES:
-        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    check_choice("--rate", rate, RATES)
     rows = run_on_hosts(__spec__.name, hosts=2, rate=rate, job="horovod", progress=True)
     print(f"To {100 * TARGET:.0f} % at {rate or 'no limit'}, {MOMENTUM}. {conditions()}.\n")
     print(table(rows))

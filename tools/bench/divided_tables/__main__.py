@@ -40,7 +40,7 @@ from tools.bench.divided_tables import traffic
 from tools.bench.divided_tables.model import BATCH, ROWS, TABLES, WARM_UP, batches
 from tools.bench.divided_tables.rank import DIVIDED, LOOP, PLAIN, SERVERS, WHOLE, WORKERS
 from tools.bench.divided_tables.torchrec_rank import BY_ROWS, BY_TABLES
-from tools.bench.harness import ROOT, conditions, run_job, run_on_hosts, start
+from tools.bench.harness import ROOT, check_choice, conditions, run_job, run_on_hosts, start
 
 TORCHREC = {"TorchRec, by rows": BY_ROWS, "TorchRec, by tables": BY_TABLES}
 CANDIDATES = (*DIVIDED, WHOLE, LOOP, *TORCHREC, *SERVERS)
@@ -198,11 +198,7 @@ def main(
             f"`--hosts` must divide the global batch, {BATCH}: each rank has as many samples. "
             f"Received: {hosts}."
         )
-    if unknown := set(only or ()) - set(CANDIDATES):
-        raise typer.BadParameter(
-            f"`--only` must be one of {', '.join(map(repr, CANDIDATES))}. "
-            f"Received: {', '.join(map(repr, sorted(unknown)))}."
-        )
+    check_choice("--only", only or (), CANDIDATES)
     names = only or list(CANDIDATES)
     python = torchrec_python() if set(names) & set(TORCHREC) else None
     if python is None:

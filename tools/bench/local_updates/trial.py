@@ -21,7 +21,7 @@ import keras
 import typer
 
 from tools.bench.figures import note, stored_rows
-from tools.bench.harness import BENCHMARKS, conditions, report, run_job, start
+from tools.bench.harness import BENCHMARKS, check_choice, conditions, report, run_job, start
 from tools.bench.local_updates.methods import METHODS, SYNCHRONOUS
 from tools.bench.local_updates.workloads import WORKLOADS
 
@@ -146,8 +146,7 @@ def main(
 ) -> None:
     """Trains what is missing, or writes the tables."""
     names = [*WORKLOADS, *METHODS]
-    if unknown := set(only or []) - set(names):
-        raise typer.BadParameter(f"`--only` must be of {', '.join(names)}. Received: {unknown}.")
+    check_choice("--only", only or (), names)
     if report_:
         tables = [table(workload, stored_rows(NOTED)) for workload in WORKLOADS]
         PAGE.write_text(with_tables(PAGE.read_text(), tables))

@@ -15,7 +15,7 @@ import typer
 
 from tools.bench.compression.__main__ import torch_python
 from tools.bench.compression.model import RATES
-from tools.bench.harness import conditions, run_on_hosts, start
+from tools.bench.harness import check_choice, conditions, run_on_hosts, start
 
 
 def main(
@@ -26,8 +26,7 @@ def main(
     peers: Annotated[bool, typer.Option(help="PyTorch's candidates, too.")] = True,
 ) -> None:
     """Measures one network, and prints its table."""
-    if rate not in RATES:
-        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
+    check_choice("--rate", rate, RATES)
     network = {"hosts": hosts, "rate": rate, "progress": True}
     arguments = (str(rounds), str(steps))
     results = run_on_hosts("tools.bench.sharding.rank", *arguments, job="horovod", **network)

@@ -30,7 +30,7 @@ import typer
 
 from tools.bench.compression.__main__ import TORCH_PACKAGES, torch_python
 from tools.bench.compression.model import GLOBAL_BATCH
-from tools.bench.harness import BENCHMARKS, ROOT, conditions, run_on_hosts, start
+from tools.bench.harness import BENCHMARKS, ROOT, check_choice, conditions, run_on_hosts, start
 from tools.bench.slow_networks.model import CANDIDATES, FRAMEWORKS, MODELS, RATES
 from tools.bench.slow_networks.report import loss_table, write_report
 
@@ -126,18 +126,13 @@ def main(
     if report:
         write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
         return
-    if rate not in RATES:
-        raise typer.BadParameter(f"`--rate` must be one of {', '.join(RATES)}. Received: {rate!r}.")
-    if model not in MODELS:
-        raise typer.BadParameter(f"`--model` must be of {', '.join(MODELS)}. Received: {model!r}.")
+    check_choice("--rate", rate, RATES)
+    check_choice("--model", model, MODELS)
+    check_choice("--only", only or (), CANDIDATES)
     if GLOBAL_BATCH % hosts:
         raise typer.BadParameter(
             f"`--hosts` must divide the global batch, {GLOBAL_BATCH}: each rank has as many rows. "
             f"Received: {hosts}."
-        )
-    if unknown := set(only or ()) - set(CANDIDATES):
-        raise typer.BadParameter(
-            f"`--only` must be of {', '.join(map(repr, CANDIDATES))}. Received: {sorted(unknown)}."
         )
     network: dict[str, Any] = {"hosts": hosts, "rate": rate, "progress": True}
     network["network"] = ["--latency", latency] if latency else []
