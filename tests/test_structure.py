@@ -34,7 +34,9 @@ MAY_IMPORT = {
         "known_versions",
         "optimizers",
         "native",
+        "verification",
     },
+    "verification": {"topology", "runtime"},
     "horovod_build": {"topology", "runtime"},
     "optimizers": {"collectives"},
     "schedules": set(),
@@ -54,6 +56,7 @@ MAY_IMPORT = {
         "compression",
         "memory",
         "native",
+        "verification",
     },
 }
 
@@ -96,6 +99,7 @@ MAY_IMPORT_WITHIN = {
     "strategies/keras_seam/step": set(),
     "strategies/keras_seam/local_updates": {"step"},
     "strategies/keras_seam/fit": {"data", "local_updates", "step"},
+    "strategies/keras_seam/recording": {"fit", "step"},
     "strategies/keras_seam/parameter_servers": {"data", "fit", "step"},
 }
 
@@ -161,6 +165,7 @@ def test_framework_internals_are_used_in_one_module(file):
         "tensorflow.python": (
             "strategies/replicas/batch_extended.py",
             "strategies/tensorflow_seam.py",
+            "strategies/keras_seam/recording/noting.py",
             "strategies/replicas/extended.py",
             "strategies/parameter_server/extended.py",
             "collectives/unmanaged_variable.py",

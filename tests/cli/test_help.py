@@ -80,6 +80,9 @@ NOT_RUN = {
     "tfdml test": "tests/cli/test_selftest.py runs it",
     "tfdml test --hosts node1:2,node2:2": "needs other hosts; tests/cli/test_selftest.py",
     "tfdml test --only multi_worker_mirrored --json results.json": "test_selftest.py runs it",
+    "tfdml verify train.py": "tests/verification/test_verify.py runs it",
+    "tfdml verify -n 4 --steps 10 --json answer.json train.py --batch 256": "needs minutes",
+    "tfdml verify --against none train.py": "tests/verification/test_verify.py runs it",
     "tfdml serve": "needs a chief; `tfdml launch --ps` runs it",
     "tfdml serve --start-limit 3600": "needs a chief; `tfdml launch --ps` runs it",
 }
@@ -112,6 +115,7 @@ def test_all_commands_exist():
         "chaos",
         "estimate-memory",
         "hang-report",
+        "verify",
         "records",
         "checkpoints",
         "build-horovod",

@@ -19,6 +19,7 @@ from tfdml.cli import (
     records,
     serve,
     test,
+    verify,
 )
 from tfdml.runtime.startup_noise import filter_import_of_tensorflow
 
@@ -45,6 +46,7 @@ app.command("doctor", rich_help_panel=_CHECK)(doctor.doctor)
 app.command("hang-report", rich_help_panel=_CHECK)(hang_report.hang_report)
 app.command("test", rich_help_panel=_CHECK)(test.self_test)
 app.command("bench", rich_help_panel=_CHECK)(bench.bench)
+app.command("verify", rich_help_panel=_CHECK, context_settings=verify.SETTINGS)(verify.verify)
 app.command("estimate-memory", rich_help_panel=_CHECK, context_settings=estimate_memory.SETTINGS)(
     estimate_memory.estimate_memory
 )

@@ -10,7 +10,7 @@ from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
 from tfdml.compression import Auto, Compressor
 from tfdml.runtime.gpus import own_devices
-from tfdml.strategies import arguments
+from tfdml.strategies import arguments, keras_seam
 from tfdml.strategies.replica_strategy import ReplicaStrategy
 
 
@@ -55,6 +55,7 @@ class MirroredStrategy(ReplicaStrategy):
         options = arguments.check(
             devices, compression, bucket_bytes=bucket_bytes, batch_split=batch_split
         )
+        devices = keras_seam.devices_of_run(devices)
         devices = own_devices(devices, topology.on_this_host())
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)

@@ -38,6 +38,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
         check_number_of_parts(options.batch_split, processes * local, what)
         keras_seam.install()
         tensorflow_seam.install()
+        hooks = keras_seam.replica_hooks()
+        options = hooks.strategy_options(options)
         guard = None
         if collective.size == 1:
             check_started_alone(type(self).__name__)
@@ -45,7 +47,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             guard = get_guard(collective, options.silence_limit)
             collective = WatchedCollective(collective, guard.activity, guard.watch)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
-        self.extended.keras_hooks = keras_seam.ReplicaHooks()
+        self.extended.keras_hooks = hooks
         note_strategy(self)
 
     @property

@@ -16,6 +16,7 @@ CONTENTS: dict[str, list[str]] = {
         "elastic",
         "parameter_servers",
         "custom_training",
+        "debugging",
     ],
     "Run": ["launching", "monitoring", "gallery/preemptible", "installing_horovod", "versions"],
     "Migrate": ["from_horovod", "from_tf_distribute", "from_tf_keras"],

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdml import topology
@@ -53,7 +53,10 @@ def run(ranks: Sequence[RankProcess]) -> list[RankProcess | HorovodRank]:
 
 
 def start_workers(
-    hosts: Sequence[Host], program: Sequence[str], python: str, job_directory: str = ""
+    hosts: Sequence[Host],
+    program: Sequence[str],
+    python: str,
+    variables: Mapping[str, str] | None = None,
 ) -> list[RankProcess]:
     """Starts the workers of a `MultiWorkerMirroredStrategy`, each with its TF_CONFIG.
 
@@ -61,7 +64,7 @@ def start_workers(
         hosts: Hosts and their numbers of ranks.
         program: Script and its arguments.
         python: Path of the interpreter, the same on all hosts.
-        job_directory: Absolute path of the directory for reports; "" if the ranks choose one.
+        variables: More environment variables of the workers.
     """
     slots = [(host, local_rank) for host in hosts for local_rank in range(host.ranks)]
     ports = [port for host in hosts for port in free_ports_of(host, python)]
@@ -77,11 +80,7 @@ def start_workers(
             "task": {"type": "worker", "index": index},
         }
         local = topology.local_variables(local_rank, host.ranks)
-        changes = {
-            "TF_CONFIG": json.dumps(config),
-            **local,
-            **topology.job_variables(job_directory),
-        }
+        changes = {**(variables or {}), "TF_CONFIG": json.dumps(config), **local}
         command = [python, "-m", "tfdml.runtime.launch.supervisor", python, *program]
         if not host.is_local:
             command = remote_command(host, command, {**quiet_variables(), **changes})
@@ -90,16 +89,33 @@ def start_workers(
     return ranks
 
 
-def start_horovod(
-    hosts: Sequence[Host], program: Sequence[str], python: str, job_directory: str = ""
+def start_alone(
+    program: Sequence[str], python: str, variables: Mapping[str, str]
 ) -> list[RankProcess]:
-    """Starts `horovodrun`, which starts the ranks itself, with its variables.
+    """Starts a script on this machine as a job of one process.
+
+    Args:
+        program: Script and its arguments.
+        python: Path of the interpreter.
+        variables: Environment variables of the process.
+    """
+    command = [python, "-m", "tfdml.runtime.launch.supervisor", python, *program]
+    return [RankProcess("the script", "", command, dict(variables), terminal=False)]
+
+
+def start_horovod(
+    hosts: Sequence[Host],
+    program: Sequence[str],
+    python: str,
+    variables: Mapping[str, str] | None = None,
+) -> list[RankProcess]:
+    """Starts `horovodrun`, which starts the ranks itself.
 
     Args:
         hosts: Hosts and their numbers of ranks.
         program: Script and its arguments.
         python: Path of the interpreter, the same on all hosts.
-        job_directory: Absolute path of the directory for reports; "" if the ranks choose one.
+        variables: More environment variables of the ranks.
 
     Raises:
         FileNotFoundError: If `horovodrun` is not in the interpreter's directory.
@@ -118,4 +134,4 @@ def start_horovod(
     # A rank on another machine must not outlive the `ssh` that started it.
     rank = [*supervisor, "--watch-output", python, *program]
     supervised = [*supervisor, python, str(horovodrun), "-np", str(size), *where, *rank]
-    return [HorovodRun(supervised, topology.job_variables(job_directory))]
+    return [HorovodRun(supervised, dict(variables or {}))]

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from tfdml import topology
 from tfdml.runtime.launch.job_hosts import Host, wait_for_hosts
 from tfdml.runtime.launch.launcher import run, start_horovod, start_workers
 from tfdml.runtime.launch.restarts import Failed, run_with_restarts
@@ -39,7 +40,7 @@ def run_rank_job(
     there = list(hosts)
 
     def attempt() -> Failed:
-        return run(start(there, program, sys.executable, job_directory))
+        return run(start(there, program, sys.executable, topology.job_variables(job_directory)))
 
     def prepare() -> str:
         there[:] = wait_for_hosts(hosts, min_workers)

@@ -147,6 +147,10 @@ class HorovodRun(RankProcess):
     """Process of `horovodrun`, which says how each of its ranks has ended.
 
     Its own traceback about that is not shown: the report has the rank that failed.
+
+    Args:
+        command: Command to start on this machine.
+        changes: Environment variables of `horovodrun` and its ranks on this machine.
     """
 
     def __init__(self, command: Sequence[str], changes: dict[str, str] | None = None):

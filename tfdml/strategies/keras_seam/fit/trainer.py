@@ -16,6 +16,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.runtime.guard.fingerprint import check_fingerprint, fingerprint
 from tfdml.strategies import usage_checks
+from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.fit_session import finish_rounds, get_session
 from tfdml.strategies.input.input_checks import check_arrays
 from tfdml.strategies.input.iterators import Reiterable
@@ -171,6 +172,10 @@ def _with_means(logs: Any, results: dict[str, Any], collective: Collective) -> A
 
 class ReplicaHooks(Hooks):
     """Hooks of the replicas, which take steps on global batches."""
+
+    def strategy_options(self, options: ReplicaOptions) -> ReplicaOptions:
+        """Returns the options that the strategy uses: those that its constructor was given."""
+        return options
 
     @contextlib.contextmanager
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:

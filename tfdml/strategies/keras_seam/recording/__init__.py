@@ -1,0 +1,1 @@
+"""Recording of the first train steps for `tfdml verify`; see `hooks`."""

@@ -1,0 +1,1 @@
+"""Comparison of a script's training on one process and on several: `tfdml verify`."""

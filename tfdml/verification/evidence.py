@@ -1,0 +1,87 @@
+"""Evidence on the first tensor that differs between runs, from which its cause is recognised."""
+
+import dataclasses
+from typing import Any
+
+from tfdml.verification.aligning import order_of_rows
+from tfdml.verification.comparing import Comparison, Tensor, layer_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """The cause of a difference.
+
+    Attributes:
+        name: Short name for programs.
+        words: What happens, as a sentence.
+        fix: What to change, as a sentence.
+    """
+
+    name: str
+    words: str
+    fix: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What is known of the first tensor that differs.
+
+    Attributes:
+        comparison: The comparison.
+        first: The tensor.
+    """
+
+    comparison: Comparison
+    first: Tensor
+
+    @property
+    def kind(self) -> str:
+        """The tensor's kind."""
+        return self.first.key[1]
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.first.key[2]
+
+    @property
+    def layer(self) -> dict[str, Any]:
+        """Facts of the layer of an output, from all ranks."""
+        name, found = layer_of(self.name), {}
+        for run in (self.comparison.one, self.comparison.several):
+            for rank in run.records:
+                found |= rank.facts["layers"].get(name, {})
+        return found
+
+    @property
+    def drawn(self) -> str | None:
+        """What draws random numbers without a seed in the pipeline, in words."""
+        runs = (self.comparison.one, self.comparison.several)
+        found = [r.facts.get("data", {}).get("drawn") for run in runs for r in run.records]
+        return next(filter(None, found), None)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether one process has the same rows when it runs again."""
+        step, one, again = self.first.key[0], self.comparison.one, self.comparison.again
+        return order_of_rows(again.rows(step), one.rows(step)) is not None
+
+    @property
+    def number_of_replicas(self) -> int:
+        """The number of replicas."""
+        return self.comparison.several.facts["replicas"]
+
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether the first replica is right and others are not."""
+        return bool(self.first.replicas) and 0 not in self.first.replicas
+
+    def numbers(self) -> tuple[float, list[float], list[int]] | None:
+        """Returns the reference of a single number, each replica's, and the replicas' rows."""
+        key, several = self.first.key, self.comparison.several
+        values = [e.values for e in several.tensors.get(key, ())]
+        reference = self.comparison.one.tensors.get(key)
+        if not reference or any(v.size != 1 for v in (reference[0].values, *values)):
+            return None
+        rows = [len(d) for d in several.digests(key[0])]
+        return float(reference[0].values.item()), [float(v.item()) for v in values], rows
