@@ -62,6 +62,7 @@ SLOWLY = {
     "tfdml chaos --faults 5 python train.py": "train",
     "tfdml doctor --data data/photos --split train": "data",
     "tfdml estimate-memory train.py": "train",
+    "tfdml verify train.py": "train",
     "tfdml estimate-memory --memory 16GB --plot memory.png train.py --batch 512": "train",
 }
 NOT_RUN = {
@@ -80,7 +81,6 @@ NOT_RUN = {
     "tfdml test": "tests/cli/test_selftest.py runs it",
     "tfdml test --hosts node1:2,node2:2": "needs other hosts; tests/cli/test_selftest.py",
     "tfdml test --only multi_worker_mirrored --json results.json": "test_selftest.py runs it",
-    "tfdml verify train.py": "tests/verification/test_verify.py runs it",
     "tfdml verify -n 4 --steps 10 --json answer.json train.py --batch 256": "needs minutes",
     "tfdml verify --against none train.py": "tests/verification/test_verify.py runs it",
     "tfdml serve": "needs a chief; `tfdml launch --ps` runs it",

@@ -7,9 +7,9 @@ import pytest
 RECIPES = {
     "compressed.py": ("--data", "digits"),
     "fashion_mnist.py": ("--data", "digits", "--batch-size", "100"),
-    "large_batch.py": ("--data", "digits"),
+    "large_batch.py": ("--data", "digits", "--batch-size", "512"),
     "own_train_step.py": (),
-    "recommender.py": (),  # Ids occur several times in a batch.
+    "recommender.py": ("--strategy", "horovod"),  # Ids occur several times in a batch.
     "resume.py": ("checkpoints",),
     "synchronized_batch_norm.py": (),
     "transformer.py": ("--characters", "20000"),

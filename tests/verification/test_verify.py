@@ -115,10 +115,12 @@ def test_compressed_updates_are_compared_with_uncompressed_ones(verify, tmp_path
     done, answer = verify(script, options=("--against", "none"))
     assert done.returncode == 0, done.stdout + done.stderr
     updates = {update["name"]: update for update in answer["updates"]}
-    assert set(updates) == {"wide/kernel", "wide/bias", "last/kernel", "last/bias"}
+    layers = ("wide/kernel", "wide/bias", "last/kernel", "last/bias")
+    assert set(updates) == {f"sequential/{name}" for name in layers}
+    wide = updates["sequential/wide/kernel"]
     # TopK(0.1) sends a tenth of the largest gradients: the rest comes later.
-    assert 0.1 < updates["wide/kernel"]["first"] < 1
-    assert updates["wide/kernel"]["cosine"] > 0.3
+    assert 0.1 < wide["first"] < 1
+    assert wide["cosine"] > 0.3
     assert "wide/kernel" in done.stdout
 
 

@@ -186,7 +186,7 @@ def relative(values: np.ndarray, reference: np.ndarray, scale: float | None = No
     Args:
         values: The numbers.
         reference: The reference's numbers.
-        scale: What the distance is relative to instead.
+        scale: Number that the distance is relative to instead.
     """
     if values.shape != reference.shape:
         return np.inf

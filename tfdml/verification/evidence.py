@@ -13,8 +13,8 @@ class Cause:
 
     Attributes:
         name: Short name for programs.
-        words: What happens, as a sentence.
-        fix: What to change, as a sentence.
+        words: Description of the mistake, as sentences.
+        fix: Change that corrects it, as sentences.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What is known of the first tensor that differs.
+    """Evidence on the first tensor that differs.
 
     Attributes:
         comparison: The comparison.
@@ -55,14 +55,14 @@ class Evidence:
 
     @property
     def drawn(self) -> str | None:
-        """What draws random numbers without a seed in the pipeline, in words."""
+        """Description of the pipeline's stage that draws without a seed; None without one."""
         runs = (self.comparison.one, self.comparison.several)
         found = [r.facts.get("data", {}).get("drawn") for run in runs for r in run.records]
         return next(filter(None, found), None)
 
     @property
     def repeats(self) -> bool:
-        """Whether one process has the same rows when it runs again."""
+        """True if one process has the same rows when it runs again."""
         step, one, again = self.first.key[0], self.comparison.one, self.comparison.again
         return order_of_rows(again.rows(step), one.rows(step)) is not None
 
@@ -73,15 +73,14 @@ class Evidence:
 
     @property
     def differs_by_rank(self) -> bool:
-        """Whether the first replica is right and others are not."""
+        """True if the first replica is right and others are not."""
         return bool(self.first.replicas) and 0 not in self.first.replicas
 
-    def numbers(self) -> tuple[float, list[float], list[int]] | None:
-        """Returns the reference of a single number, each replica's, and the replicas' rows."""
+    def numbers(self) -> tuple[float, list[float]] | None:
+        """Returns the reference and each replica's number; None if the tensor has several."""
         key, several = self.first.key, self.comparison.several
         values = [e.values for e in several.tensors.get(key, ())]
         reference = self.comparison.one.tensors.get(key)
         if not reference or any(v.size != 1 for v in (reference[0].values, *values)):
             return None
-        rows = [len(d) for d in several.digests(key[0])]
-        return float(reference[0].values.item()), [float(v.item()) for v in values], rows
+        return float(reference[0].values.item()), [float(v.item()) for v in values]

@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """What the entries of all replicas for one tensor share."""
+        """Step, kind and name, which the entries of all replicas for one tensor share."""
         return self.step, self.kind, self.name
 
 
@@ -51,7 +51,7 @@ class Record:
 
     Attributes:
         entries: The tensors, in the order in which they were computed.
-        facts: What else is known of the run: values for JSON.
+        facts: Other facts of the run: values for JSON.
     """
 
     entries: list[Entry]

@@ -44,7 +44,7 @@ def _branch_on_rank(found: Evidence) -> Cause | None:
     ranks = ", ".join(map(str, found.first.replicas))
     return Cause(
         "branch on rank",
-        f"Replica 0 computes what one process does, and replicas {ranks} do not: the code depends "
+        f"Replica 0 computes what one process does, and others do not ({ranks}): the code depends "
         f"on the rank.",
         "Compute the same on all ranks. Under `if strategy.is_chief:` only write files and print.",
     )
@@ -67,7 +67,7 @@ def _summed_loss(found: Evidence) -> Cause | None:
     numbers = found.numbers() if found.kind == record.LOSS else None
     if numbers is None:
         return None
-    reference, own, _ = numbers
+    reference, own = numbers
     if relative(np.array([sum(own)]), np.array([reference])) > max(found.first.rounding, 1e-5):
         return None
     return Cause(
@@ -118,7 +118,7 @@ def _rate_by_size(found: Evidence) -> Cause | None:
     numbers = found.numbers() if found.kind == record.RATE else None
     if numbers is None:
         return None
-    (reference, own, _), size = numbers, found.number_of_replicas
+    (reference, own), size = numbers, found.number_of_replicas
     if not np.allclose(own, np.multiply(reference, size), rtol=1e-5):
         return None
     return Cause(

@@ -30,9 +30,9 @@ from tfdml.strategies.keras_seam.fit.loggers import is_logger
 from tfdml.strategies.keras_seam.fit.resuming import ResumingCallback
 from tfdml.strategies.keras_seam.fit.trainer import ReplicaHooks
 from tfdml.strategies.keras_seam.recording import noting, repeatable
-from tfdml.strategies.keras_seam.recording.recorder import Recorder, distinct_names
+from tfdml.strategies.keras_seam.recording.recorder import Recorder
 from tfdml.strategies.keras_seam.replacing import put_in_place
-from tfdml.strategies.keras_seam.step.optimizers import inner_of
+from tfdml.strategies.keras_seam.step.optimizers import distinct_names, inner_of
 from tfdml.verification import record
 from tfdml.verification.request import Request, requested
 
@@ -49,7 +49,7 @@ class RecordingHooks(ReplicaHooks):
     """Hooks of replicas that record the first train steps, and then end the process.
 
     Args:
-        request: What to record.
+        request: The request.
     """
 
     def __init__(self, request: Request):
@@ -170,7 +170,7 @@ class RecordingHooks(ReplicaHooks):
             return
         recorder, inner = self._recorder, inner_of(optimizer)
         given = inner._trainable_variables if variables is None else variables
-        names = distinct_names(given)
+        names = distinct_names(inner, given)
         recorder.note_gradients(record.GRADIENT, names, gradients)
 
         def with_sums(optimizer, sums, variables=None):

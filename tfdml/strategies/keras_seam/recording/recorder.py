@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.strategies.input.local_batch import ShareInfo
+from tfdml.strategies.keras_seam.step.optimizers import distinct_names
 from tfdml.verification import record
 from tfdml.verification.digests import project, project_rows, row_digests
 from tfdml.verification.record import Entry, Record
@@ -57,11 +58,11 @@ class Recorder:
     """Recorder of a process's train steps.
 
     Args:
-        request: What to record.
+        request: The request.
 
     Attributes:
         request: The same.
-        record: What has been recorded.
+        record: The record, so far.
         step: Number of the current step; None outside of steps.
     """
 
@@ -75,7 +76,7 @@ class Recorder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step has been recorded."""
+        """True once a step has been recorded."""
         return self._begun > 0
 
     @property
@@ -213,7 +214,7 @@ class Recorder:
 
         Args:
             model: The model.
-            logs: What the step returned.
+            logs: The step's logs.
             rank: This process's rank.
 
         Raises:
@@ -231,7 +232,7 @@ class Recorder:
 
     def _note_weights(self, model: keras.Model, rank: int) -> None:
         weights = model.weights
-        for name, weight in zip(distinct_names(weights), weights, strict=True):
+        for name, weight in zip(distinct_names(None, weights), weights, strict=True):
             self.note_number(record.WEIGHT, name, keras.ops.convert_to_numpy(weight), rank)
 
     def finish(self, rank: int) -> None:
@@ -242,17 +243,6 @@ class Recorder:
         """
         self.record.save(self.request.directory, rank)
         raise SystemExit(0)
-
-
-def distinct_names(variables: Sequence[keras.Variable]) -> list[str]:
-    """Returns the variables' paths, with a number appended to repeated ones."""
-    counts: dict[str, int] = {}
-    names = []
-    for variable in variables:
-        number = counts.get(variable.path, 0)
-        counts[variable.path] = number + 1
-        names.append(f"{variable.path}#{number}" if number else variable.path)
-    return names
 
 
 def _rows_of(tensor: Any) -> np.ndarray | list:

@@ -259,8 +259,15 @@ def _refuse_tables(variables: Sequence, extended: ReplicaExtended) -> None:
         )
 
 
-def distinct_names(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[str]:
-    """Returns the variables' paths, with a number appended to repeated ones."""
+def distinct_names(
+    optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable]
+) -> list[str]:
+    """Returns the variables' paths, with a number appended to repeated ones.
+
+    Args:
+        optimizer: Optimizer in the order of whose variables paths are counted, None without one.
+        variables: The variables.
+    """
     counts: dict[str, int] = {}
     names: dict[int, str] = {}
     for variable in [*getattr(optimizer, "_trainable_variables", ()), *variables]:
