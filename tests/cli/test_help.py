@@ -15,6 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.harness.command import ROOT
+from tests.timeline.synthetic import write as write_timeline
 from tfdml.cli.main import app
 
 ROOT_COMMAND = get_command(app)
@@ -61,6 +62,8 @@ SLOWLY = {
     "tfdml checkpoints export run1/fit-000-epoch-0001-step-0000000005 early.keras": "run",
     "tfdml chaos --faults 5 python train.py": "train",
     "tfdml doctor --data data/photos --split train": "data",
+    "tfdml timeline run1/timeline": "timeline",
+    "tfdml timeline run1/timeline --output trace.json --picture step.png": "timeline",
     "tfdml estimate-memory train.py": "train",
     "tfdml verify train.py": "train",
     "tfdml estimate-memory --memory 16GB --plot memory.png train.py --batch 512": "train",
@@ -116,6 +119,7 @@ def test_all_commands_exist():
         "estimate-memory",
         "hang-report",
         "verify",
+        "timeline",
         "records",
         "checkpoints",
         "build-horovod",
@@ -231,6 +235,8 @@ def filled(request, tmp_path):
     def fill(content: str) -> Path:
         if content == "train":
             (tmp_path / "train.py").write_text(TRAIN)
+        elif content == "timeline":
+            write_timeline(tmp_path / "run1" / "timeline")
         elif content == "people":
             (tmp_path / "people.csv").write_text("name,age\nA,31\nB,\n")
         elif content == "idx":

@@ -60,6 +60,7 @@ PAGES = {
     "docs/compression.md": Page(),
     "docs/custom_training.md": Page(around=(("replica = tf", IN_A_REPLICA),)),
     "docs/data.md": Page(),
+    "docs/debugging.md": Page(),
     "docs/elastic.md": Page(),
     "docs/from_horovod.md": Page(),
     "docs/half_precision.md": Page(),

@@ -7,6 +7,7 @@ from tfdml.callbacks.optimizer_log import OptimizerLog
 from tfdml.callbacks.performance_metrics import PerformanceMetrics
 from tfdml.callbacks.prometheus_exporter import PrometheusExporter
 from tfdml.callbacks.step_monitor import StepMonitor
+from tfdml.callbacks.timeline import Timeline
 
 __all__ = [
     "ChiefOnly",
@@ -16,4 +17,5 @@ __all__ = [
     "PerformanceMetrics",
     "PrometheusExporter",
     "StepMonitor",
+    "Timeline",
 ]

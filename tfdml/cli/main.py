@@ -19,6 +19,7 @@ from tfdml.cli import (
     records,
     serve,
     test,
+    timeline,
     verify,
 )
 from tfdml.runtime.startup_noise import filter_import_of_tensorflow
@@ -50,6 +51,7 @@ app.command("verify", rich_help_panel=_CHECK, context_settings=verify.SETTINGS)(
 app.command("estimate-memory", rich_help_panel=_CHECK, context_settings=estimate_memory.SETTINGS)(
     estimate_memory.estimate_memory
 )
+app.command("timeline", rich_help_panel=_CHECK)(timeline.timeline)
 app.command("chaos", rich_help_panel=_CHECK, context_settings=chaos.SETTINGS)(chaos.chaos)
 app.add_typer(records.app, name="records", rich_help_panel=_FILES)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_FILES)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard.guard import get_guard
 from tfdml.runtime.guard.watched_collective import WatchedCollective
+from tfdml.runtime.recording.timed_collective import TimedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions, check_number_of_parts
@@ -45,7 +46,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
             check_started_alone(type(self).__name__)
         else:
             guard = get_guard(collective, options.silence_limit)
-            collective = WatchedCollective(collective, guard.activity, guard.watch)
+            timed = TimedCollective(collective, guard.recorder)
+            collective = WatchedCollective(timed, guard.activity, guard.watch)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
         self.extended.keras_hooks = hooks
         note_strategy(self)

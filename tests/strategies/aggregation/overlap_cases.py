@@ -2,6 +2,8 @@
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 from unittest import mock
 
 import keras
@@ -12,6 +14,7 @@ from keras import layers
 from tests.harness import rank_job
 from tfdml.collectives import aggregator
 from tfdml.collectives.buckets import FIRST_BUCKET_BYTES
+from tfdml.timeline.recording import BEGIN, END, GRADIENTS, Recording
 
 
 class Held(layers.Layer):
@@ -47,6 +50,17 @@ class Held(layers.Layer):
         return hold(inputs)
 
 
+class TimedEvent(threading.Event):
+    """Event that knows when it was set, in seconds since 1970."""
+
+    set_at = 0.0
+
+    def set(self) -> None:
+        """Sets it."""
+        self.set_at = time.time()
+        super().set()
+
+
 def _tells(collective, event: threading.Event) -> contextlib.AbstractContextManager:
     """Sets an event when the first bucket of gradients has been summed over the ranks."""
     sum_over_ranks = collective.all_reduce
@@ -78,7 +92,7 @@ def _awaiting_all() -> contextlib.AbstractContextManager:
 
 
 def exchanged_while_the_first_layer_waits(
-    seconds: float, awaiting_all: bool = False, devices: int = 1
+    seconds: float, awaiting_all: bool = False, devices: int = 1, record: Callable | None = None
 ) -> list[bool]:
     """Blocks the backward pass before the first layer until the last layer's sums have arrived.
 
@@ -86,13 +100,19 @@ def exchanged_while_the_first_layer_waits(
         seconds: Longest time that it is blocked.
         awaiting_all: Whether the exchange is made to wait for all gradients.
         devices: Number of replicas of a process.
+        record: Function that is called with a recording of the steps, and with the times at which
+            the last layer's sums had arrived. By default nothing is recorded.
 
     Returns:
         For each step, whether the sums arrived while the backward pass was blocked.
     """
-    event = threading.Event()
+    event = TimedEvent()
     held = Held(event, seconds)
     strategy = rank_job.strategy(devices=devices)
+    told: list[float] = []
+    if record is not None:
+        close = lambda recording: record(recording, told)  # noqa: E731
+        strategy.extended.recorder.choose(1, 2, on_open=int, on_close=close)
     width = int((FIRST_BUCKET_BYTES / 4) ** 0.5)  # The last kernel fills the first bucket.
     with strategy.scope():
         model = keras.Sequential(
@@ -107,7 +127,37 @@ def exchanged_while_the_first_layer_waits(
         for _ in range(2):
             event.clear()
             model.train_on_batch(x, np.ones((4, width), "float32"))
+            told.append(event.set_at)
+    strategy.extended.recorder.close()
     return list(held.came)  # Keras has wrapped the list.
+
+
+def recorded_while_the_first_layer_waits(seconds: float) -> list[dict[str, float]]:
+    """Does the same with a timeline.
+
+    Returns:
+        For each step the times: when the first bucket's exchange began and ended, when its sums had
+        arrived, when the second one began, and when all gradients were computed.
+    """
+    steps = []
+
+    def record(recording: Recording, told: list[float]) -> None:
+        marks = recording.marks
+        for slot, arrived in enumerate(told):
+            first, second = (f"gradients/sgd/bucket_{i}" for i in range(2))
+            times = {
+                "first begins": marks[f"{first}:{BEGIN}"][slot],
+                "first ends": marks[f"{first}:{END}"][slot],
+                "has arrived": arrived,
+                "second begins": marks[f"{second}:{BEGIN}"][slot],
+                "computed": marks[GRADIENTS][slot],
+            }
+            steps.append({name: float(time) for name, time in times.items()})
+
+    came = exchanged_while_the_first_layer_waits(seconds, record=record)
+    if came != [True, True]:
+        raise RuntimeError("The sums must arrive while the backward pass is blocked.")
+    return steps
 
 
 def exchanges_of_a_step(options: dict) -> list[str]:

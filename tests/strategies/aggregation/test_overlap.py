@@ -13,6 +13,19 @@ def test_the_first_bucket_is_exchanged_before_the_last_is_computed(ranks, kind, 
         assert came == [True, True]
 
 
+@pytest.mark.parametrize("kind", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)])
+def test_a_timeline_does_not_delay_it_and_tells_when_it_was(ranks, kind):
+    """TensorFlow runs operations that read the time in the order in which they are traced."""
+    order = ["first begins", "first ends", "has arrived"]
+    for steps in ranks(2, kind).run(cases.recorded_while_the_first_layer_waits, 40.0):
+        assert len(steps) == 2
+        for times in steps:
+            for after in ("second begins", "computed"):
+                values = [times[name] for name in (*order, after)]
+                # TensorFlow's times are cut to whole microseconds.
+                assert all(b - a > -2e-6 for a, b in zip(values, values[1:], strict=False)), times
+
+
 def test_exchange_after_all_gradients_is_detected(ranks):
     """However long the backward pass is blocked, the sums cannot arrive meanwhile."""
     for came in ranks(2).run(cases.exchanged_while_the_first_layer_waits, 0.5, True):

@@ -22,6 +22,7 @@ from tfdml.strategies.keras_seam.data.data_position import DataPosition
 from tfdml.strategies.keras_seam.fit.resuming import begin_with
 from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
+from tfdml.timeline.rank_timeline import Kind
 
 
 @dataclasses.dataclass
@@ -210,15 +211,16 @@ class CheckpointRun:
         if self._newest is not None and name <= self._newest:
             return
         self._newest, began = name, time.perf_counter()
-        self.wait()
-        snapshot = self._training.read(self.progress.step)
-        manifest = self._manifest(
-            state={**snapshot.shared, "best": self.progress.best},
-            metrics=self.progress.metrics,
-            finished=finished,
-            saved=time.time(),
-        )
-        self._saver.save(manifest, snapshot, self._tables)
+        with self.ranks.recorder.span(Kind.SAVE, name):
+            self.wait()
+            snapshot = self._training.read(self.progress.step)
+            manifest = self._manifest(
+                state={**snapshot.shared, "best": self.progress.best},
+                metrics=self.progress.metrics,
+                finished=finished,
+                saved=time.time(),
+            )
+            self._saver.save(manifest, snapshot, self._tables)
         self._cost.saved(began, self._saver.write_seconds)
         get_session(self._model).checkpoint_stall += time.perf_counter() - began
         advice = self._cost.advice()

@@ -15,6 +15,7 @@ from tfdml.checkpointing.files import remove_tree
 from tfdml.checkpointing.names import OWN
 from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
+from tfdml.timeline.rank_timeline import Kind
 
 
 class Saver:
@@ -67,7 +68,13 @@ class Saver:
         notes = snapshot.own.notes
         if tables is not None:
             self._begin_on_servers(job, manifest, tables)
-        self._writer.submit(lambda: self._write(job, manifest, tensors, notes, tables))
+        recorder = self._ranks.recorder
+
+        def write() -> None:
+            with recorder.span(Kind.WRITE, manifest.directory):
+                self._write(job, manifest, tensors, notes, tables)
+
+        self._writer.submit(write)
         if not self._options.asynchronous:
             self.collect()
 

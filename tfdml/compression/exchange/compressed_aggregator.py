@@ -196,10 +196,13 @@ class CompressedAggregator(GradientAggregator):
         buckets = self._compressed_buckets(indices, gradients)
         for number, bucket in enumerate(buckets):
             own = gradients.at(bucket.indices)
+            of_bucket = f"{name}/compressed_{number}"
             with on_device(gradients.devices, bucket.indices) as device:
-                totals, finite, commits = exchange(
-                    self._collective.on(device), own, scales, step, f"{name}/compressed_{number}"
-                )
+                collective = self._collective.on(device)
+                ready = collective.noted(own.values, f"{of_bucket}:ready")
+                own = dataclasses.replace(own, values=ready)
+                totals, finite, commits = exchange(collective, own, scales, step, of_bucket)
+                totals = collective.noted(totals, f"{of_bucket}:done")
             sums.finite.append(finite)
             sums.commits += commits
             for i, total in zip(bucket.indices, totals, strict=True):

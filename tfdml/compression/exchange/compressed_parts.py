@@ -108,17 +108,20 @@ class CompressedPartAggregator(GradientAggregator):
         for number, bucket in enumerate(buckets):
             own = gradients.at(bucket.indices)
             memories = memories_of(self._kept, memory, own)
+            of_bucket = f"{self._prefix}{gradients.label}/to_owners_{number}"
             with on_device(gradients.devices, bucket.indices) as device:
+                collective = self._collective.on(device)
                 totals, arrived, states = sum_at_owners(
-                    self._collective.on(device),
+                    collective,
                     self._compressor,
-                    own.values,
+                    collective.noted(own.values, f"{of_bucket}:ready"),
                     own.cuts,
                     [values_of(m) for m in memories],
                     scales,
                     step,
-                    f"{self._prefix}{gradients.label}/to_owners_{number}",
+                    of_bucket,
                 )
+                totals = collective.noted(totals, f"{of_bucket}:done")
             received.append(arrived)
             commits += commits_of(memories, states)
             for i, total in zip(bucket.indices, totals, strict=True):

@@ -18,11 +18,13 @@ import traceback
 from collections.abc import Iterator
 
 from tfdml.collectives.collective import Collective
+from tfdml.runtime import host_clock
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.connecting import connect_ranks
 from tfdml.runtime.guard.exchange_watch import ExchangeWatch
+from tfdml.runtime.guard.remote_clock import ClockReading, RemoteClock, answer
 from tfdml.runtime.guard.reporting import Reporting
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.hang_report.exchange_log import EXCHANGE_LOG
@@ -37,6 +39,7 @@ from tfdml.runtime.immediate_exit import (
     end_now,
 )
 from tfdml.runtime.plain_words import BROKEN
+from tfdml.runtime.recording.recorder import Recorder
 
 # Seconds that the other ranks outlive the message on one that raised.
 _LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
@@ -57,12 +60,15 @@ class Guard:
     Attributes:
         activity: Current activity of the main thread, which updates it.
         watch: Watch over this process's exchanges.
+        recorder: Recorder of this process's timeline.
+        job: Text that tells this job from others: the same on all ranks.
         threads: Threads of the guard.
     """
 
     def __init__(self, collective: Collective, limit: float):
         self.activity = Activity()
         self.watch = ExchangeWatch(self.activity, EXCHANGE_LOG)
+        self.recorder = Recorder()
         self._rank, self._size = collective.rank, collective.size
         self._limit = limit
         self._beat = min(1.0, limit / 4)
@@ -75,6 +81,8 @@ class Guard:
         self._events: queue.Queue = queue.Queue()
         self._channels, identities = connect_ranks(collective, identity)
         self._members = {who["rank"]: _member(who) for who in identities}
+        self.job = f"{self._members[0].host}, process {self._members[0].pid}"
+        self._clock = RemoteClock(lambda question: self._channels[0].send(question))
         self._sent_collectives = 0
         self._reporting = Reporting(
             next(who["reports"] for who in identities if who["rank"] == 0),
@@ -178,6 +186,12 @@ class Guard:
         else:
             self._channels[rank].send(message)
 
+    def read_clock(self) -> ClockReading | None:
+        """Returns the difference of rank 0's clock from this rank's; None if it cannot be known."""
+        if self._rank == 0:
+            return ClockReading(host_clock.now(), 0.0, 0.0)
+        return self._clock.read()
+
     # -- The thread ----------------------------------------------------------------------------
 
     def _own_beat(self) -> dict:
@@ -236,7 +250,10 @@ class Guard:
         try:
             while True:
                 message = self._channels[rank].receive(3600.0)
-                if message is not None:
+                if message is not None and message.get("kind") == "clock":
+                    # Here, because the hub's thread may be busy.
+                    self._channels[rank].send(answer(message))
+                elif message is not None:
                     self._events.put((rank, message))
         except ConnectionError:
             self._events.put((rank, None))
@@ -251,6 +268,8 @@ class Guard:
                 message = None
                 rank_0.lost = True
             now = time.monotonic()
+            if message is not None and message.get("kind") == "clock":
+                self._clock.hear(message)
             if message is not None:
                 rank_0.hear(message, now)
                 if message.get("kind") == "end":

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -66,6 +67,10 @@ class WatchedCollective(Collective):
     def waiting(self, what: str) -> contextlib.AbstractContextManager:
         """Context manager: this process waits for the others in `what`."""
         return self._activity.waiting(what)
+
+    def noted(self, tensors: Sequence[Any], mark: str) -> list:
+        """Notes in a recorded step when tensors exist; see `Collective`."""
+        return self._collective.noted(tensors, mark)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums each tensor over all processes; see `Collective`."""

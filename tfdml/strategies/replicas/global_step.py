@@ -131,6 +131,7 @@ class MetricStep(GlobalStep):
                 layers.set_aside()
             for observer in observers:
                 observer.begin()
+        batch = self._extended.recorder.begin_step(batch)
         local_batch = self._extended.make_local_batch(batch)
         shares = local_batch.shares
         if trains:

@@ -12,6 +12,7 @@ from tfdml.strategies.observers.noise_scale import NoiseScale
 from tfdml.strategies.observers.replica_clock import ReplicaClock
 from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.timeline.recording import GRADIENTS, SUMS
 
 
 def sum_over_replicas(
@@ -54,9 +55,11 @@ def _by_process(
         clock = extended.observer(StepClock)
         if clock is not None:
             clock.note_gradients(local.values)
+        ready = extended.recorder.note(GRADIENTS, local.values)
         sums = aggregator.aggregate(local)
         if clock is not None:
             clock.note_sums(sums)
+        extended.recorder.note(SUMS, [*sums, *ready])
         _note_bytes(extended, aggregator, local)
         _observe_noise(extended, per_replica, sums, gradients.factors)
         return [extended.on_all_devices(total) for total in sums]
@@ -74,10 +77,12 @@ def _by_replica(
     def merge(_, *both):
         _note_replicas(extended, both[:count])
         clock = extended.observer(StepClock)
+        local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
         if clock is not None:
-            local, total = ([extended.parts_of(v) for v in b] for b in (both[:count], both[count:]))
             clock.note_gradients(local)
             clock.note_sums(total)
+        ready = extended.recorder.note(GRADIENTS, local)
+        extended.recorder.note(SUMS, [*total, *ready])
         own = [extended.parts_of(value)[0] for value in both[:count]]
         _note_bytes(extended, aggregator, dataclasses.replace(gradients, values=own))
         _observe_noise(extended, both[:count], both[count:], gradients.factors)

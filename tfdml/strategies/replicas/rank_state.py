@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.compression.exchange.kept_state import residuals_in
+from tfdml.runtime.recording.recorder import Recorder
 from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.fit_session import get_session
 
@@ -48,6 +49,11 @@ class RankState:
     def size(self) -> int:
         """The number of ranks."""
         return self._collective.size
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder of this rank's timeline; without a strategy of tfdml one that is closed."""
+        return getattr(self._extended, "recorder", None) or Recorder()
 
     def broadcast_json(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """Broadcasts rank 0's message to all ranks, as JSON of up to 8 KB."""

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.keras_seam.fit.loggers import is_logger, warn_of_active_loggers
@@ -19,6 +18,7 @@ from tfdml.strategies.replicas.weight_sync import (
     check_values,
     start_from_rank_0,
 )
+from tfdml.timeline.rank_timeline import Kind
 
 
 class CommonStart(keras.callbacks.Callback):
@@ -82,12 +82,12 @@ class NotedCallbacks(list):
 
     Args:
         callbacks: The callbacks.
-        activity: The guard's record of this process's current activity.
+        guard: The guard, which knows this process's current activity and has its recorder.
     """
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], activity: Activity):
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], guard: Guard):
         super().__init__(callbacks)
-        self._activity = activity
+        self._activity, self._recorder = guard.activity, guard.recorder
 
     def __iter__(self) -> Iterator[keras.callbacks.Callback]:
         """Yields the callbacks to the `CallbackList` method that calls the same method of each."""
@@ -99,7 +99,8 @@ class NotedCallbacks(list):
         try:
             for callback in super().__iter__():
                 self._activity.callback = callback, method
-                yield callback
+                with self._recorder.span(Kind.CALLBACK, type(callback).__name__, method):
+                    yield callback
         finally:
             self._activity.callback = outer
 

@@ -40,6 +40,7 @@ from tfdml.strategies.keras_seam.fit.building import (
 from tfdml.strategies.keras_seam.fit.callbacks import NotedCallbacks, for_this_process
 from tfdml.strategies.keras_seam.fit.log_order import in_log_order
 from tfdml.strategies.keras_seam.fit.progress import with_progress
+from tfdml.strategies.keras_seam.fit.recorded_steps import RecordedSteps
 from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.local_updates.local_step import RoundsFunction
@@ -55,6 +56,7 @@ from tfdml.strategies.keras_seam.step.replica_math import next_seed
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import MetricStep, PredictStep
 from tfdml.strategies.replicas.row_gathering import concat_rows
+from tfdml.timeline.rank_timeline import Kind
 
 
 def _train_on_batch(original: Callable) -> Callable:
@@ -98,7 +100,7 @@ def _callback_list(original: Callable) -> Callable:
         model = signature.bind(self, *args, **kwargs).arguments.get("model")
         extended = get_extended(getattr(model, "_distribute_strategy", None))
         if extended is not None and extended.guard is not None:
-            self.callbacks = NotedCallbacks(self.callbacks, extended.guard.activity)
+            self.callbacks = NotedCallbacks(self.callbacks, extended.guard)
 
     return __init__
 
@@ -181,7 +183,9 @@ class ReplicaHooks(Hooks):
     def calling(self, call: Call, arguments: dict[str, Any]) -> Iterator[None]:
         """Checks the call, and reports it to the guard while it runs."""
         extended = get_extended(call.model._distribute_strategy)
-        with extended.collective_call(call.name):
+        if call.name == "fit":
+            extended.recorder.drop()
+        with extended.collective_call(call.name), extended.recorder.span(Kind.CALL, call.name):
             finish_rounds(call.model.distribute_strategy)
             _prepare(call.model, call.name, arguments, extended)
             with resuming.resumed(call, arguments):
@@ -232,16 +236,19 @@ class ReplicaHooks(Hooks):
                     function = keras_make(model, kind(model, step, around))
                 return with_direct_calls(function, model)
 
-            if name == "train_step" and extended.local_updates is not None:
+            if name != "train_step":
+                function = make(MetricStep)
+            elif extended.local_updates is not None:
                 function = RoundsFunction(model, extended, make)
             else:
-                function = make(MetricStep)
+                function = RecordedSteps(model, extended.recorder, lambda: make(MetricStep))
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):
                 # Detect its end here, because Keras's loop over steps does not handle it.
                 more = itertools.islice(iterator, model.steps_per_execution - 1)
-                iterator = itertools.chain([next(iterator)], more)
+                with extended.recorder.span(Kind.DATA):
+                    iterator = itertools.chain([next(iterator)], more)
             own = model if name == "train_step" else None
             finish_rounds(model.distribute_strategy, but_of=own)
             with extended.collective_step(f"the exchange of {name}", model.steps_per_execution):
