@@ -84,6 +84,13 @@ class Timeline(keras.callbacks.Callback):
         if self._recorder is not None:
             self._recorder.close()
 
+    def get_state(self) -> dict:
+        """Returns nothing: a `fit` that resumes from a checkpoint records anew, or not at all."""
+        return {}
+
+    def set_state(self, state: dict) -> None:
+        """Restores nothing."""
+
     def _read_clock(self) -> None:
         """Measures the difference from rank 0's clock."""
         reading = self.model.distribute_strategy.extended.guard.read_clock()
