@@ -23,9 +23,9 @@ NONE, POWER_SGD, FOUR_BITS, AUTO = "none", "PowerSGD", "4 bit", "auto"
 TIMED_ALONE = (NONE, POWER_SGD, FOUR_BITS)
 # Time budget in seconds of a candidate's counted rounds, and the most counted steps of several
 # rounds. There is always one round.
-BUDGET, MOST_STEPS = 40.0, 256
+BUDGET, MOST_STEPS = 15.0, 128
 # The same of what is timed alone: a local step, or an exchange.
-BUDGET_ALONE, MOST_ALONE = 10.0, 30
+BUDGET_ALONE, MOST_ALONE = 6.0, 30
 # Fewest steps before the counted ones, of which a candidate also takes whole rounds.
 WARM_UP = 2
 # By then "auto" has chosen its codec.
