@@ -38,6 +38,7 @@ torchft has a lighthouse, a manager on each host and gloo; its quantization need
 not measured.
 
 - "computing": the part of the time that the steps would take as the framework's local step alone.
+  Above 100, the short runs of the local step alone were slower than the long ones with exchanges.
 - "of local + exchange": the time of a step, relative to a local step alone and the exchange alone
   divided by the number of steps between exchanges, of the same job.
 - "tfdml's step / this one": the time of tfdml's step with the same method, as many steps between
