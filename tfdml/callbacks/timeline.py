@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 from rich.console import Console
 
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 from tfdml.strategies import keras_seam
 from tfdml.timeline.rank_timeline import Clock, RankTimeline
 from tfdml.timeline.recording import Recording
@@ -54,7 +54,7 @@ class Timeline(keras.callbacks.Callback):
         super().__init__()
         self._log_dir = Path(log_dir)
         self._first, self._last = _checked(profile_batch)
-        self._recorder: Recorder | None = None
+        self._recorder: TimeRecorder | None = None
         self._clocks: list[Clock] = []
         self._job = ""
         keras_seam.install()

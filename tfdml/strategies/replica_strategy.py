@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdml.collectives.collective import Collective
 from tfdml.runtime.guard.guard import get_guard
 from tfdml.runtime.guard.watched_collective import WatchedCollective
-from tfdml.runtime.recording.timed_collective import TimedCollective
+from tfdml.runtime.timing.timed_collective import TimedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions, check_number_of_parts

@@ -39,7 +39,7 @@ from tfdml.runtime.immediate_exit import (
     end_now,
 )
 from tfdml.runtime.plain_words import BROKEN
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 
 # Seconds that the other ranks outlive the message on one that raised.
 _LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
@@ -60,7 +60,7 @@ class Guard:
     Attributes:
         activity: Current activity of the main thread, which updates it.
         watch: Watch over this process's exchanges.
-        recorder: Recorder of this process's timeline.
+        recorder: TimeRecorder of this process's timeline.
         job: Text that tells this job from others: the same on all ranks.
         threads: Threads of the guard.
     """
@@ -68,7 +68,7 @@ class Guard:
     def __init__(self, collective: Collective, limit: float):
         self.activity = Activity()
         self.watch = ExchangeWatch(self.activity, EXCHANGE_LOG)
-        self.recorder = Recorder()
+        self.recorder = TimeRecorder()
         self._rank, self._size = collective.rank, collective.size
         self._limit = limit
         self._beat = min(1.0, limit / 4)

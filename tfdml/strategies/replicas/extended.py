@@ -28,7 +28,7 @@ from tfdml.local_updates import LocalUpdates
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 from tfdml.strategies.aggregation.aggregator_choice import AggregatorChoice
 from tfdml.strategies.arguments import ReplicaOptions
 from tfdml.strategies.fit_session import leave_sessions
@@ -61,7 +61,7 @@ class ReplicaExtended(BatchExtended):
         guard: Guard | None = None,
     ):
         self.guard = guard
-        self.recorder = Recorder() if guard is None else guard.recorder
+        self.recorder = TimeRecorder() if guard is None else guard.recorder
         self.options = options
         # The hooks that `keras_seam` calls; the strategy's constructor sets them.
         self.keras_hooks: Any = None

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.compression.exchange.kept_state import residuals_in
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.fit_session import get_session
 
@@ -51,9 +51,9 @@ class RankState:
         return self._collective.size
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> TimeRecorder:
         """The recorder of this rank's timeline; without a strategy of tfdml one that is closed."""
-        return getattr(self._extended, "recorder", None) or Recorder()
+        return getattr(self._extended, "recorder", None) or TimeRecorder()
 
     def broadcast_json(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """Broadcasts rank 0's message to all ranks, as JSON of up to 8 KB."""

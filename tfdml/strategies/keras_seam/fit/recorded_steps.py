@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 
 
 class RecordedSteps:
@@ -16,11 +16,11 @@ class RecordedSteps:
 
     Args:
         model: The model.
-        recorder: Recorder of this process.
+        recorder: TimeRecorder of this process.
         make: Function that makes a train function, whose graph is not traced yet.
     """
 
-    def __init__(self, model: keras.Model, recorder: Recorder, make: Callable[[], Callable]):
+    def __init__(self, model: keras.Model, recorder: TimeRecorder, make: Callable[[], Callable]):
         self._model, self._recorder, self._make = model, recorder, make
         self._plain = make()
         self._recorded: Callable | None = None

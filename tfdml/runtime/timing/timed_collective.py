@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
-from tfdml.runtime.recording.recorder import Recorder
+from tfdml.runtime.timing.time_recorder import TimeRecorder
 from tfdml.timeline.recording import BEGIN, END
 
 
@@ -19,12 +19,12 @@ class TimedCollective(Collective):
 
     Args:
         collective: Collective that moves the tensors.
-        recorder: Recorder of this process.
+        recorder: TimeRecorder of this process.
         ranks: Ranks of the job between which it moves them; None for all.
     """
 
     def __init__(
-        self, collective: Collective, recorder: Recorder, ranks: Sequence[int] | None = None
+        self, collective: Collective, recorder: TimeRecorder, ranks: Sequence[int] | None = None
     ):
         super().__init__(collective.topology)
         self._collective = collective

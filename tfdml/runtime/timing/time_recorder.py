@@ -1,4 +1,4 @@
-"""Recorder of a process's timeline: open for some steps of a `fit`, closed otherwise."""
+"""TimeRecorder of a process's timeline: open for some steps of a `fit`, closed otherwise."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.runtime import host_clock
-from tfdml.runtime.recording.marks import Marks
+from tfdml.runtime.timing.marks import Marks
 from tfdml.timeline.rank_timeline import Span
 from tfdml.timeline.recording import BATCH, Execution, Recording
 
@@ -44,7 +44,7 @@ class _Chosen:
     exchanges: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
-class Recorder:
+class TimeRecorder:
     """Records when the chosen steps of a `fit`, and what happens between them, begin and end.
 
     A process has one. Chosen steps run in a graph of their own, in which `is_in_step` holds while

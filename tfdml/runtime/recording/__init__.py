@@ -1,1 +1,0 @@
-"""Recording of when a rank's steps, exchanges, callbacks and saves begin and end."""
