@@ -1,7 +1,5 @@
 """Cases run by ranks: trainings with local updates, and their results."""
 
-import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -318,11 +316,8 @@ def resumed(
     strategy_options: dict | None = None,
     epochs: int = EPOCHS,
     callbacks: Any = (),
-    optimizer_options: dict | None = None,
 ) -> dict[str, Any]:
     """Trains from the last checkpoint, if there is one; may end in the midst of an epoch.
-
-    A training that ends because of a preemption returns its exit code.
 
     Args:
         directory: Directory of the checkpoints.
@@ -333,7 +328,6 @@ def resumed(
         strategy_options: Options of the strategy.
         epochs: Number of epochs.
         callbacks: Other callbacks.
-        optimizer_options: Options of the optimizer.
     """
     checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(
         directory, save_freq=save_freq, asynchronous=False
@@ -344,13 +338,10 @@ def resumed(
             optimizer,
             callbacks=[checkpoint, Ending(stop_after), *callbacks],
             strategy_options=strategy_options,
-            optimizer_options=optimizer_options,
             epochs=epochs,
         )
     except Ended:
         return {}
-    except SystemExit as left:
-        return {"code": left.code}
     finally:
         # The next job is another program.
         leave_directory(directory)
@@ -382,79 +373,6 @@ class Ending(keras.callbacks.Callback):
         self._left -= 1
         if not self._left:
             raise Ended
-
-
-class Preempted(keras.callbacks.Callback):
-    """Callback by which SIGTERM reaches one rank, once.
-
-    Args:
-        rank: The rank.
-        step: The step of all epochs after which the signal comes, from 1.
-    """
-
-    def __init__(self, rank: int, step: int):
-        super().__init__()
-        self._left = step if rank == rank_job.rank() else 0
-
-    def get_state(self) -> None:
-        """Returns no state for a checkpoint."""
-
-    def set_state(self, state) -> None:
-        """Has no state."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Counts the steps."""
-        self._left -= 1
-        if not self._left:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def preempted(directory: str, local_updates: Any, rank: int, step: int) -> dict[str, Any]:
-    """Trains, saving at ends of epochs alone, until SIGTERM after a step of one rank."""
-    callbacks = [Preempted(rank, step)]
-    return resumed(directory, local_updates, save_freq="epoch", callbacks=callbacks)
-
-
-class Accumulated(keras.callbacks.Callback):
-    """Callback that records the accumulated gradients of this rank between its steps.
-
-    Attributes:
-        before: Those before each step, by its index in the epoch.
-        after: Those after each step.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: dict[int, list[np.ndarray]] = {}
-        self.after: dict[int, list[np.ndarray]] = {}
-
-    def get_state(self) -> None:
-        """Returns no state for a checkpoint."""
-
-    def set_state(self, state) -> None:
-        """Has no state."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Records what an update will begin with."""
-        self.before[batch] = self._sums()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Records what the next step begins with."""
-        self.after[batch] = self._sums()
-
-    def _sums(self) -> list[np.ndarray]:
-        parts = get_session(self.model).accumulator.parts
-        return [np.sum([copy.numpy() for copy in copies], 0) for copies in parts]
-
-
-def accumulated(directory: str, local_updates: Any, stop_after: int) -> dict[str, Any]:
-    """Trains with an update every two steps; returns the gradients that were accumulated."""
-    noted = Accumulated()
-    options = {"gradient_accumulation_steps": 2}
-    resumed(
-        directory, local_updates, stop_after, "sgd", callbacks=[noted], optimizer_options=options
-    )
-    return {"before": noted.before, "after": noted.after}
 
 
 def with_measured_parts(local_updates: Any) -> dict[str, Any]:

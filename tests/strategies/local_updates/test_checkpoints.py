@@ -76,61 +76,6 @@ def test_other_number_of_ranks(ranks, tmp_path, method):
     assert len(results[0]["history"]["loss"]) == cases.EPOCHS
 
 
-@pytest.mark.parametrize(
-    ("size", "method", "asked_after", "saved_after"),
-    [
-        (2, METHOD, 4, 6),
-        # The last round of an epoch ends between two steps.
-        (2, METHOD, 7, 7),
-        # The other fragment's round goes on.
-        (2, FRAGMENTS, 3, 4),
-        (1, AVERAGED, 4, 6),
-    ],
-    ids=["round", "end", "fragments", "one_process"],
-)
-def test_preemption_saves_at_a_synchronization(
-    ranks, tmp_path, size, method, asked_after, saved_after
-):
-    """SIGTERM on the last rank ends all at the next one; resumed, they have the same bits."""
-    whole = ranks(size).run(_resumed, (str(tmp_path / "whole"), method), OPTIONS)
-    directory = tmp_path / "preempted"
-    ended = ranks(size).run(cases.preempted, str(directory), method, size - 1, asked_after)
-    assert ended == [{"code": 75}] * size
-    assert [int(name[-6:]) for name in _checkpoints(directory)] == [saved_after]
-    results = ranks(size).run(_resumed, (str(directory), method), OPTIONS)
-    for expected, result in zip(whole, results, strict=True):
-        for key in ("weights", "slots"):
-            pairs = zip(expected[key], result[key], strict=True)
-            assert all(a.tobytes() == b.tobytes() for a, b in pairs), key
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "method", "later"),
-    [
-        (2, 3, METHOD, METHOD),
-        # One process has no rounds: its gradient is the mean over all rows, as each rank's is now.
-        (1, 2, METHOD, METHOD),
-        pytest.param(2, 1, METHOD, METHOD, marks=pytest.mark.slow),
-        # Of a synchronous step's gradient each rank has its part, and they add up.
-        (2, 2, METHOD, None),
-        pytest.param(2, 2, None, METHOD, marks=pytest.mark.slow),
-    ],
-)
-def test_accumulated_gradients_on_other_ranks(ranks, tmp_path, before, after, method, later):
-    """A synchronization between two updates: the mean over all rows is what is kept."""
-    first = ranks(before).run(cases.accumulated, str(tmp_path), method, 4)
-    ranks_parts = [result["after"][2] for result in first]
-    whole = [np.sum(parts, 0) for parts in zip(*ranks_parts, strict=True)]
-    assert all(np.abs(total).max() > 0 for total in whole)
-    if method is not None:
-        whole = [total / before for total in whole]
-    results = ranks(after).run(cases.accumulated, str(tmp_path), later, 1)
-    for result in results:
-        for mean, own in zip(whole, result["before"][3], strict=True):
-            expected = mean if later is not None else mean / after
-            np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-15)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("step", [3, 5])

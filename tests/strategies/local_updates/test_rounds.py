@@ -15,8 +15,7 @@ from tests.harness.pool import RankFailure
 from tests.strategies.cases import data
 from tests.strategies.local_updates import cases
 from tests.strategies.local_updates.waiting import Waiting
-from tfdml.local_updates import LinkSyncRule, QuadraticSyncRule
-from tfdml.local_updates.sync_rules import LastRound
+from tfdml.local_updates import QuadraticSyncRule
 from tfdml.strategies.fit_session import get_session
 
 
@@ -86,38 +85,6 @@ def _measured() -> dict:
 
     cases.trained(("LocalSGD", {"sync_every": "auto"}), callbacks=[Slow()])
     return found
-
-
-def test_rounds_without_steps_are_not_measured(ranks):
-    """The end of data of unknown length is found after a round has begun."""
-    one, other = ranks(2).run(_with_empty_rounds)
-    assert one == other
-    # The rule is asked once before all rounds; the first round is not timed.
-    before, first, *timed = one["asked"]
-    assert one["synchronizations"] > 1 + len(timed), "There was no round without steps."
-    assert before.step_seconds == first.step_seconds == 0
-    assert timed
-    for last in timed:
-        assert last.sync_every == 1
-        assert last.step_seconds > 0
-        assert last.exchange_seconds > 0
-
-
-def _with_empty_rounds() -> dict:
-    asked, found = [], {}
-
-    class Asked(LinkSyncRule):
-        def next_interval(self, last: LastRound) -> int:
-            asked.append(last)
-            return super().next_interval(last)
-
-    class Counted(keras.callbacks.Callback):
-        def on_train_end(self, logs=None):
-            found["synchronizations"] = int(get_session(self.model).rounds.clock._rounds)
-
-    rule = ("LocalSGD", {"sync_every": Asked(max_steps=1)})
-    cases.trained(rule, own_data=True, callbacks=[Counted()])
-    return {**found, "asked": asked}
 
 
 def test_between_synchronizations_nobody_waits(ranks, tmp_path):

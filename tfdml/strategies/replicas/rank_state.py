@@ -103,6 +103,12 @@ class RankState:
         rounds = get_session(self._model).rounds
         return rounds is None or rounds.synchronized
 
+    def synchronize(self) -> None:
+        """Ends a round of local steps, if there is one; all ranks call this."""
+        rounds = get_session(self._model).rounds
+        if rounds is not None:
+            rounds.finish()
+
     # -- State between steps -------------------------------------------------------------------
 
     def local_state(self) -> dict[str, np.ndarray]:
@@ -152,23 +158,21 @@ class RankState:
             rounds.saved.restore(local_updates, [_below(_ROUNDS, state) for state in before])
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
-        # Gradients of local steps are means over a rank's own rows, others its part of the mean.
-        had_means = local_updates is not None and local_updates["means"]
-        has_means = rounds is not None and not rounds.is_warming_up
         for (name, parts), deal in zip(self._accumulated().items(), self._deals(), strict=True):
             found = [[v for k, v in state.items() if k.startswith(f"{name}/")] for state in before]
-            is_same = len(found) == self.size and len(found[0]) == len(parts)
-            if is_same and had_means == has_means:
+            if len(found) == self.size and len(found[0]) == len(parts):
                 values = found[self.rank]
             elif deal is not None:
                 # Each replica has the sum of its rank's rows.
                 whole = deal.join([of_rank[0] for of_rank in found])
                 values = [deal.part_of(whole, self.rank)] * len(parts)
             else:
-                # Only the mean over all rows matters: each rank gets it, or an equal part of it.
+                # Only the sum matters: each rank gets an equal share of it. With local updates each
+                # rank had a mean over its own rows.
                 total = sum(np.sum(values, 0) for values in found)
-                divisor = (len(found) if had_means else 1) * (1 if has_means else self.size)
-                first = (total / divisor).astype(total.dtype)
+                had_means = local_updates is not None and local_updates["means"]
+                shares = len(found) if had_means else self.size
+                first = (total / shares).astype(total.dtype)
                 values = [first, *(first * 0 for _ in parts[1:])]
             for part, value in zip(parts, values, strict=True):
                 part.assign(value)
