@@ -123,14 +123,15 @@ def made_in_other_orders(in_any_order: bool) -> list[float]:
         collective = collective.in_any_order
 
     @tf.function
-    def step() -> dict[str, tf.Tensor]:
+    def step(rank: tf.Tensor) -> dict[str, tf.Tensor]:
+        # Not of constants: TensorFlow would sum these one after another when it makes the graph.
         sums = {}
         for name in ("first", "second")[:: 1 if collective.rank else -1]:
-            own = tf.constant([len(name) + collective.rank], tf.float32)
-            (sums[name],) = collective.all_reduce([own], f"other_order_{name}")
+            (sums[name],) = collective.all_reduce([rank + len(name)], f"other_order_{name}")
         return sums
 
-    return [float(step()[name][0]) for name in ("first", "second")]
+    found = step(tf.constant([collective.rank], tf.float32))
+    return [float(found[name][0]) for name in ("first", "second")]
 
 
 def horovod_in_a_graph() -> list:

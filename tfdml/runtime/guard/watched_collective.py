@@ -1,6 +1,7 @@
 """Collective that reports its waits and the tensors in its graphs, for the guard to compare."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ class WatchedCollective(Collective):
             name,
             tensors,
             [self._in_words(t, t.shape) for t in tensors],
-            lambda: self._collective.all_reduce(tensors, name),
+            functools.partial(self._collective.all_reduce, tensors, name),
         )
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -89,7 +90,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape[1:])],
-            lambda: self._collective.all_gather(tensor, name),
+            functools.partial(self._collective.all_gather, tensor, name),
         )
 
     def all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -99,7 +100,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape)],
-            lambda: self._collective.all_to_all(tensor, name),
+            functools.partial(self._collective.all_to_all, tensor, name),
         )
 
     def all_to_all_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
@@ -109,7 +110,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape)],
-            lambda: self._collective.all_to_all_rows(tensor, counts, name),
+            functools.partial(self._collective.all_to_all_rows, tensor, counts, name),
         )
 
     def all_to_all_ragged(
@@ -121,7 +122,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape[1:])],
-            lambda: self._collective.all_to_all_ragged(tensor, counts, name),
+            functools.partial(self._collective.all_to_all_ragged, tensor, counts, name),
         )
 
     def all_gather_rows(self, tensor: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
@@ -131,7 +132,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape[1:])],
-            lambda: self._collective.all_gather_rows(tensor, counts, name),
+            functools.partial(self._collective.all_gather_rows, tensor, counts, name),
         )
 
     def broadcast(self, tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
@@ -141,7 +142,7 @@ class WatchedCollective(Collective):
             name,
             [tensor],
             [self._in_words(tensor, tensor.shape)],
-            lambda: self._collective.broadcast(tensor, name, root),
+            functools.partial(self._collective.broadcast, tensor, name, root),
         )
 
     def _in_words(self, tensor: tf.Tensor, shape: tf.TensorShape) -> str:
