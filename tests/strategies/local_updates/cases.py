@@ -1,5 +1,7 @@
 """Cases run by ranks: trainings with local updates, and their results."""
 
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -319,6 +321,8 @@ def resumed(
 ) -> dict[str, Any]:
     """Trains from the last checkpoint, if there is one; may end in the midst of an epoch.
 
+    A training that ends because of a preemption returns its exit code.
+
     Args:
         directory: Directory of the checkpoints.
         local_updates: As in `trained`.
@@ -342,6 +346,8 @@ def resumed(
         )
     except Ended:
         return {}
+    except SystemExit as left:
+        return {"code": left.code}
     finally:
         # The next job is another program.
         leave_directory(directory)
@@ -373,6 +379,37 @@ class Ending(keras.callbacks.Callback):
         self._left -= 1
         if not self._left:
             raise Ended
+
+
+class Preempted(keras.callbacks.Callback):
+    """Callback by which SIGTERM reaches one rank, once.
+
+    Args:
+        rank: The rank.
+        step: The step of all epochs after which the signal comes, from 1.
+    """
+
+    def __init__(self, rank: int, step: int):
+        super().__init__()
+        self._left = step if rank == rank_job.rank() else 0
+
+    def get_state(self) -> None:
+        """Returns no state for a checkpoint."""
+
+    def set_state(self, state) -> None:
+        """Has no state."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Counts the steps."""
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def preempted(directory: str, local_updates: Any, rank: int, step: int) -> dict[str, Any]:
+    """Trains, saving at ends of epochs alone, until SIGTERM after a step of one rank."""
+    callbacks = [Preempted(rank, step)]
+    return resumed(directory, local_updates, save_freq="epoch", callbacks=callbacks)
 
 
 def with_measured_parts(local_updates: Any) -> dict[str, Any]:

@@ -76,6 +76,34 @@ def test_other_number_of_ranks(ranks, tmp_path, method):
     assert len(results[0]["history"]["loss"]) == cases.EPOCHS
 
 
+@pytest.mark.parametrize(
+    ("size", "method", "asked_after", "saved_after"),
+    [
+        (2, METHOD, 4, 6),
+        # The last round of an epoch ends between two steps.
+        (2, METHOD, 7, 7),
+        # The other fragment's round goes on.
+        (2, FRAGMENTS, 3, 4),
+        (1, AVERAGED, 4, 6),
+    ],
+    ids=["round", "end", "fragments", "one_process"],
+)
+def test_preemption_saves_at_a_synchronization(
+    ranks, tmp_path, size, method, asked_after, saved_after
+):
+    """SIGTERM on the last rank ends all at the next one; resumed, they have the same bits."""
+    whole = ranks(size).run(_resumed, (str(tmp_path / "whole"), method), OPTIONS)
+    directory = tmp_path / "preempted"
+    ended = ranks(size).run(cases.preempted, str(directory), method, size - 1, asked_after)
+    assert ended == [{"code": 75}] * size
+    assert [int(name[-6:]) for name in _checkpoints(directory)] == [saved_after]
+    results = ranks(size).run(_resumed, (str(directory), method), OPTIONS)
+    for expected, result in zip(whole, results, strict=True):
+        for key in ("weights", "slots"):
+            pairs = zip(expected[key], result[key], strict=True)
+            assert all(a.tobytes() == b.tobytes() for a, b in pairs), key
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("step", [3, 5])

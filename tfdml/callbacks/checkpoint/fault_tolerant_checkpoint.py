@@ -50,8 +50,9 @@ class FaultTolerantCheckpoint(ResumingCallback):
       `s3://`, ...) is read and written through the fsspec plug-in of the store; transient errors
       are retried for two minutes.
     - **The cost** is measured, and reported once: how often to save for 3.5 % of the time.
-    - **Preemption**: after SIGTERM or a notice on any rank all ranks save after the same step, and
-      exit with code 75, on which schedulers and `tfdml launch --max-restarts` start the job again.
+    - **Preemption**: after SIGTERM or a notice on any rank all ranks save after the same step, with
+      `local_updates` after the next synchronization, and exit with code 75, on which schedulers and
+      `tfdml launch --max-restarts` start the job again.
 
     Args:
         directory: Directory of the checkpoints, a path or a URL; created if necessary.
@@ -186,22 +187,30 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
-        """Saves if it is due; ends the process if it was asked to end."""
+        """Saves if it is due; ends the process if it was asked to end.
+
+        With local updates, both wait for the next synchronization.
+        """
         self.data.used(logs)
         self._run.note_batch(batch)
-        if self._preemption.agreed:
-            self._run.ranks.synchronize()
+        if self._preemption.agreed and self._run.ranks.is_synchronized:
             self._run.save()
             self._leave()
         elif self._run.is_due():
             self._run.save()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves after an epoch if configured or if it is the best, and after the last one."""
+        """Saves after an epoch if configured or if it is the best, and after the last one.
+
+        Ends the process if it was asked to end since the last step.
+        """
         best = self._run.end_epoch(epoch, logs or {})
         finished = self.model.stop_training or self.progress.epoch >= self.params["epochs"]
-        if best or finished or self._options.save_freq == "epoch":
+        asked = self._preemption.agreed
+        if best or finished or asked or self._options.save_freq == "epoch":
             self._run.save(finished)
+        if asked:
+            self._leave()
 
     def on_train_end(self, logs=None):
         """Waits for the last write, and repeats it if it was given up when a rank was lost."""

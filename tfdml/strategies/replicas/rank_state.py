@@ -103,12 +103,6 @@ class RankState:
         rounds = get_session(self._model).rounds
         return rounds is None or rounds.synchronized
 
-    def synchronize(self) -> None:
-        """Ends a round of local steps, if there is one; all ranks call this."""
-        rounds = get_session(self._model).rounds
-        if rounds is not None:
-            rounds.finish()
-
     # -- State between steps -------------------------------------------------------------------
 
     def local_state(self) -> dict[str, np.ndarray]:
