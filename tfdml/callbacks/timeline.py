@@ -85,7 +85,7 @@ class Timeline(keras.callbacks.Callback):
             self._recorder.close()
 
     def get_state(self) -> dict:
-        """Returns nothing: a `fit` that resumes from a checkpoint records anew, or not at all."""
+        """Returns an empty state: a `fit` that resumes records anew, or not at all."""
         return {}
 
     def set_state(self, state: dict) -> None:

@@ -1,4 +1,4 @@
-"""What a job's timeline tells: overlap, waits, and times at which nothing was on the wire."""
+"""Findings in a job's timeline: overlap, waits, and times with nothing on the wire."""
 
 import dataclasses
 import statistics
@@ -12,7 +12,7 @@ from tfdml.timeline.rank_timeline import Kind, RankTimeline, Span
 
 @dataclasses.dataclass(frozen=True)
 class RankFindings:
-    """What a rank's recorded steps took, in seconds: the mean of a step.
+    """Mean times of a rank's recorded steps, in seconds.
 
     Attributes:
         rank: The rank.
@@ -20,11 +20,11 @@ class RankFindings:
         step: A step, from its beginning to that of the next one.
         data: Waiting for a batch.
         compute: Computing gradients.
-        rest: What was left of the exchange after that.
+        rest: Time of the exchange that was left after that.
         update: Updating the weights.
         between: Callbacks, saves and calls such as `evaluate` between steps.
         wire: Times at which gradients and others were exchanged, from when the last rank took part.
-        hidden: What of `wire` was while the rank computed gradients.
+        hidden: Part of `wire` during which the rank computed gradients.
         waited: Times at which the rank had begun an exchange that another rank had not, and
             exchanged nothing else.
         idle: Times within the exchange of a step at which nothing was on the wire.
@@ -72,13 +72,13 @@ class Gap(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Duration in seconds."""
         return self.end - self.begin
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a job's timeline tells.
+    """Findings in a job's timeline.
 
     Attributes:
         steps: Numbers of the recorded batches.

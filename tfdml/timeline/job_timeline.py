@@ -31,7 +31,7 @@ class Wait(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the rank waited."""
+        """Seconds for which the rank waited."""
         return self.end - self.exchange.begin
 
 

@@ -41,7 +41,7 @@ class Span(NamedTuple):
         begin: When it began, in seconds since 1970 on the rank's clock.
         end: When it ended.
         step: Number of the batch in the `fit`, from 1; None for what belongs to none.
-        details: What else is known: `operation`, `bytes` and `ranks` of an exchange.
+        details: Further facts: `operation`, `bytes` and `ranks` of an exchange.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class RankTimeline:
         job: Text that tells the job and its `fit` from others: the same on all ranks.
         strategy: Name of the strategy's class.
         clocks: Differences from rank 0's clock before and after the steps.
-        spans: What the rank did, on its own clock.
+        spans: Spans of the rank's activities, on its own clock.
     """
 
     rank: int

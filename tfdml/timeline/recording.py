@@ -1,4 +1,4 @@
-"""What a rank has recorded of its steps, and the spans that follow from it."""
+"""Recording of a rank's steps, and the spans that follow from it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ class Execution(NamedTuple):
 
 @dataclasses.dataclass
 class Recording:
-    """What a rank has recorded.
+    """Recording of a rank's steps.
 
     Attributes:
         executions: Calls of the train function.
         marks: Times of each mark by slot, 0 where a step did not come there: float64.
         exchanges: Details of each exchange, by its name.
-        spans: What the main thread and the writer of checkpoints did otherwise.
+        spans: Spans of the main thread and of the writer of checkpoints.
     """
 
     executions: list[Execution]

@@ -109,9 +109,9 @@ def exchanged_while_the_first_layer_waits(
     event = TimedEvent()
     held = Held(event, seconds)
     strategy = rank_job.strategy(devices=devices)
-    told: list[float] = []
+    arrivals: list[float] = []
     if record is not None:
-        close = lambda recording: record(recording, told)  # noqa: E731
+        close = lambda recording: record(recording, arrivals)  # noqa: E731
         strategy.extended.recorder.choose(1, 2, on_open=int, on_close=close)
     width = int((FIRST_BUCKET_BYTES / 4) ** 0.5)  # The last kernel fills the first bucket.
     with strategy.scope():
@@ -127,7 +127,7 @@ def exchanged_while_the_first_layer_waits(
         for _ in range(2):
             event.clear()
             model.train_on_batch(x, np.ones((4, width), "float32"))
-            told.append(event.set_at)
+            arrivals.append(event.set_at)
     strategy.extended.recorder.close()
     return list(held.came)  # Keras has wrapped the list.
 
@@ -141,9 +141,9 @@ def recorded_while_the_first_layer_waits(seconds: float) -> list[dict[str, float
     """
     steps = []
 
-    def record(recording: Recording, told: list[float]) -> None:
+    def record(recording: Recording, arrivals: list[float]) -> None:
         marks = recording.marks
-        for slot, arrived in enumerate(told):
+        for slot, arrived in enumerate(arrivals):
             first, second = (f"gradients/sgd/bucket_{i}" for i in range(2))
             times = {
                 "first begins": marks[f"{first}:{BEGIN}"][slot],

@@ -64,7 +64,7 @@ class OwnReports:
 
         Args:
             name: Name of the report.
-            report: What is known of the rank.
+            report: Report on the rank as far as it is known.
             pid: Its process.
         """
         report = rank_report.report_silent_rank(report, pid, self.directory)

@@ -22,7 +22,7 @@ class Process(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What asking has brought: text for people, and whether a report was concluded."""
+    """Answer to a request: text for people, and whether a report was concluded."""
 
     text: str
     is_complete: bool

@@ -33,12 +33,12 @@ _SIGNAL_SECONDS = 1.0
 
 @dataclasses.dataclass
 class RankReport:
-    """What is known of a rank at the time of a report.
+    """Report on one rank: its place, exchanges and state, as far as they are known.
 
     Attributes:
         rank: Rank number.
         where: Its host and process, in words.
-        activity: What its main thread does, as the guard knows it.
+        activity: Activity of its main thread, as the guard knows it.
         state: Why it has not reported itself, as a predicate of "rank N"; "" if it has.
         place: Where its main thread is, such as "in on_batch_end at train.py:31"; "" if unknown.
         exchanges: Its last exchanges, in the order begun; None if unknown.
@@ -114,7 +114,7 @@ def report_silent_rank(report: RankReport, pid: int, directory: Path) -> RankRep
     """Looks at a rank that does not report, in a process of this machine.
 
     Args:
-        report: What is known of the rank.
+        report: Report on the rank as far as it is known.
         pid: Its process.
         directory: The directory of the job's reports.
     """

@@ -111,7 +111,7 @@ def main_frames(stacks: str, main_thread: str) -> list[StackFrame]:
     """Returns the main thread's frames, innermost first, in the last stacks of a text.
 
     Args:
-        stacks: What `faulthandler` has written.
+        stacks: Text that `faulthandler` has written.
         main_thread: The main thread's number, such as "0x00007f3c".
     """
     frames: list[StackFrame] = []

@@ -25,7 +25,7 @@ from tfdml.strategies.traced import traced, tracing
 
 @dataclasses.dataclass
 class UpdateObservation:
-    """What is observed of the updates of a step.
+    """Observed quantities of the updates of a step.
 
     Attributes:
         clock: The session's clock.
