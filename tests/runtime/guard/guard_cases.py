@@ -1,6 +1,8 @@
 """Cases run by ranks: faults and differences that the guard and the fingerprint must detect."""
 
 import dataclasses
+import os
+import signal
 import time
 
 import keras
@@ -130,6 +132,15 @@ def guard_that_fails() -> None:
     x, y = data(24)
     for _ in range(1000):
         compiled(strategy).fit(x, y, batch_size=12, verbose=0)
+
+
+def killed_before_variables() -> None:
+    """Rank 1 is killed while rank 0 waits for it to make the model's variables."""
+    strategy = rank_job.strategy()
+    if strategy.rank == 1:
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    compiled(strategy)
 
 
 def rank_0_unheard() -> None:

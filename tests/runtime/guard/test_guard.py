@@ -126,6 +126,14 @@ def test_failing_guard_is_reported(ranks):
     assert "TypeError" in str(failure.value)
 
 
+def test_a_rank_lost_while_variables_are_made_is_named(ranks):
+    """Not a difference between the models, of which the broken exchange looks like one."""
+    with pytest.raises(RankFailure) as failure:
+        ranks(2).run(cases.killed_before_variables)
+    assert "because rank 1 died" in str(failure.value)
+    assert "Variables must be the same" not in str(failure.value)
+
+
 def test_a_rank_that_gives_up_on_rank_0_tells_it(ranks):
     """It would be taken for dead otherwise, when only the network was cut."""
     with pytest.raises(RankFailure) as failure:

@@ -133,12 +133,19 @@ class Guard:
             yield
         except Exception as error:
             self._tell_failure(error, number)
-            if isinstance(error, BROKEN):
-                # A lost rank may be the cause: then rank 0 reports which, and this one ends.
-                self._announced.wait(LEFT_GRACE + 2 * self._beat)
+            self.wait_for_verdict(error)
             raise
         finally:
             self.activity.end()
+
+    def wait_for_verdict(self, error: Exception) -> None:
+        """Gives rank 0 time to report the lost rank that may be the cause, and to end this one.
+
+        Args:
+            error: Error of an exchange; if no lost rank can be its cause, there is no wait.
+        """
+        if isinstance(error, BROKEN):
+            self._announced.wait(LEFT_GRACE + 2 * self._beat)
 
     def _tell_failure(self, error: BaseException, call: int | None) -> None:
         self.activity.failed = True

@@ -291,6 +291,7 @@ class ReplicaExtended(BatchExtended):
             with self.guard.activity.waiting(f"making the variable {variable}"):
                 yield
         except tf.errors.OpError as error:
+            self.guard.wait_for_verdict(error)
             raise ValueError(
                 f"Variables must be the same on all {self.collective.size} ranks, made "
                 f"in the same order. Received on rank {self.collective.rank}: {variable}, and from "
