@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
     "memory": {"collectives", "compression", "local_updates", "strategies"},
     "mixed_precision": set(),
+    "pipeline": set(),
     "data": {"row_split"},
     "cli": {
         "topology",
@@ -188,8 +189,8 @@ FRAMEWORK_ATTRIBUTES = {
     " _model_variables_moving_average _update_model_variables_moving_average _var_key"
     " _clip_gradients",
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
-    " _initial_epoch _inputs _inputs_struct _metrics _non_trainable_variables _outputs_struct"
-    " _save_model _symbolic_build _variables",
+    " _functional _initial_epoch _inputs _inputs_struct _metrics _nodes_by_depth"
+    " _non_trainable_variables _outputs_struct _save_model _symbolic_build _variables",
     "variables": "_direct_assign _dtype _get _handle _initialize _primary _shape _unique_id _value",
     "data of `fit`": "_batch_size _current_iterator _distributed_dataset _epoch_iterator"
     " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: where a model is cut into stages, and what the stages cost."""
