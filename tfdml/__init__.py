@@ -45,6 +45,7 @@ _STRATEGIES = (
 _FUNCTIONS = {
     "alone": "strategies.alone",
     "estimate_memory": "memory",
+    "PipelineParallel": "pipeline.parallel",
     "remat": "strategies.remat",
     "Sharding": "strategies.sharding",
 }

@@ -1,5 +1,7 @@
 """The calls of a functional model's layers, and the tensors between them."""
 
+from collections.abc import Sequence
+
 import keras
 
 
@@ -60,7 +62,11 @@ class LayerGraph:
 
     def variables(self, begin: int, end: int) -> list[keras.Variable]:
         """Returns the variables of the layers that are called in `calls[begin:end]`, each once."""
-        found = [v for call in self.calls[begin:end] for v in _variables_of(call)]
+        return self.variables_of(self.calls[begin:end])
+
+    def variables_of(self, calls: Sequence) -> list[keras.Variable]:
+        """Returns the variables of the layers that are called in some calls, each once."""
+        found = [v for call in calls for v in _variables_of(call)]
         return list({id(variable): variable for variable in found}.values())
 
     def owners(self) -> dict[int, int]:

@@ -10,6 +10,8 @@ from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, DeepGradientCompression, get
 from tfdml.compression.auto.auto_aggregator import goes_to_owners
 from tfdml.local_updates import LocalUpdates
+from tfdml.pipeline.device_groups import check_device_groups
+from tfdml.pipeline.parallel import PipelineParallel
 from tfdml.row_split import integer_weights
 from tfdml.strategies.sharding import Sharding
 
@@ -31,6 +33,7 @@ class ReplicaOptions:
         silence_limit: Seconds of silence after which another process is taken for lost.
         sharding: Division of optimizer state among the processes; None for no division.
         local_updates: Method of local updates; None if each step is synchronous.
+        pipeline: Division of models into stages; None for whole models on each device.
     """
 
     compression: Compressor | None = None
@@ -41,6 +44,7 @@ class ReplicaOptions:
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
     sharding: Sharding | None = None
     local_updates: LocalUpdates | None = None
+    pipeline: PipelineParallel | None = None
 
     @property
     def shards_optimizers(self) -> bool:
@@ -65,6 +69,7 @@ def check(
     batch_split: Sequence[float] | str | None = None,
     sharding: Sharding | None = None,
     local_updates: LocalUpdates | None = None,
+    pipeline: PipelineParallel | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments that the strategies share; returns them as options.
 
@@ -78,6 +83,7 @@ def check(
         batch_split: A positive number for each replica, "auto", or None for equal parts.
         sharding: Division of optimizer state among the processes; None for no division.
         local_updates: Method of local updates; None if each step is synchronous.
+        pipeline: Division of models into stages; None for whole models on each device.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -87,6 +93,7 @@ def check(
             f"`devices` must be a non-empty list of device names, or None for the default. "
             f"Received: devices={devices!r}. Use for example ['GPU:0']."
         )
+    check_device_groups(devices, pipeline)
     check_seconds("silence_limit", silence_limit)
     if not isinstance(check_desync, int) or check_desync < 0:
         raise ValueError(
@@ -122,6 +129,7 @@ def check(
         silence_limit,
         sharding,
         local_updates,
+        pipeline,
     )
 
 

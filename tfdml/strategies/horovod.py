@@ -8,6 +8,8 @@ from tfdml.collectives.collective import Collective, LocalCollective
 from tfdml.collectives.horovod import HorovodCollective
 from tfdml.compression import Compressor
 from tfdml.local_updates import LocalUpdates
+from tfdml.pipeline.device_groups import flat_devices, grouped_like
+from tfdml.pipeline.parallel import PipelineParallel
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.replica_strategy import ReplicaStrategy
@@ -62,6 +64,10 @@ class HorovodStrategy(ReplicaStrategy):
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
             the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
             embedding tables, too. None for no division.
+        pipeline: Division of models into stages on several devices:
+            `tfdml.PipelineParallel(num_microbatches=8)`. Then `devices` are groups of them, such as
+            `[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]]`: each group is one replica. None for whole
+            models on each device.
 
     Raises:
         ImportError: If a launcher started several processes and Horovod is not installed.
@@ -74,12 +80,13 @@ class HorovodStrategy(ReplicaStrategy):
 
     def __init__(
         self,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         *,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
         local_updates: LocalUpdates | None = None,
+        pipeline: PipelineParallel | None = None,
         sharding: Sharding | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
@@ -93,6 +100,7 @@ class HorovodStrategy(ReplicaStrategy):
             batch_split=batch_split,
             sharding=sharding,
             local_updates=local_updates,
+            pipeline=pipeline,
         )
         if topology.is_elastic() and isinstance(options.batch_split, tuple):
             raise ValueError(
@@ -107,8 +115,8 @@ class HorovodStrategy(ReplicaStrategy):
                 f"`embeddings`."
             )
         collective = _collective()
-        own = own_devices(devices, topology.launched(), most=1)
-        super().__init__(collective, own, options)
+        own = own_devices(flat_devices(devices), topology.launched(), most=1)
+        super().__init__(collective, grouped_like(own, devices), options)
         self.extended.must_join = topology.is_elastic()
 
 

@@ -9,6 +9,8 @@ from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
 from tfdml.compression import Auto, Compressor
+from tfdml.pipeline.device_groups import flat_devices, grouped_like
+from tfdml.pipeline.parallel import PipelineParallel
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments, keras_seam
 from tfdml.strategies.replica_strategy import ReplicaStrategy
@@ -38,6 +40,10 @@ class MirroredStrategy(ReplicaStrategy):
             each, in the order of `devices`, such as `[3, 1]`; or "auto", which measures each
             replica's time per row and gives faster ones more rows, in new parts from the next
             epoch on. The numbers of a training do not depend on them. None for equal parts.
+        pipeline: Division of models into stages on several devices:
+            `tfdml.PipelineParallel(num_microbatches=8)`. Then `devices` are groups of them, such as
+            `[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]]`: each group is one replica. None for whole
+            models on each device.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -45,18 +51,24 @@ class MirroredStrategy(ReplicaStrategy):
 
     def __init__(
         self,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
         *,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
+        pipeline: PipelineParallel | None = None,
     ):
         options = arguments.check(
-            devices, compression, bucket_bytes=bucket_bytes, batch_split=batch_split
+            devices,
+            compression,
+            bucket_bytes=bucket_bytes,
+            batch_split=batch_split,
+            pipeline=pipeline,
         )
         devices = keras_seam.devices_of_run(devices)
-        devices = own_devices(devices, topology.on_this_host())
+        own = own_devices(flat_devices(devices), topology.on_this_host())
+        devices = grouped_like(own, devices)
         _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
         super().__init__(LocalCollective(), devices, options)
         choice = self.extended.aggregator_choice

@@ -11,6 +11,8 @@ from tfdml.collectives.device_group import device_group
 from tfdml.collectives.tensorflow import TensorFlowCollective
 from tfdml.compression import Compressor
 from tfdml.local_updates import LocalUpdates
+from tfdml.pipeline.device_groups import each_device, flat_devices, grouped_like, replica_devices
+from tfdml.pipeline.parallel import PipelineParallel
 from tfdml.runtime.gpus import own_devices
 from tfdml.strategies import arguments
 from tfdml.strategies.cluster_member import join
@@ -61,6 +63,10 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
             the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
             embedding tables, too. None for no division.
+        pipeline: Division of models into stages on several devices:
+            `tfdml.PipelineParallel(num_microbatches=8)`. Then `devices` are groups of them, such as
+            `[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]]`: each group is one replica. None for whole
+            models on each device.
 
     Raises:
         ValueError: If an argument is wrong, or the cluster does not name this process's task.
@@ -73,11 +79,12 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         *,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
         local_updates: LocalUpdates | None = None,
+        pipeline: PipelineParallel | None = None,
         sharding: Sharding | None = None,
         silence_limit: float = 60.0,
         check_desync: int = 0,
@@ -99,6 +106,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             batch_split=batch_split,
             sharding=sharding,
             local_updates=local_updates,
+            pipeline=pipeline,
         )
         arguments.check_seconds("start_limit", start_limit)
         self._cluster_resolver = (
@@ -106,7 +114,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         )
         # Slurm's resolver selects this process's GPUs here, and the server then takes them.
         self._cluster_resolver.cluster_spec()
-        own = own_devices(devices, topology.on_this_host())
+        own = grouped_like(own_devices(flat_devices(devices), topology.on_this_host()), devices)
         member = join(cluster_resolver, communication_options, start_limit)
         if member is None:
             super().__init__(LocalCollective(), own, options)
@@ -116,11 +124,12 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             return
         # In a cluster, device names include the job and task.
         task = member.devices[0].rsplit("/device:", 1)[0]
-        own = [f"{task}/device:{device}" for device in own]
-        collective = TensorFlowCollective(member.topology, own, communication_options)
+        own = each_device(lambda device: f"{task}/device:{device}", own)
+        firsts = replica_devices(own)
+        collective = TensorFlowCollective(member.topology, firsts, communication_options)
         super().__init__(collective, own, options)
         self.extended.aggregator_choice.device_group = device_group(
-            member.topology, own, communication_options
+            member.topology, firsts, communication_options
         )
 
     @property

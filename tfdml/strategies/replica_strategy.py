@@ -21,7 +21,8 @@ class ReplicaStrategy(tf.distribute.Strategy):
 
     Args:
         collective: Collective that exchanges tensors between the processes.
-        devices: This process's devices, one per replica.
+        devices: This process's devices, one per replica, or a group of them for each replica if
+            there is a pipeline.
         options: Checked options from the subclass's constructor.
     """
 
@@ -31,7 +32,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def __init__(
         self,
         collective: Collective,
-        devices: Sequence[str],
+        devices: Sequence[str] | Sequence[Sequence[str]],
         options: ReplicaOptions,
     ):
         processes, local = collective.size, len(devices)

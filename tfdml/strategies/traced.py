@@ -26,6 +26,8 @@ class Traced:
         takes_gradient: Whether a gradient is being computed; others may be computed inside, as by
             a block of `remat`.
         block: Pass of a block of `remat`, see `keras_seam.step.block_passes`; None outside.
+        share: Share of the microbatch that a pipeline works on; None outside of a pipeline.
+        stages: The stages of its model, see `keras_seam.pipeline.stages`; None outside.
         observed: Observation of a single replica's update, see `keras_seam.step.observed`; None
             if nobody observes it.
     """
@@ -36,6 +38,8 @@ class Traced:
     compiled_whole: bool = False
     takes_gradient: bool = False
     block: Any = None
+    share: Any = None
+    stages: Any = None
     observed: Any = None
 
 

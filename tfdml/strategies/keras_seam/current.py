@@ -12,6 +12,7 @@ from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.hooks import get_hooks
 from tfdml.strategies.parameter_server.step.step_scope import current_step
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.traced import traced
 
 
 def get_extended(strategy: tf.distribute.Strategy | None) -> ReplicaExtended | None:
@@ -94,9 +95,11 @@ def current_replicas() -> ReplicaExtended | None:
 
 
 def current_share() -> ShareInfo | None:
-    """Returns the share of the calling replica or parameter-server step, or None."""
+    """Returns the share of the calling replica, microbatch or parameter-server step, or None."""
     step = current_step()
     if step is not None:
         return step.share
+    if traced().share is not None:
+        return traced().share
     extended = current_replicas()
     return extended.current_share() if extended is not None else None

@@ -60,6 +60,7 @@ What else replicas of one job need:
 | `Variable._initialize_with_initializer` | runs outside of the function being traced |
 | `Variable.__array__` | accepts `copy`, as NumPy 2 requires |
 | `Variable._direct_assign` | outside of a step, sets a metric's whole state |
+| `Function._run_through_graph` | in a pipeline's step, stage by stage: `pipeline` |
 | `core.remat` | a block computed again does the same, and no more: `recomputing` |
 | `Layer.rematerialized_call` | no crash of merging and recurrent layers in a `RematScope` |
 | `Embedding.call` | reads the batch's rows; Keras reads the whole table |
@@ -115,6 +116,7 @@ from tfdml.strategies.keras_seam import (
     variables,
 )
 from tfdml.strategies.keras_seam.fit import trainer
+from tfdml.strategies.keras_seam.pipeline import stages
 from tfdml.strategies.keras_seam.replacing import Replacement, put_in_place
 from tfdml.strategies.keras_seam.step import (
     block_passes,
@@ -152,6 +154,7 @@ REPLACEMENTS: list[Replacement] = [
     *stored_rows.REPLACEMENTS,
     *tables.REPLACEMENTS,
     *distribution.REPLACEMENTS,
+    *stages.REPLACEMENTS,
 ]
 
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import (
     cross_device_ops,
+    device_util,
     distribute_utils,
     values,
 )
@@ -25,6 +26,7 @@ from tfdml.collectives.hosts import gather_hosts
 from tfdml.collectives.sparse_gradients import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.local_updates import LocalUpdates
+from tfdml.pipeline.device_groups import replica_devices
 from tfdml.runtime.descriptions import without_pages
 from tfdml.runtime.guard.guard import Guard
 from tfdml.runtime.plain_words import in_plain_words
@@ -47,7 +49,8 @@ class ReplicaExtended(BatchExtended):
     Args:
         strategy: The strategy that this extends.
         collective: Collective that exchanges tensors with the other processes.
-        devices: This process's devices.
+        devices: This process's devices, or a group of them for each replica if there is a
+            pipeline.
         options: The strategy's options.
         guard: Guard that ends the job if a process cannot continue; None for a single process.
     """
@@ -56,7 +59,7 @@ class ReplicaExtended(BatchExtended):
         self,
         strategy: tf.distribute.Strategy,
         collective: Collective,
-        devices: Sequence[str],
+        devices: Sequence[str] | Sequence[Sequence[str]],
         options: ReplicaOptions,
         guard: Guard | None = None,
     ):
@@ -89,7 +92,11 @@ class ReplicaExtended(BatchExtended):
         # Number of names given to exchanges of each kind, by the graph being traced.
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
-        super().__init__(strategy, collective, devices, options.batch_split)
+        super().__init__(strategy, collective, replica_devices(devices), options.batch_split)
+        # The devices of each replica's stages, and each model's graph with the stage of each call,
+        # if there is a pipeline.
+        self.device_groups = [] if options.pipeline is None else _resolved(devices)
+        self.stages: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self.aggregator_choice = AggregatorChoice(self._devices, guard)
         self.aggregator_choice.hosts = gather_hosts(collective)
 
@@ -163,7 +170,8 @@ class ReplicaExtended(BatchExtended):
     @property
     def works_on_shares(self) -> bool:
         """Whether replicas work on shares, which may have no rows."""
-        return self._num_replicas_in_sync > 1 or self.is_alone
+        is_divided = self._num_replicas_in_sync > 1 or self.options.pipeline is not None
+        return is_divided or self.is_alone
 
     def number_of_replica(self, replica_id: int) -> int:
         """Returns the number of one of this process's replicas in the whole job.
@@ -429,6 +437,11 @@ class ReplicaExtended(BatchExtended):
         )
         inverse = [order.index(i) for i in range(len(order))]
         return self._broadcast_to(tf.transpose(gathered, inverse), destinations)
+
+
+def _resolved(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Returns groups of devices with their full names."""
+    return [tuple(map(device_util.resolve, group)) for group in groups]
 
 
 def _outermost_graph() -> tf.Graph:

@@ -44,6 +44,8 @@ from tfdml.strategies.keras_seam.fit.recorded_steps import RecordedSteps
 from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.local_updates.local_step import RoundsFunction
+from tfdml.strategies.keras_seam.pipeline.microbatches import pipelined
+from tfdml.strategies.keras_seam.pipeline.placing import place
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.keras_seam.step.compiled import (
     compiled,
@@ -172,6 +174,13 @@ def _with_means(logs: Any, results: dict[str, Any], collective: Collective) -> A
     return {name: means[name] if name in means else results[name] for name in logs}
 
 
+def _around(model: keras.Model) -> Callable | None:
+    """Returns the wrapper of a replica's step: into microbatches, or for XLA; None for neither."""
+    if get_extended(model._distribute_strategy).options.pipeline is not None:
+        return functools.partial(pipelined, model)
+    return functools.partial(compiled, model) if model.jit_compile else None
+
+
 class ReplicaHooks(Hooks):
     """Hooks of the replicas, which take steps on global batches."""
 
@@ -211,6 +220,7 @@ class ReplicaHooks(Hooks):
 
     def build(self, keras_build, model, iterator, data_batch) -> None:
         """Builds the model from the data's element spec, without reading a batch."""
+        extended = get_extended(model._distribute_strategy)
         if is_called_by_own_steps(model):
             build_optimizer(model)
         elif iterator is None:
@@ -219,6 +229,8 @@ class ReplicaHooks(Hooks):
         else:
             # Keras would consume a batch, which is lost if the data are a generator.
             keras_build(model, data_batch=batch_spec(iterator._distributed_dataset))
+        if extended.options.pipeline is not None:
+            place(model, extended)
 
     def make_function(self, keras_make, model, step) -> Callable:
         """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
@@ -228,7 +240,7 @@ class ReplicaHooks(Hooks):
             function = make_observed(keras_make, model, step)
             function = with_direct_calls(function, model)
         else:
-            around = functools.partial(compiled, model) if model.jit_compile else None
+            around = _around(model)
 
             def make(kind: type[MetricStep]) -> Callable:
                 with without_jit_compile(model):
@@ -262,7 +274,7 @@ class ReplicaHooks(Hooks):
         if extended is None:
             keras_make(model, force)
             return
-        around = functools.partial(compiled, model) if model.jit_compile else None
+        around = _around(model)
         step = PredictStep(model, model.predict_step, around)
 
         def predict_function(data: list) -> Any:

@@ -1,0 +1,218 @@
+"""Cases of pipelines: models to be cut, trained in stages and, for comparison, by plain Keras."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfdml
+from tests.harness import rank_job
+from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
+
+ROWS, BATCH, CLASSES, WORDS, LENGTH = 70, 16, 3, 11, 5
+ONE_GROUP = [["CPU:0", "CPU:1"]]
+TWO_GROUPS = [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
+FOUR_STAGES = [["CPU:0", "CPU:1", "CPU:2", "CPU:3"]]
+
+
+@keras.saving.register_keras_serializable("tfdml-tests")
+class TiedEmbedding(layers.Layer):
+    """Embedding whose table also gives the logits, in a later stage."""
+
+    def __init__(self, width: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.width = width
+
+    def build(self, shape: Any) -> None:
+        """Makes the table."""
+        self.table = self.add_weight(shape=(WORDS, self.width), initializer="uniform")
+
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        """Returns rows of the table, or logits."""
+        if reverse:
+            return keras.ops.matmul(inputs, keras.ops.transpose(self.table))
+        return keras.ops.take(self.table, inputs, axis=0)
+
+    def compute_output_spec(self, inputs: Any, reverse: bool = False) -> Any:
+        """Returns the shape of the results."""
+        last = (*inputs.shape[:-1], WORDS) if reverse else (*inputs.shape, self.width)
+        return keras.KerasTensor(last, dtype=self.compute_dtype)
+
+
+def sequential() -> keras.Model:
+    """Layers in a row, with a weight's regularizer."""
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8, "tanh", kernel_regularizer="l2"),
+            layers.Dense(8, "tanh"),
+            layers.Dense(7, "tanh"),
+            layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+
+
+def residual() -> keras.Model:
+    """Skips over the cuts, and an added loss in each stage."""
+    inputs = layers.Input((6,))
+    first = layers.Dense(8, "tanh", activity_regularizer="l2")(inputs)
+    hidden = layers.Dense(8, "tanh")(first)
+    hidden = layers.Dense(8, "tanh", activity_regularizer="l1")(layers.Add()([hidden, first]))
+    hidden = layers.Concatenate()([hidden, first, inputs])
+    return keras.Model(inputs, layers.Dense(CLASSES, "softmax")(hidden))
+
+
+def convolutional() -> keras.Model:
+    """Convolutions, which cannot compute on 0 rows."""
+    inputs = layers.Input((6,))
+    hidden = layers.Reshape((3, 2, 1))(inputs)
+    hidden = layers.Conv2D(4, 2, padding="same", activation="relu")(hidden)
+    hidden = layers.Conv2D(4, 2, activation="relu")(hidden)
+    return keras.Model(inputs, layers.Dense(CLASSES, "softmax")(layers.Flatten()(hidden)))
+
+
+def shared() -> keras.Model:
+    """A layer that is called in two stages."""
+    inputs = layers.Input((6,))
+    twice = layers.Dense(6, "tanh")
+    hidden = layers.Dense(6, "tanh")(twice(inputs))
+    hidden = layers.Dense(6, "tanh")(hidden)
+    return keras.Model(inputs, layers.Dense(CLASSES, "softmax")(twice(hidden)))
+
+
+def transformer() -> keras.Model:
+    """A block of attention, with the table of the embedding tied to the output."""
+    tokens = layers.Input((LENGTH,), dtype="int32")
+    embedding = TiedEmbedding(8)
+    hidden = embedding(tokens)
+    attended = layers.MultiHeadAttention(2, 4)(hidden, hidden, use_causal_mask=True)
+    hidden = layers.LayerNormalization()(hidden + attended)
+    hidden = layers.LayerNormalization()(hidden + layers.Dense(8, "gelu")(hidden))
+    return keras.Model(tokens, embedding(hidden, reverse=True))
+
+
+def masked() -> keras.Model:
+    """A mask that layers of later stages use."""
+    tokens = layers.Input((LENGTH,), dtype="int32")
+    hidden = layers.Embedding(WORDS, 8, mask_zero=True)(tokens)
+    hidden = layers.TimeDistributed(layers.Dense(6))(hidden)
+    hidden = layers.LSTM(5, return_sequences=True)(hidden)
+    return keras.Model(tokens, layers.Dense(CLASSES, "softmax")(layers.LSTM(5)(hidden)))
+
+
+def two_of_each() -> keras.Model:
+    """Two inputs, and two outputs of which one is made in the first stage."""
+    left, right = layers.Input((6,), name="left"), layers.Input((4,), name="right")
+    early = layers.Dense(1, name="early")(left)
+    hidden = layers.Dense(8, "tanh")(layers.Concatenate()([left, right]))
+    hidden = layers.Dense(8, "tanh")(hidden)
+    late = layers.Dense(CLASSES, "softmax", name="late")(layers.Concatenate()([hidden, right]))
+    return keras.Model({"left": left, "right": right}, {"early": early, "late": late})
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "sequential": sequential,
+    "residual": residual,
+    "convolutional": convolutional,
+    "shared": shared,
+    "transformer": transformer,
+    "masked": masked,
+    "two_of_each": two_of_each,
+}
+
+
+def data(model: str) -> tuple[Any, Any]:
+    """Returns rows for a model, the same on every rank."""
+    rng = np.random.default_rng(0)
+    x, classes = rng.normal(size=(ROWS, 6)), rng.integers(0, CLASSES, ROWS)
+    tokens = rng.integers(0, WORDS, (ROWS, LENGTH))
+    if model == "transformer":
+        return tokens, rng.integers(0, WORDS, (ROWS, LENGTH))
+    if model == "masked":
+        tokens[:, 0] = 1
+        return tokens, classes
+    if model == "two_of_each":
+        left_right = {"left": x, "right": rng.normal(size=(ROWS, 4))}
+        return left_right, {"early": x[:, :1], "late": classes}
+    return x, classes
+
+
+def compiled(model: str, **options: Any) -> keras.Model:
+    """Returns a compiled model, with the same weights on every rank and each time."""
+    keras.utils.set_random_seed(11)
+    built = MODELS[model]()
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=model == "transformer")
+    given = {"loss": crossentropy, "weighted_metrics": ["accuracy"]}
+    if model == "two_of_each":
+        given = {
+            "loss": {"early": "mse", "late": crossentropy},
+            "loss_weights": {"early": 0.3, "late": 1.0},
+            "weighted_metrics": {"early": ["mae"], "late": ["accuracy"]},
+        }
+    optimizer = options.pop("optimizer", lambda: keras.optimizers.Adam(0.01))()
+    built.compile(optimizer, **{**given, **options})
+    return built
+
+
+def results(built: keras.Model, model: str, **options: Any) -> dict[str, Any]:
+    """Fits, evaluates and predicts; returns all that must be the same in stages."""
+    x, y = data(model)
+    weights = np.random.default_rng(1).uniform(0.5, 1.5, ROWS)
+    if model == "transformer":
+        weights = np.repeat(weights[:, np.newaxis], LENGTH, 1)
+    if model == "two_of_each":
+        weights = {"early": weights, "late": weights[::-1]}
+    options = {"batch_size": BATCH, "verbose": 0, **options}
+    history = built.fit(x, y, epochs=2, shuffle=False, sample_weight=weights, **options)
+    evaluated = built.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    predicted = built.predict(x, batch_size=BATCH, verbose=0)
+    return {
+        "history": {name: np.array(values) for name, values in history.history.items()},
+        "evaluated": evaluated,
+        "predicted": tf.nest.flatten(predicted),
+        "weights": [v.numpy() for v in built.weights],
+        "slots": [np.array(v) for v in built.optimizer.variables],
+    }
+
+
+def strategy(groups: Sequence[Sequence[str]], **options: Any) -> tf.distribute.Strategy:
+    """Returns a strategy of the job's kind, with a pipeline on each group of devices."""
+    pipeline = tfdml.PipelineParallel(
+        num_microbatches=options.pop("num_microbatches", 3),
+        schedule=options.pop("schedule", "1f1b"),
+        stages=options.pop("stages", None),
+    )
+    kind = {"mirrored": MirroredStrategy, "multi_worker": MultiWorkerMirroredStrategy}
+    made = kind.get(rank_job.KIND, HorovodStrategy)
+    return made(devices=groups, pipeline=pipeline, **options)
+
+
+def in_stages(
+    model: str,
+    groups: Sequence[Sequence[str]] = ONE_GROUP,
+    compile_options: dict | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Returns the results of a model that is trained in stages, in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    with strategy(groups, **options).scope():
+        built = compiled(model, **(compile_options or {}))
+    return results(built, model)
+
+
+def plain(model: str, compile_options: dict | None = None) -> dict[str, Any]:
+    """Returns the results of the same model by plain Keras, in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    return results(compiled(model, **(compile_options or {})), model)
+
+
+def both(
+    model: str, groups: Sequence[Sequence[str]], compile_options: dict, options: dict
+) -> tuple:
+    """Returns the results of plain Keras, and those in stages."""
+    return plain(model, compile_options), in_stages(model, groups, compile_options, **options)
