@@ -6,7 +6,7 @@ import numpy as np
 import tfdml
 from tests.memory.networks import recommender
 from tfdml.memory import Choice
-from tfdml.memory.graph_nodes import nbytes_of
+from tfdml.tensor_memory.graph_nodes import nbytes_of
 
 
 def estimated_and_real(codec: str) -> tuple[dict[str, int], dict[str, int]]:

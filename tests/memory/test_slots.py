@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdml
 from tests.memory.networks import SCALARS, network, of
-from tfdml.memory.graph_nodes import nbytes_of
+from tfdml.tensor_memory.graph_nodes import nbytes_of
 
 OPTIMIZERS = (
     "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam",

@@ -7,8 +7,8 @@ again. So what is kept is each block's input, and the inside of one block at a t
 import dataclasses
 from collections.abc import Sequence
 
-from tfdml.memory.graph_nodes import StepNodes
-from tfdml.memory.liveness import last_uses
+from tfdml.tensor_memory.graph_nodes import StepNodes
+from tfdml.tensor_memory.liveness import last_uses
 
 # Bounds on a block's inside that are tried: this many, between nothing and all that is kept.
 _TRIES = 40

@@ -14,13 +14,13 @@ from tfdml.memory.exchange import (
     rows_exchange_bytes,
     step_gradients,
 )
-from tfdml.memory.graph_nodes import nbytes_of
-from tfdml.memory.liveness import find_peak
 from tfdml.memory.options import ExchangeOptions
 from tfdml.memory.report import Choice
 from tfdml.memory.sized_step import SizedStep
 from tfdml.memory.slots import common_weight_bytes, slot_bytes, table_slot_bytes
 from tfdml.memory.tables import LargeTables
+from tfdml.tensor_memory.graph_nodes import nbytes_of
+from tfdml.tensor_memory.liveness import find_peak
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from tfdml.compression import Auto, Compressor
 from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.compression.compressor import ChunkCompressor, SummableCompressor
 from tfdml.compression.exchange.two_phase import chunk_length, payload_bytes
-from tfdml.memory.graph_nodes import nbytes_of
 from tfdml.memory.step_graph import OptimizerUpdate
 from tfdml.strategies.sharded.row_codecs import ROW_CODECS
+from tfdml.tensor_memory.graph_nodes import nbytes_of
 
 # Values, decoded values and their sum: copies in float32 of the bucket that is being encoded.
 _COPIES = 3

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdml.reports import new_figure
+
 if TYPE_CHECKING:
     from tfdml.memory.report import MemoryReport
 
@@ -27,14 +29,8 @@ def write_plot(report: "MemoryReport", path: str | Path) -> None:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "A plot needs matplotlib, which is not installed. Run `pip install matplotlib`."
-        ) from error
     count = len(report.choices)
-    figure = Figure(figsize=(8, 1.2 + 0.32 * count), layout="constrained")
+    figure = new_figure(8, 1.2 + 0.32 * count)
     axes = figure.subplots()
     places = range(count)
     left = [0.0] * count

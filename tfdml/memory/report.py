@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tfdml.reports import columns, in_words
+
 # The parts of a rank's memory, in the order of the table.
 PARTS = ("weights", "gradients", "slots", "activations", "exchange", "residuals")
 
@@ -136,22 +138,6 @@ class MemoryReport:
             ]
             for c in self.choices
         ]
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (heads, *rows)
-        ]
+        lines = columns(heads, rows)
         title = f"{self.model}, global batch of {self.batch_size}: bytes on each rank"
         return "\n".join([title, "", *lines, *([""] if self.notes else []), *self.notes])
-
-
-def in_words(nbytes: int) -> str:
-    """Returns a number of bytes with a unit: 1000 bytes are 1 KB."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if nbytes >= size:
-            return (
-                f"{nbytes / size:.3g} {unit}"
-                if nbytes < 999.5 * size
-                else f"{nbytes / size:.0f} {unit}"
-            )
-    return f"{nbytes} B"

@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfdml.memory.batch import batch_specs
-from tfdml.memory.graph_nodes import StepNodes, nodes_of
 from tfdml.memory.step_graph import Copies, StepGraph, copies_of, trace_step
 from tfdml.memory.tables import LargeTables
+from tfdml.tensor_memory.graph_nodes import StepNodes, nodes_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import keras
 
 from tfdml.local_updates import LocalUpdates
-from tfdml.memory.graph_nodes import nbytes_of, variables_bytes
 from tfdml.memory.step_graph import OptimizerUpdate
 from tfdml.strategies.sharded.variable_parts import ownership_of
+from tfdml.tensor_memory.graph_nodes import nbytes_of, variables_bytes
 
 
 def slot_bytes(updates: Sequence[OptimizerUpdate]) -> int:

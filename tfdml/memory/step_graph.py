@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.memory.graph_nodes import variables_bytes
+from tfdml.tensor_memory.graph_nodes import variables_bytes
+from tfdml.tensor_memory.traced_only import traced_only, unbuilt_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +50,6 @@ class StepGraph:
     weights: int
 
 
-class _Traced(Exception):
-    """Ends a trace before its variables get values: those of optimizers stay unallocated."""
-
-
 # Copies of a model's optimizers, by the id of the model's own.
 Copies = dict[int, keras.Optimizer]
 
@@ -65,9 +62,8 @@ def trace_step(
 ) -> StepGraph:
     """Traces a model's `train_step`, with its optimizers' updates.
 
-    Nothing runs. Slots are created as variables without values: `tf.function` gives the variables
-    of its first trace their values after the trace, which is abandoned here. A copy of each
-    optimizer is traced, so the model's own ones are as they were.
+    Nothing runs, and slots are created as variables without values. A copy of each optimizer is
+    traced, so the model's own ones are as they were.
 
     Args:
         model: A built and compiled model.
@@ -79,9 +75,8 @@ def trace_step(
     Raises:
         ValueError: If the step makes no update.
     """
-    found: list[StepGraph] = []
 
-    def step(batch: Any) -> None:
+    def step(batch: Any) -> StepGraph:
         graph = tf.compat.v1.get_default_graph()
         updates: list[OptimizerUpdate] = []
         firsts: list[int] = []
@@ -92,12 +87,9 @@ def trace_step(
             results = model.train_step(batch)
             weights = variables_bytes(model.variables)
         first = firsts[0] if firsts else _count(graph)
-        found.append(StepGraph(graph, updates, first, results, weights))
-        raise _Traced
+        return StepGraph(graph, updates, first, results, weights)
 
-    with contextlib.suppress(_Traced):
-        tf.function(step, autograph=False).get_concrete_function(data)
-    (traced,) = found
+    traced = traced_only(step, data)
     if not traced.updates:
         raise ValueError(
             f"`model.train_step` must apply gradients by an optimizer that is an attribute of the "
@@ -166,20 +158,4 @@ def copies_of(model: keras.Model) -> Copies:
     Raises:
         ValueError: If one cannot be made from its config.
     """
-    return {id(optimizer): _copy_of(optimizer) for optimizer in optimizers_of(model)}
-
-
-def _copy_of(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Returns an unbuilt optimizer with the same arguments.
-
-    Raises:
-        ValueError: If it cannot be made from the optimizer's config.
-    """
-    try:
-        with tf.init_scope():
-            return type(optimizer).from_config(optimizer.get_config())
-    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        raise ValueError(
-            f"An optimizer must be what `from_config` makes of its `get_config`. Received: "
-            f"{type(optimizer).__name__}, with which that failed: {error} Implement both."
-        ) from error
+    return {id(optimizer): unbuilt_copy(optimizer) for optimizer in optimizers_of(model)}

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.memory.liveness import Node, find_peak
+from tfdml.tensor_memory.liveness import Node, find_peak
 
 
 def _types(names: str) -> frozenset[str]:
