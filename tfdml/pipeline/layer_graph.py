@@ -1,6 +1,6 @@
 """The calls of a functional model's layers, and the tensors between them."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -62,18 +62,14 @@ class LayerGraph:
 
     def variables(self, begin: int, end: int) -> list[keras.Variable]:
         """Returns the variables of the layers that are called in `calls[begin:end]`, each once."""
-        return self.variables_of(self.calls[begin:end])
-
-    def variables_of(self, calls: Sequence) -> list[keras.Variable]:
-        """Returns the variables of the layers that are called in some calls, each once."""
-        found = [v for call in calls for v in _variables_of(call)]
+        found = [v for call in self.calls[begin:end] for v in variables_of(call)]
         return list({id(variable): variable for variable in found}.values())
 
     def owners(self) -> dict[int, int]:
         """Returns for the id of each variable the number of the first call that uses it."""
         first: dict[int, int] = {}
         for number, call in enumerate(self.calls):
-            for variable in _variables_of(call):
+            for variable in variables_of(call):
                 first.setdefault(id(variable), number)
         return first
 
@@ -98,11 +94,26 @@ def _numbered(calls: list, inputs: list) -> dict[int, tuple[keras.KerasTensor, i
     return made
 
 
-def _variables_of(call: object) -> list[keras.Variable]:
-    """Returns the variables of a call: its layer's, and those among its arguments."""
+def tensors_of(call: Any) -> list[keras.KerasTensor]:
+    """Returns the tensors that a call reads, each once."""
+    return list({id(tensor): tensor for tensor in call.input_tensors}.values())
+
+
+def variables_of(call: Any, trainable: bool = False) -> list[keras.Variable]:
+    """Returns the variables of a call: its layer's, and those among its arguments, each once.
+
+    Args:
+        call: A node of Keras.
+        trainable: Whether to leave out those that training does not change by gradients.
+    """
     arguments = keras.tree.flatten((call.arguments.args, call.arguments.kwargs))
     given = [argument for argument in arguments if isinstance(argument, keras.Variable)]
-    return [*getattr(call.operation, "variables", ()), *given]
+    if trainable:
+        own = getattr(call.operation, "trainable_variables", ())
+        given = [variable for variable in given if variable.trainable]
+    else:
+        own = getattr(call.operation, "variables", ())
+    return list({id(variable): variable for variable in (*own, *given)}.values())
 
 
 def _function_of(model: keras.Model) -> keras.Model:

@@ -47,6 +47,8 @@ class StepNodes:
         num_forward: Number of nodes before those of the backward pass.
         gradients: Buffers of the gradients.
         unknown: Names of operations with outputs whose size is not known before they run.
+        watched: Buffers of the tensors that were asked for; None for those that the step does not
+            allocate.
     """
 
     nodes: list[Node]
@@ -55,6 +57,7 @@ class StepNodes:
     num_forward: int
     gradients: frozenset[int]
     unknown: tuple[str, ...]
+    watched: tuple[int | None, ...] = ()
 
 
 def nodes_of(
@@ -63,6 +66,7 @@ def nodes_of(
     gradients: Sequence,
     first_of_update: int,
     outside: Iterable[tf.Tensor],
+    watched: Sequence[tf.Tensor] = (),
 ) -> StepNodes:
     """Converts a traced step.
 
@@ -74,6 +78,7 @@ def nodes_of(
         gradients: Its gradients: tensors, `tf.IndexedSlices` or None.
         first_of_update: Number of operations before those of the first update.
         outside: Inputs of the graph that somebody else has allocated, as variables.
+        watched: Tensors whose buffers are to be known.
     """
     operations = graph.get_operations()
     own = [t for t in tf.nest.flatten(gradients, expand_composites=True) if t is not None]
@@ -99,6 +104,7 @@ def nodes_of(
         num_before if num_forward is None else num_forward,
         frozenset(kept),
         tuple(buffers.unknown),
+        tuple(buffers.of(tensor) for tensor in watched),
     )
 
 
