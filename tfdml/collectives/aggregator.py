@@ -40,6 +40,8 @@ class StepGradients:
             they are used, because not every optimizer has a learning rate.
         devices: This process's device that exchanges each gradient and receives its sum; empty for
             the current device.
+        places: For each gradient, the device of its variable in each of this process's replicas;
+            empty if all are on the replicas' devices.
         cuts: Division of each gradient among the ranks, None for one that all ranks own; empty if
             no optimizer state is divided.
         may_overflow: Whether the gradients contain a loss scale, so that all ranks must see the
@@ -51,6 +53,7 @@ class StepGradients:
     label: str
     factors: Callable[[], StepFactors] = StepFactors
     devices: Sequence[str] = ()
+    places: Sequence[Sequence[str]] = ()
     cuts: Sequence[Cut | None] = ()
     may_overflow: bool = False
 
@@ -65,6 +68,7 @@ class StepGradients:
             values=[self.values[i] for i in indices],
             names=[self.names[i] for i in indices],
             devices=[self.devices[i] for i in indices] if self.devices else (),
+            places=[self.places[i] for i in indices] if self.places else (),
             cuts=[self.cuts[i] for i in indices] if self.cuts else (),
         )
 

@@ -1,7 +1,7 @@
 """Buckets: groups of gradients that are exchanged together, their order and their devices."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -9,6 +9,9 @@ import tensorflow as tf
 # start early; the others are large enough to use the link's bandwidth.
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 4 << 20
+
+
+Device = TypeVar("Device", str, int)
 
 
 class Bucket(NamedTuple):
@@ -71,7 +74,7 @@ def plan_buckets(
     return buckets
 
 
-def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> list[str]:
+def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[Device]) -> list[Device]:
     """Assigns each bucket to a device of the process, which sums and exchanges it for all devices.
 
     With L devices and buckets of equal bytes, each device receives (L-1)/L of the gradients and
@@ -81,7 +84,7 @@ def spread(buckets: Sequence[Bucket], count: int, devices: Sequence[str]) -> lis
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         count: The number of gradients.
-        devices: The process's devices.
+        devices: The process's devices, by name or number.
 
     Returns:
         Each gradient's device: that of its bucket. Gradients without a bucket, which are sparse,

@@ -67,7 +67,9 @@ class AggregatorChoice:
             return CrossDeviceAggregator(self.cross_device_ops)
         if compressor is not None and self.compresses_between_devices:
             return DeviceAggregator(self._devices, compressor, bucket_bytes)
-        if compressor is None and self.device_group is not None:
+        # The group has one device of each replica; those of a pipeline's stages are others.
+        is_group = self.device_group is not None and options.pipeline is None
+        if compressor is None and is_group:
             return DeviceGroupAggregator(self._exchange, collective, bucket_bytes)
         return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
 

@@ -420,9 +420,13 @@ class ReplicaExtended(BatchExtended):
         tf.distribute.get_replica_context().merge_call(merge, args=(due,))
 
     def on_all_devices(self, tensor):
-        """Returns `tensor` copied to each of this process's devices."""
+        """Returns `tensor` copied to each of this process's replicas' devices."""
+        return self.copied_to(tensor, self._devices)
+
+    def copied_to(self, tensor, devices: Sequence[str]):
+        """Returns `tensor` copied to one device of each of this process's replicas."""
         copies = []
-        for device in self._devices:
+        for device in devices:
             with tf.device(device):
                 copies.append(tf.nest.map_structure(tf.identity, tensor, expand_composites=True))
         return distribute_utils.regroup(copies, wrap_class=values.Mirrored)

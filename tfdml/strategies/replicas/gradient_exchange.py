@@ -45,11 +45,13 @@ def _by_process(
 
     One of the process's devices sums, exchanges and distributes each bucket of gradients.
     """
+    places = gradients.places or [extended.local_devices] * len(gradients.values)
 
     def merge(_, *per_replica):
         _note_replicas(extended, per_replica)
         buckets = aggregator.buckets(gradients)
-        devices = spread(buckets, len(per_replica), extended.local_devices)
+        replicas = spread(buckets, len(per_replica), range(extended.num_local_replicas))
+        devices = [own[replica] for own, replica in zip(places, replicas, strict=True)]
         sums = [extended.local_sum(v, d) for v, d in zip(per_replica, devices, strict=True)]
         local = dataclasses.replace(gradients, values=sums, devices=devices)
         clock = extended.observer(StepClock)
@@ -62,7 +64,7 @@ def _by_process(
         extended.recorder.note(SUMS, [*sums, *ready])
         _note_bytes(extended, aggregator, local)
         _observe_noise(extended, per_replica, sums, gradients.factors)
-        return [extended.on_all_devices(total) for total in sums]
+        return [extended.copied_to(total, own) for total, own in zip(sums, places, strict=True)]
 
     return tf.distribute.get_replica_context().merge_call(merge, args=gradients.values)
 

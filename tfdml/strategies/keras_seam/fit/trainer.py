@@ -44,6 +44,7 @@ from tfdml.strategies.keras_seam.fit.recorded_steps import RecordedSteps
 from tfdml.strategies.keras_seam.fit.step_call import with_direct_calls
 from tfdml.strategies.keras_seam.hooks import Hooks
 from tfdml.strategies.keras_seam.local_updates.local_step import RoundsFunction
+from tfdml.strategies.keras_seam.pipeline.cutting import check_rows
 from tfdml.strategies.keras_seam.pipeline.microbatches import pipelined
 from tfdml.strategies.keras_seam.pipeline.placing import place
 from tfdml.strategies.keras_seam.replacing import Replacement
@@ -79,6 +80,8 @@ def _prepare(model: keras.Model, call: str, arguments: dict, extended: ReplicaEx
             arguments[name] = extended.original_dataset(arguments[name])
     adopt(model)
     usage_checks.check(model, arguments, collective)
+    if extended.options.pipeline is not None:
+        check_rows(arguments, extended)
     if not collective.topology.is_chief:
         arguments["verbose"] = 0
     given = arguments.get("callbacks")

@@ -1,13 +1,26 @@
 """Which stage each call of a model's layers belongs to: decided once for each model."""
 
-import keras
+import warnings
+from collections.abc import Mapping
+from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.pipeline.cuts import cut_by_cost, cut_by_names, stages_of
+from tfdml.pipeline.layer_costs import layer_costs
 from tfdml.pipeline.layer_graph import LayerGraph
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
+# Rows of a microbatch on which layers are timed if the size of a batch is not known.
+_ROWS = 8
+# Keras's default for arrays.
+_BATCH_SIZE = 32
 
-def stages_of(model: keras.Model, extended: ReplicaExtended) -> tuple[LayerGraph, list[int]]:
-    """Returns a model's graph, and the stage of each of its calls.
+
+def get_stages(model: keras.Model, extended: ReplicaExtended) -> tuple[LayerGraph, list[int]]:
+    """Returns a model's graph, and the stage of each of its calls, the same on all ranks.
 
     Args:
         model: The model, built.
@@ -18,7 +31,60 @@ def stages_of(model: keras.Model, extended: ReplicaExtended) -> tuple[LayerGraph
     """
     if model not in extended.stages:
         graph = LayerGraph(model)
-        count = len(extended.device_groups[0])
-        n = len(graph.calls)
-        extended.stages[model] = graph, [i * count // n for i in range(n)]
+        _warn_of_statistics(graph, extended)
+        extended.stages[model] = graph, _assignment(graph, extended)
     return extended.stages[model]
+
+
+def check_rows(arguments: Mapping[str, Any], extended: ReplicaExtended) -> None:
+    """Checks that a batch has a row for each microbatch of each replica, if its size is known.
+
+    Args:
+        arguments: Arguments of `fit`, `evaluate` or `predict`.
+        extended: The strategy's extended part, with a pipeline.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    data = arguments.get("x")
+    if isinstance(data, tf.data.Dataset):
+        spec = tf.nest.flatten(data.element_spec, expand_composites=True)[0]
+        rows = spec.shape[0] if spec.shape.rank else None
+    elif keras.ops.is_tensor(data) or isinstance(data, np.ndarray | list | tuple | dict):
+        rows = arguments.get("batch_size") or _BATCH_SIZE
+    else:
+        return
+    number, replicas = extended.options.pipeline.num_microbatches, extended._num_replicas_in_sync
+    if rows is not None and rows < number * replicas:
+        raise ValueError(
+            f"A batch must have a row for each of the {number} microbatches of each of the "
+            f"{replicas} replicas: {number * replicas} rows. Received: batches of {rows} rows. "
+            f"Use larger batches, or a smaller `num_microbatches` of `tfdml.PipelineParallel`."
+        )
+
+
+def _assignment(graph: LayerGraph, extended: ReplicaExtended) -> list[int]:
+    pipeline, count = extended.options.pipeline, len(extended.device_groups[0])
+    if pipeline.stages is not None:
+        return cut_by_names(graph, pipeline.stages)
+    collective = extended.collective
+    own = np.zeros(len(graph.calls), np.int64)
+    if collective.rank == 0:
+        seconds = [cost.forward + cost.backward for cost in layer_costs(graph, _ROWS)]
+        own = np.array(stages_of(cut_by_cost(seconds, count), len(seconds)), np.int64)
+    if collective.size > 1:
+        # Measured times differ from rank to rank.
+        own = collective.broadcast(tf.constant(own), extended.unique_name("stages")).numpy()
+    return own.tolist()
+
+
+def _warn_of_statistics(graph: LayerGraph, extended: ReplicaExtended) -> None:
+    layers = [c.operation for c in graph.calls]
+    found = [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
+    if found and extended.collective.topology.is_chief:
+        warnings.warn(
+            f"BatchNormalization takes its mean and variance over a microbatch in a pipeline, so "
+            f"that training differs from that of one device, as with a smaller batch: layer "
+            f"{found[0].name!r}. Use for example GroupNormalization or LayerNormalization.",
+            stacklevel=2,
+        )

@@ -11,7 +11,7 @@ from tfdml.collectives.sparse_gradients import Gradient
 from tfdml.row_split import LocalReplicas
 from tfdml.strategies.input.local_batch import ShareInfo, count_rows, take_rows
 from tfdml.strategies.keras_seam.current import current_share, get_extended
-from tfdml.strategies.keras_seam.pipeline.cutting import stages_of
+from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.keras_seam.pipeline.stages import Stages
 from tfdml.strategies.keras_seam.pipeline.task_order import TaskOrder
 from tfdml.strategies.keras_seam.step.compiled import Update
@@ -47,7 +47,7 @@ def pipelined(model: keras.Model, step: Callable) -> Callable:
     def step_in_microbatches(data: Any) -> Any:
         replica = tf.distribute.get_replica_context()._local_replica_id
         devices = extended.device_groups[replica]
-        graph, assignment = stages_of(model, extended)
+        graph, assignment = get_stages(model, extended)
         stages = Stages(graph, assignment, devices, bool(model.jit_compile))
         order = TaskOrder(devices, pipeline.num_microbatches, pipeline.schedule)
         shares, all_outputs, total = [], [], []

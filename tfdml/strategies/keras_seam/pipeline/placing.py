@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdml.strategies.keras_seam.pipeline.cutting import stages_of
+from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
 
@@ -23,7 +23,7 @@ def place(model: keras.Model, extended: ReplicaExtended) -> None:
         model: The model, with built layers.
         extended: Its strategy's extended part.
     """
-    graph, assignment = stages_of(model, extended)
+    graph, assignment = get_stages(model, extended)
     owners = graph.owners()
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

@@ -9,7 +9,7 @@ from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.ops.function import Function
 
-from tfdml.pipeline.layer_graph import LayerGraph
+from tfdml.pipeline.layer_graph import LayerGraph, variables_of
 from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.traced import traced, tracing
@@ -78,11 +78,19 @@ class Stages:
             for s in numbers
         ]
         self._jit_compile = [
-            jit_compile and all(owners[id(v)] == s for v in graph.variables_of(calls))
+            jit_compile and all(owners[id(v)] == s for call in calls for v in variables_of(call))
             for s, calls in enumerate(self._calls)
         ]
         # The function of each stage, by the call's `training`.
         self._functions: dict[tuple[int, Any], _StageFunction] = {}
+
+    @property
+    def mask_layers(self) -> list[str]:
+        """Names of the layers that make masks."""
+        operations = [call.operation for call in self._graph.calls]
+        makers = [x for x in operations if isinstance(x, keras.layers.Masking)]
+        makers += [x for x in operations if getattr(x, "mask_zero", False)]
+        return [maker.name for maker in makers]
 
     def is_of(self, function: Function) -> bool:
         """Returns whether these are the stages of a functional model."""
@@ -182,13 +190,27 @@ class _StageFunction:
         with tracing(share=ShareInfo(rows, global_rows), block=own_pass):
             for call in self._calls:
                 args, kwargs = call.arguments.fill_in(tensors)
-                outputs = self._operation_fn(call.operation)(*args, **kwargs)
+                outputs = _called(self._operation_fn(call.operation), call, args, kwargs)
                 flat = keras.tree.flatten(outputs)
                 tensors.update(zip(map(id, call.outputs), flat, strict=True))
         results = [tensors[id(ref)] for ref in self._gives]
         self._adding = [layer for layer, _ in own_pass.losses]
         masks = [None if value is None else get_keras_mask(value) for value in results]
         return results, masks, [loss for _, loss in own_pass.losses]
+
+
+def _called(function: Callable, call: Any, args: tuple, kwargs: dict) -> Any:
+    """Calls a layer, and raises a clear error if replicas exchange something in it."""
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise ValueError(
+            f"A layer in a pipeline must not exchange anything with other replicas, like "
+            f"`BatchNormalization(synchronized=True)`: a stage is a function on its own device. "
+            f"Received: layer {call.operation.name!r}. Use for example `GroupNormalization`."
+        ) from error
 
 
 def _without(tensors: Sequence, others: Sequence) -> list:

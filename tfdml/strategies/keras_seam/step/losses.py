@@ -24,6 +24,7 @@ from keras.src.losses import loss as keras_loss
 
 from tfdml.strategies.input.local_batch import ShareInfo
 from tfdml.strategies.parameter_server.step.step_scope import current_step
+from tfdml.strategies.traced import traced
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -61,8 +62,21 @@ def reduce_to_estimate(
     return loss
 
 
+def _mask_origin(layers: list[str]) -> str:
+    return f" The mask comes from {' and '.join(map(repr, layers))}." if layers else ""
+
+
 def _mean_by_count(keras_reduce, share, values, sample_weight, mask, reduction, dtype):
     """Estimates a mean whose denominator depends on the data, by summing counts over replicas."""
+    if traced().stages is not None:
+        raise ValueError(
+            "A loss must not be a mean over a mask, or over sample weights, in a pipeline: its "
+            "denominator for the whole batch is not known when the first microbatch's gradient is "
+            f"taken. Received: {'a mask' if mask is not None else 'sample weights'}, with "
+            f"reduction={reduction!r}.{_mask_origin(traced().stages.mask_layers)} Count first, in "
+            "the data: pass sample_weight = mask / mean(mask over the batch), with the reduction "
+            "'sum_over_batch_size', and end the mask before the output."
+        )
     numerator = keras_reduce(values, sample_weight, mask, "sum", dtype)
     if reduction == "mean_with_sample_weight":
         weights = sample_weight

@@ -155,6 +155,7 @@ def _summed(
         distinct_names(inner, variables),
         label,
         functools.partial(_step_factors, outer, inner),
+        places=_places(variables) if extended.options.pipeline is not None else (),
         cuts=() if parts is None else parts.cuts(variables),
         may_overflow=inner is not outer,
     )
@@ -178,6 +179,11 @@ def _summed(
         given.factors,
     )
     return sums
+
+
+def _places(variables: Sequence[keras.Variable]) -> list[Sequence[str]]:
+    """Returns the devices of each variable, one for each of this process's replicas."""
+    return [variable.value._devices for variable in variables]
 
 
 def _nan_unless_finite(gradients: list, label: str) -> list:
