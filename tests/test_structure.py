@@ -200,7 +200,8 @@ FRAMEWORK_ATTRIBUTES = {
     "models and layers": "_compile_metrics _distribute_strategy _embeddings _flatten_layers"
     " _functional _initial_epoch _inputs _inputs_struct _metrics _nodes_by_depth"
     " _non_trainable_variables _outputs_struct _save_model _symbolic_build _variables",
-    "variables": "_direct_assign _dtype _get _handle _initialize _primary _shape _unique_id _value",
+    "variables": "_direct_assign _dtype _get _handle _initialize _path _primary _shape"
+    " _unique_id _value",
     "data of `fit`": "_batch_size _current_iterator _distributed_dataset _epoch_iterator"
     " _get_iterator _interrupted_warning _num_batches _num_samples _shuffle _steps_seen",
     "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"

@@ -110,10 +110,13 @@ def test_stages_of_cuts():
         (([1, 1], 2, None, None, [1]), "`transfer` must have 2 numbers"),
         (
             ([1, 1], 2, [1, 9], [4, 3], None, ["a", "b"]),
-            "'b' alone takes at least 9 bytes.*limit is 4",
+            "'b' alone takes at least 9 B.*limit is 4 B",
         ),
         (([1, 1], 2, [1, 5], [9, 3], None, ["a", "b"]), "Stage 1 of 2.*begin with 'b' or an"),
-        (([1] * 4, 2, [1] * 4, [2, 1], None, "abcd"), "before 'd', which would take 1 bytes"),
+        (
+            ([1] * 4, 2, [1] * 4, [2, 1], None, "abcd"),
+            "before 'd', which would take 1 B of stage 1",
+        ),
         (([1, 1], 2, [5, 1], [3, 9], None, ["a", "b"]), "Stage 0 of 2.*begin with 'a' or an"),
     ],
 )

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.tensor_memory.graph_nodes import variables_bytes
-from tfdml.tensor_memory.traced_only import traced_only, unbuilt_copy
+from tfdml.tensor_memory.unbuilt_copy import unbuilt_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,10 @@ class StepGraph:
     weights: int
 
 
+class _Traced(Exception):
+    """Ends a trace before its variables get values: those of optimizers stay unallocated."""
+
+
 # Copies of a model's optimizers, by the id of the model's own.
 Copies = dict[int, keras.Optimizer]
 
@@ -62,8 +66,9 @@ def trace_step(
 ) -> StepGraph:
     """Traces a model's `train_step`, with its optimizers' updates.
 
-    Nothing runs, and slots are created as variables without values. A copy of each optimizer is
-    traced, so the model's own ones are as they were.
+    Nothing runs. Slots are created as variables without values: `tf.function` gives the variables
+    of its first trace their values after the trace, which is abandoned here. A copy of each
+    optimizer is traced, so the model's own ones are as they were.
 
     Args:
         model: A built and compiled model.
@@ -75,8 +80,9 @@ def trace_step(
     Raises:
         ValueError: If the step makes no update.
     """
+    found: list[StepGraph] = []
 
-    def step(batch: Any) -> StepGraph:
+    def step(batch: Any) -> None:
         graph = tf.compat.v1.get_default_graph()
         updates: list[OptimizerUpdate] = []
         firsts: list[int] = []
@@ -87,9 +93,12 @@ def trace_step(
             results = model.train_step(batch)
             weights = variables_bytes(model.variables)
         first = firsts[0] if firsts else _count(graph)
-        return StepGraph(graph, updates, first, results, weights)
+        found.append(StepGraph(graph, updates, first, results, weights))
+        raise _Traced
 
-    traced = traced_only(step, data)
+    with contextlib.suppress(_Traced):
+        tf.function(step, autograph=False).get_concrete_function(data)
+    (traced,) = found
     if not traced.updates:
         raise ValueError(
             f"`model.train_step` must apply gradients by an optimizer that is an attribute of the "

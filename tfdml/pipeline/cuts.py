@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tfdml.pipeline.layer_graph import LayerGraph
+from tfdml.reports import in_words
 
 # Sums of the same numbers in another order differ by less.
 _ROUNDING = 1e-9
@@ -234,8 +235,8 @@ def _check_limits(
         ):
             raise ValueError(
                 f"A stage must be within its memory limit. {name!r} alone takes at least "
-                f"{least:.3g} bytes, and the largest limit is {max(limits):.3g}. A layer is not "
-                f"divided: raise the limit or make the layer smaller."
+                f"{in_words(int(least))}, and the largest limit is {in_words(int(max(limits)))}. A "
+                f"layer is not divided: raise the limit or make the layer smaller."
             )
     reachable = np.arange(count + 1) == 0
     for stage, (table, limit) in enumerate(zip(taken, limits, strict=True)):
@@ -244,7 +245,7 @@ def _check_limits(
         if not reachable.any():
             raise ValueError(
                 f"Each stage must be within its memory limit. Stage {stage} of {len(limits)}, with "
-                f"a limit of {limit:.3g} bytes, has to begin with "
+                f"a limit of {in_words(int(limit))}, has to begin with "
                 f"{names[min(first, count - 1)]!r} or an earlier call, and can hold none of them. "
                 f"{fix}"
             )
@@ -252,9 +253,9 @@ def _check_limits(
         first = int(np.flatnonzero(reachable)[-1])
         raise ValueError(
             f"Each stage must be within its memory limit. {len(limits)} stages with limits of "
-            f"{', '.join(f'{limit:.3g}' for limit in limits)} bytes hold at most the calls before "
-            f"{names[first]!r}, which would take {taken[-1][first, first + 1]:.3g} bytes of stage "
-            f"{len(limits) - 1}. {fix}"
+            f"{', '.join(in_words(int(limit)) for limit in limits)} hold at most the calls before "
+            f"{names[first]!r}, which would take {in_words(int(taken[-1][first, first + 1]))} of "
+            f"stage {len(limits) - 1}. {fix}"
         )
 
 

@@ -1,1 +1,1 @@
-"""Memory of a traced graph's tensors: their bytes, how long they live, traces that never run."""
+"""Memory of a traced graph's tensors: their bytes, and how long they live."""
