@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "native",
         "verification",
         "timeline",
+        "pipeline",
     },
     "verification": {"topology", "runtime"},
     "horovod_build": {"topology", "runtime"},
@@ -112,7 +113,8 @@ MAY_IMPORT_WITHIN = {
     "strategies/keras_seam/data": set(),
     "strategies/keras_seam/step": set(),
     "strategies/keras_seam/local_updates": {"step"},
-    "strategies/keras_seam/fit": {"data", "local_updates", "step"},
+    "strategies/keras_seam/pipeline": {"step"},
+    "strategies/keras_seam/fit": {"data", "local_updates", "pipeline", "step"},
     "strategies/keras_seam/recording": {"fit", "step"},
     "strategies/keras_seam/parameter_servers": {"data", "fit", "step"},
 }
@@ -181,6 +183,7 @@ def test_framework_internals_are_used_in_one_module(file):
             "strategies/tensorflow_seam.py",
             "strategies/keras_seam/recording/noting.py",
             "strategies/replicas/extended.py",
+            "strategies/replicas/variable_places.py",
             "strategies/parameter_server/extended.py",
             "collectives/unmanaged_variable.py",
             "runtime/servers/remote_calls.py",
@@ -207,10 +210,12 @@ FRAMEWORK_ATTRIBUTES = {
     "`tf.data`": "_drop_remainder _functions _index _num_shards _seed _seed2 _type_spec _values"
     " _variant_tensor",
     "`tf.distribute`": "_cancellation_mgr _cluster _cluster_due_for_update_or_finish"
+    " _devices _distributed_container"
     " _cluster_update_lock _local_replica_id _num_replicas_in_sync _server_def"
     " _should_preemption_thread_run _strategy _v _variable_partitioner _WrapperFunction",
     "files": "_create_h5_group _h5_entry_group _h5_entry_initialized _h5_entry_path",
     "graphs and tapes": "_collections _get_function _id _recording _thread_local _update_input"
+    " _add_control_inputs _set_device"
     " _VARSCOPESTORE_KEY _VARSTORE_KEY",
     "`fsspec`": "_strip_protocol",
     "Python operations": "_funcs _py_funcs",

@@ -3,6 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+import keras
+
+from tfdml.pipeline.pipeline_plan import PipelinePlan
+from tfdml.pipeline.plan import make_plan
 from tfdml.pipeline.schedule import SCHEDULES
 
 
@@ -62,6 +66,42 @@ class PipelineParallel:
             object.__setattr__(self, "stages", tuple(map(tuple, self.stages)))
         if self.memory_limits is not None:
             object.__setattr__(self, "memory_limits", tuple(self.memory_limits))
+
+    def plan(
+        self, model: keras.Model, batch_size: int, *, num_stages: int | None = None
+    ) -> PipelinePlan:
+        """Returns the stages of a model, with their predicted times and memory.
+
+        Printed, it is a table with advice; `plan.plot()` draws the schedule. Layers are timed on
+        this machine's default device. Nothing of the model is changed.
+
+        Args:
+            model: A functional or Sequential model, built; compiled if slots count.
+            batch_size: Rows of a global batch.
+            num_stages: The number of stages; by default that of the model's strategy, or of
+                `stages`.
+
+        Raises:
+            ValueError: If the number of stages is not known, or the model cannot be divided.
+        """
+        groups = getattr(model.distribute_strategy.extended, "device_groups", None) or [[]]
+        known = num_stages or len(groups[0]) or len(self.stages or ())
+        if not known:
+            raise ValueError(
+                "`num_stages` must be given for a model that was not made in the scope of a "
+                "strategy with `pipeline`. Received: num_stages=None. Pass the number of devices "
+                "of a group."
+            )
+        replicas = getattr(model.distribute_strategy, "num_replicas_in_sync", 1)
+        return make_plan(
+            model,
+            batch_size // replicas if groups[0] else batch_size,
+            num_stages=known,
+            num_microbatches=self.num_microbatches,
+            schedule=self.schedule,
+            stages=self.stages,
+            memory_limits=self.memory_limits,
+        )
 
 
 def _check_stages(stages: Sequence[Sequence[str]]) -> None:

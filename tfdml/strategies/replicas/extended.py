@@ -93,9 +93,10 @@ class ReplicaExtended(BatchExtended):
         self._named: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]]
         self._named = weakref.WeakKeyDictionary()
         super().__init__(strategy, collective, replica_devices(devices), options.batch_split)
-        # The devices of each replica's stages, and each model's graph with the stage of each call,
-        # if there is a pipeline.
+        # If there is a pipeline: the devices of each replica's stages, a replica's rows of a batch
+        # if known, and each model's graph with the stage of each call.
         self.device_groups = [] if options.pipeline is None else _resolved(devices)
+        self.rows_of_group: int | None = None
         self.stages: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self.aggregator_choice = AggregatorChoice(self._devices, guard)
         self.aggregator_choice.hosts = gather_hosts(collective)

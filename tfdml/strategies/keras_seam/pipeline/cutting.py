@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.pipeline.cuts import cut_by_cost, cut_by_names, stages_of
-from tfdml.pipeline.layer_costs import layer_costs
+from tfdml.pipeline.cuts import cut_by_names
 from tfdml.pipeline.layer_graph import LayerGraph
+from tfdml.pipeline.plan import make_plan
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
-# Rows of a microbatch on which layers are timed if the size of a batch is not known.
+# Rows of a microbatch for which a model is cut if the size of a batch is not known.
 _ROWS = 8
 # Keras's default for arrays.
 _BATCH_SIZE = 32
@@ -32,12 +32,14 @@ def get_stages(model: keras.Model, extended: ReplicaExtended) -> tuple[LayerGrap
     if model not in extended.stages:
         graph = LayerGraph(model)
         _warn_of_statistics(graph, extended)
-        extended.stages[model] = graph, _assignment(graph, extended)
+        extended.stages[model] = graph, _assignment(model, graph, extended)
     return extended.stages[model]
 
 
 def check_rows(arguments: Mapping[str, Any], extended: ReplicaExtended) -> None:
     """Checks that a batch has a row for each microbatch of each replica, if its size is known.
+
+    The rows of a replica are noted: the model may be cut by them.
 
     Args:
         arguments: Arguments of `fit`, `evaluate` or `predict`.
@@ -61,17 +63,24 @@ def check_rows(arguments: Mapping[str, Any], extended: ReplicaExtended) -> None:
             f"{replicas} replicas: {number * replicas} rows. Received: batches of {rows} rows. "
             f"Use larger batches, or a smaller `num_microbatches` of `tfdml.PipelineParallel`."
         )
+    extended.rows_of_group = rows and rows // replicas
 
 
-def _assignment(graph: LayerGraph, extended: ReplicaExtended) -> list[int]:
-    pipeline, count = extended.options.pipeline, len(extended.device_groups[0])
+def _assignment(model: keras.Model, graph: LayerGraph, extended: ReplicaExtended) -> list[int]:
+    pipeline, collective = extended.options.pipeline, extended.collective
     if pipeline.stages is not None:
         return cut_by_names(graph, pipeline.stages)
-    collective = extended.collective
     own = np.zeros(len(graph.calls), np.int64)
     if collective.rank == 0:
-        seconds = [cost.forward + cost.backward for cost in layer_costs(graph, _ROWS)]
-        own = np.array(stages_of(cut_by_cost(seconds, count), len(seconds)), np.int64)
+        plan = make_plan(
+            model,
+            extended.rows_of_group or _ROWS * pipeline.num_microbatches,
+            num_stages=len(extended.device_groups[0]),
+            num_microbatches=pipeline.num_microbatches,
+            schedule=pipeline.schedule,
+            memory_limits=pipeline.memory_limits,
+        )
+        own = np.array(plan.assignment, np.int64)
     if collective.size > 1:
         # Measured times differ from rank to rank.
         own = collective.broadcast(tf.constant(own), extended.unique_name("stages")).numpy()

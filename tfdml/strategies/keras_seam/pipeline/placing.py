@@ -3,15 +3,11 @@
 Variables are made before it is known to which stage they belong.
 """
 
-from collections.abc import Sequence
-
 import keras
-import tensorflow as tf
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.replicas.extended import ReplicaExtended
+from tfdml.strategies.replicas.variable_places import move
 
 
 def place(model: keras.Model, extended: ReplicaExtended) -> None:
@@ -33,8 +29,7 @@ def place(model: keras.Model, extended: ReplicaExtended) -> None:
             continue
         devices = [group[assignment[call]] for group in extended.device_groups]
         for own in [variable, *_slots(optimizer, variable)]:
-            if isinstance(own.value, DistributedVariable):
-                _move(own.value, devices)
+            move(own, devices)
 
 
 def _slots(optimizer: keras.Optimizer | None, variable: keras.Variable) -> list[keras.Variable]:
@@ -45,25 +40,3 @@ def _slots(optimizer: keras.Optimizer | None, variable: keras.Variable) -> list[
         for slot in getattr(optimizer, "variables", ())
         if slot.path.rsplit("/", 1)[-1].startswith(prefix) and slot.shape == variable.shape
     ]
-
-
-def _move(variable: DistributedVariable, devices: Sequence[str]) -> None:
-    """Moves each replica's part of a variable to a device."""
-    if list(variable._devices) == list(devices):
-        return
-    moved = []
-    for part, device in zip(variable.values, devices, strict=True):
-        with tf.init_scope(), tf.device(device):
-            own = ResourceVariable(
-                part.read_value(),
-                trainable=part.trainable,
-                dtype=part.dtype,
-                name=part.name.split(":")[0],
-                synchronization=part.synchronization,
-                aggregation=part.aggregation,
-            )
-        # Optimizers know variables by it.
-        own._unique_id = part._unique_id
-        own.handle._distributed_container = part.handle._distributed_container
-        moved.append(own)
-    variable._values = tuple(moved)

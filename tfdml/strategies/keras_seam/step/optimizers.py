@@ -30,6 +30,7 @@ from tfdml.strategies.replicas.gradient_exchange import (
     sum_over_replicas,
     watch_sums,
 )
+from tfdml.strategies.replicas.variable_places import devices_of
 from tfdml.strategies.sharded.sharded_update import OptimizerParts
 from tfdml.strategies.sharded.variable_parts import is_cut, is_dealt, is_empty
 from tfdml.strategies.traced import traced
@@ -183,7 +184,7 @@ def _summed(
 
 def _places(variables: Sequence[keras.Variable]) -> list[Sequence[str]]:
     """Returns the devices of each variable, one for each of this process's replicas."""
-    return [variable.value._devices for variable in variables]
+    return [devices_of(variable) for variable in variables]
 
 
 def _nan_unless_finite(gradients: list, label: str) -> list:
