@@ -12,6 +12,7 @@ from tfdml.runtime.timing.timed_collective import TimedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions, check_number_of_parts
+from tfdml.strategies.mesh import Mesh
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import GlobalStep
 
@@ -67,6 +68,13 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def is_chief(self) -> bool:
         """Whether this process writes files and messages."""
         return self.extended.collective.topology.is_chief
+
+    @property
+    def mesh(self) -> Mesh:
+        """The numbers of replicas, of stages of each, and of parts of divided state."""
+        groups, sharding = self.extended.device_groups, self.extended.options.sharding
+        stages = len(groups[0]) if groups else 1
+        return Mesh(self.num_replicas_in_sync, stages, self.size if sharding else 1)
 
     @property
     def batch_weights(self) -> tuple[int, ...] | None:

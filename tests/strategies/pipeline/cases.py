@@ -1,7 +1,9 @@
 """Cases of pipelines: models to be cut, trained in stages and, for comparison, by plain Keras."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ from keras import layers
 import tfdml
 from tests.harness import rank_job
 from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
+from tfdml.strategies.keras_seam.pipeline import microbatches, task_order
 
 ROWS, BATCH, CLASSES, WORDS, LENGTH = 70, 16, 3, 11, 5
 ONE_GROUP = [["CPU:0", "CPU:1"]]
@@ -216,3 +219,120 @@ def both(
 ) -> tuple:
     """Returns the results of plain Keras, and those in stages."""
     return plain(model, compile_options), in_stages(model, groups, compile_options, **options)
+
+
+class Noted(layers.Layer):
+    """Notes when its passes run: it takes time, so that others could run at the same time."""
+
+    # Number of the layer and kind of the pass, at begins and ends.
+    events: list[tuple[int, str]] = []
+
+    def __init__(self, number: int):
+        super().__init__(name=f"noted_{number}")
+        self.number = number
+
+    def build(self, shape: Any) -> None:
+        """Makes a weight: without one, there would be no gradient."""
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, inputs: Any) -> Any:
+        """Returns a product of `inputs`."""
+
+        @tf.custom_gradient
+        def noted(x):
+            return self._note("forward", x), lambda upstream: self._note("backward", upstream)
+
+        return noted(tf.matmul(inputs, self.kernel))
+
+    def _note(self, kind: str, tensor: tf.Tensor) -> tf.Tensor:
+        def work(values: np.ndarray) -> np.ndarray:
+            self.events.append((self.number, kind))
+            time.sleep(0.005)
+            return values
+
+        # Without state, TensorFlow orders nothing by itself.
+        same = tf.numpy_function(work, [tensor], tensor.dtype, stateful=False)
+        return tf.ensure_shape(same, tensor.shape)
+
+
+def order_of_passes(schedule: str, num_microbatches: int) -> list[tuple[int, str]]:
+    """Returns the passes of four stages in the second of two steps, in the order of beginning."""
+    with strategy(FOUR_STAGES, schedule=schedule, num_microbatches=num_microbatches).scope():
+        model = keras.Sequential([layers.Input((4,)), *map(Noted, range(4))])
+        model.compile("sgd", "mse")
+    x = np.ones((2 * num_microbatches, 4), "float32")
+    for _ in range(2):
+        Noted.events.clear()
+        model.train_on_batch(x, x)
+    return list(Noted.events)
+
+
+def between_stages() -> dict[str, list]:
+    """Returns the shapes and dtypes that each stage's first passes send to other devices.
+
+    By "forward 0" for stage 0, and so on.
+    """
+    found: dict[str, list] = {}
+
+    class Looking(task_order.TaskOrder):
+        def add(self) -> None:
+            super().add()
+            for (stage, task), calls in self._calls.items():
+                sent = {
+                    (tuple(tensor.shape), tensor.dtype.name)
+                    for call in calls
+                    for tensor in call.outputs
+                    for user in tensor.consumers()
+                    if user.device not in ("", call.device)
+                }
+                if task.microbatch == 0:
+                    found[f"{task.kind} {stage}"] = sorted(sent, key=str)
+
+    with mock.patch.object(microbatches, "TaskOrder", Looking):
+        with strategy(ONE_GROUP, stages=[["one"], ["two", "three"]]).scope():
+            inputs = layers.Input((6,), dtype="float32")
+            first = layers.Dense(5, name="one")(inputs)
+            hidden = layers.Concatenate()([layers.Dense(7, name="two")(first), first])
+            model = keras.Model(inputs, layers.Dense(3, name="three")(hidden))
+            model.compile("sgd", "mse")
+        model.fit(np.ones((12, 6), "float32"), np.ones((12, 3), "float32"), 6, verbose=0)
+    return found
+
+
+def graph_sizes(counts: Sequence[int]) -> list[int]:
+    """Returns the number of the graph's operations for each number of microbatches."""
+    sizes = []
+
+    class Counting(task_order.TaskOrder):
+        def add(self) -> None:
+            super().add()
+            sizes.append(len(tf.compat.v1.get_default_graph().get_operations()))
+
+    with mock.patch.object(microbatches, "TaskOrder", Counting):
+        for count in counts:
+            before = len(sizes)
+            with strategy(FOUR_STAGES, num_microbatches=count).scope():
+                model = compiled("residual")
+            x, y = data("residual")
+            model.fit(x, y, batch_size=ROWS, verbose=0)
+            del sizes[before + 1 :]
+    return sizes
+
+
+def devices_of_variables() -> tuple[list, list]:
+    """Returns the stages' weights, and the slots, that are not on the devices of their stage."""
+    with strategy(TWO_GROUPS, stages=[["one"], ["two"]]).scope():
+        model = keras.Sequential(
+            [layers.Input((6,)), layers.Dense(5, name="one"), layers.Dense(CLASSES, name="two")]
+        )
+        model.compile("adam", "mse")
+    x = np.ones((BATCH, 6), "float32")
+    model.fit(x, np.ones((BATCH, CLASSES), "float32"), verbose=0)
+    wanted = {"one": ["CPU:0", "CPU:2"], "two": ["CPU:1", "CPU:3"]}
+    wrong = []
+    for variable in [*model.weights, *model.optimizer.variables]:
+        devices = [part.device[-5:] for part in variable.value.values]
+        layer = next((name for name in wanted if name in variable.path), None)
+        if layer is not None and devices != wanted[layer]:
+            wrong.append((variable.path, devices))
+    return wrong, [v.path for v in model.optimizer.variables]

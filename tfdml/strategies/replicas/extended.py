@@ -250,6 +250,18 @@ class ReplicaExtended(BatchExtended):
 
     # -- Variables -----------------------------------------------------------------------------
 
+    def _create_variable(self, next_creator, **kwargs):
+        """Creates a mirrored variable; weights of a pipeline's model on the host at first.
+
+        One device may not have the memory for all stages' weights. The model's first step moves
+        them to the devices of their stages.
+        """
+        is_weight = kwargs.get("trainable") and kwargs.get("colocate_with") is None
+        if self.device_groups and is_weight:
+            host = device_util.resolve("CPU:0")
+            kwargs["colocate_with"] = _Places((host,) * self.num_local_replicas)
+        return super()._create_variable(next_creator, **kwargs)
+
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         """Returns the initial value of replica `replica_id`; the first replica's is rank 0's.
 
@@ -442,6 +454,13 @@ class ReplicaExtended(BatchExtended):
         )
         inverse = [order.index(i) for i in range(len(order))]
         return self._broadcast_to(tf.transpose(gathered, inverse), destinations)
+
+
+class _Places:
+    """Devices of a variable, as TensorFlow takes them from another variable."""
+
+    def __init__(self, devices: tuple[str, ...]):
+        self._devices = devices
 
 
 def _resolved(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
