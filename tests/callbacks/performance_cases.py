@@ -232,6 +232,19 @@ def of_one_process(jit_compile: bool, ours: bool) -> dict[str, Any]:
     return {"logs": perf(logs), "losses": logs["loss"], "expected": expected["loss"]}
 
 
+def utilizations(peaks: list[float | None]) -> list[dict[str, Any]]:
+    """Returns the logs of a `fit` for each given peak of rank 1; that of rank 0 is 1e9."""
+    strategy = rank_job.strategy()
+    with strategy.scope():
+        model = linear()
+    found = []
+    for peak in peaks:
+        metrics = PerformanceMetrics(peak_flops=1e9 if strategy.rank == 0 else peak)
+        logs = model.fit(*problem(4), batch_size=BATCH, verbose=0, callbacks=[metrics]).history
+        found.append(perf(logs))
+    return found
+
+
 def of_servers(synchronous: bool, folder: str) -> dict[str, Any]:
     """Returns the logs of workers of parameter servers.
 

@@ -194,8 +194,13 @@ def test_servers(cluster, tmp_path, synchronous):
     [
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989e12),
         ("NVIDIA H100 PCIe", "float32", 378e12),
+        ("NVIDIA H100 NVL", "bfloat16", 835.5e12),
+        ("NVIDIA H200", "float32", 494e12),
+        ("NVIDIA GH200 480GB", "float32", None),
         ("NVIDIA A100-SXM4-40GB", "float16", 312e12),
         ("Tesla V100-SXM2-16GB", "float32", 15.7e12),
+        ("Tesla V100-PCIE-32GB", "float16", 112e12),
+        ("Tesla T4", "bfloat16", None),
         ("NVIDIA A10G", "float16", None),
         ("NVIDIA A100-SXM4-40GB", "float64", None),
         ("", "float32", None),
@@ -212,6 +217,16 @@ def test_wrong_arguments(arguments):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"`{name}` must be .* Received: {name}="):
         PerformanceMetrics(**arguments)
+
+
+def test_utilization_of_ranks_with_different_devices(ranks):
+    """The operations are counted; a rank whose peak is unknown leaves the number out on all."""
+    first, second = ranks(2).run(cases.utilizations, [3e9, None])
+    assert first == second
+    flops = 3 * 2 * cases.FEATURES * 30
+    expected = first[0]["samples_per_sec"][0] * flops / (1e9 + 3e9)
+    assert first[0]["flops_utilization"] == pytest.approx([expected])
+    assert "flops_utilization" not in first[1]
 
 
 def test_utilization_in_plain_keras():

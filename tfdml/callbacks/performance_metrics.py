@@ -9,7 +9,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from tfdml.callbacks.performance.flops import training_flops
 from tfdml.callbacks.performance.hardware import gpu_peak_bytes, peak_flops, process_bytes
 from tfdml.callbacks.performance.job_numbers import times_of_job, times_of_rank
 from tfdml.callbacks.performance.job_times import JobTimes, RankSums
@@ -43,10 +45,13 @@ class PerformanceMetrics(AddsToLogs):
         window: Steps from one norm of the gradients to the next. It needs all gradients read once
             more, so most steps leave it out; the other numbers are of all steps.
         flops_per_sample: Floating-point operations of a training step for one row, in which a
-            multiplication and an addition are two. None to leave `perf/flops_utilization` out.
+            multiplication and an addition are two. None to count the products of matrices and the
+            convolutions in the graph of the forward pass, times three for training; a subclassed
+            model, or one with loops such as recurrent layers, cannot be counted: then
+            `perf/flops_utilization` is left out.
         peak_flops: Floating-point operations per second that one device can do. None for those of
-            a table, by the name of this process's first GPU and the model's dtype; without a GPU,
-            or if the table lacks it, `perf/flops_utilization` is left out.
+            a table, by the name of each process's first GPU and the model's dtype; if a process has
+            no GPU, or one that the table lacks, `perf/flops_utilization` is left out.
         directory: Directory for each rank's own numbers: every epoch adds a line of JSON to
             `rank_0.jsonl`, `rank_1.jsonl` and so on. None to write none.
 
@@ -74,11 +79,12 @@ class PerformanceMetrics(AddsToLogs):
                 )
         keras_seam.install()
         self._window = window
-        self._flops_per_sample, self._given_peak = flops_per_sample, peak_flops
+        self._given_flops, self._given_peak = flops_per_sample, peak_flops
         self._directory = None if directory is None else Path(directory)
         self._times: JobTimes | ServerTimes | None = None
         self._watch: GradientWatch | None = None
         self._peak: float | None = None
+        self._flops: float | None = None
 
     def set_model(self, model: keras.Model) -> None:
         """Adds observers to the model's train step."""
@@ -95,9 +101,9 @@ class PerformanceMetrics(AddsToLogs):
 
     def on_train_begin(self, logs=None):
         """Counts the first step apart, which may be traced."""
-        self._peak = self._given_peak
-        if self._peak is None and self._flops_per_sample is not None:
-            self._peak = peak_flops(self.model)
+        self._peak, self._flops = self._mean_peak(), self._given_flops
+        if self._peak is not None and self._flops is None:
+            self._flops = training_flops(self.model)
         if self._times is not None:
             self._times.begin_fit()
         self._ended = time.perf_counter()
@@ -132,6 +138,15 @@ class PerformanceMetrics(AddsToLogs):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores nothing; see `get_state`."""
 
+    def _mean_peak(self) -> float | None:
+        """Returns the mean of the ranks' peak FLOP/s; None on all if one of them is unknown."""
+        own = self._given_peak or peak_flops(self.model) or math.nan
+        peaks = self._ranks.collective.all_gather(
+            tf.constant([own], tf.float64), "performance/peak"
+        )
+        mean = float(np.mean(peaks))
+        return None if math.isnan(mean) else mean
+
     def _own_numbers(self) -> dict[str, float]:
         """Returns what this process measures beside the times of its steps, by name."""
         now, stall = time.perf_counter(), get_session(self.model).checkpoint_stall
@@ -165,10 +180,10 @@ class PerformanceMetrics(AddsToLogs):
         """
         numbers = times_of_job(times) if times else {}
         of = lambda name: [own[name] for own in by_rank]  # noqa: E731
-        if self._peak and self._flops_per_sample and times:
+        if self._peak and self._flops and times:
             # Of servers, TensorFlow's number of replicas is that of one worker.
             devices = max(self.model.distribute_strategy.num_replicas_in_sync, len(times))
-            done = self._flops_per_sample * numbers["samples_per_sec"]
+            done = self._flops * numbers["samples_per_sec"]
             numbers["flops_utilization"] = done / (self._peak * devices)
         if self._watch is not None:
             numbers |= self._of_gradients(by_rank)

@@ -7,20 +7,23 @@ import keras
 import tensorflow as tf
 
 _STATUS = Path("/proc/self/status")
-# Dense peak of NVIDIA's data sheets in FLOP/s, by a pattern of the device's name: in bfloat16 or
-# float16, and in float32, by TF32 where the GPU has it.
-_PEAKS = (
-    (r"\bB200\b", 2250e12, 1100e12),
-    (r"\bH200\b", 989e12, 494e12),
-    (r"\bH100 PCIe\b", 756e12, 378e12),
-    (r"\bH100\b", 989e12, 494e12),
-    (r"\bA100\b", 312e12, 156e12),
-    (r"\bA30\b", 165e12, 82e12),
-    (r"\bA10\b", 125e12, 62.5e12),
-    (r"\bL40S\b", 362e12, 183e12),
-    (r"\bL4\b", 121e12, 60e12),
-    (r"\bV100\b", 125e12, 15.7e12),
-    (r"\bT4\b", 65e12, 8.1e12),
+# Peak of GPUs in FLOP/s by a pattern of the device's name, the first that matches, and by dtype: of
+# tensor cores, in float32 by TF32 where the GPU has it. From NVIDIA's data sheets of these GPUs,
+# which since Ampere print twice as much, too, for sparse matrices.
+_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    (r"\bB200\b", {"float16": 2250e12, "bfloat16": 2250e12, "float32": 1100e12}),
+    (r"\bH[12]00 NVL\b", {"float16": 835.5e12, "bfloat16": 835.5e12, "float32": 417.5e12}),
+    (r"\bH100 PCIe\b", {"float16": 756e12, "bfloat16": 756e12, "float32": 378e12}),
+    (r"\bH[12]00\b", {"float16": 989e12, "bfloat16": 989e12, "float32": 494e12}),
+    (r"\bA100\b", {"float16": 312e12, "bfloat16": 312e12, "float32": 156e12}),
+    (r"\bA30\b", {"float16": 165e12, "bfloat16": 165e12, "float32": 82e12}),
+    (r"\bA10\b", {"float16": 125e12, "bfloat16": 125e12, "float32": 62.5e12}),
+    (r"\bL40S\b", {"float16": 362e12, "bfloat16": 362e12, "float32": 183e12}),
+    (r"\bL4\b", {"float16": 121e12, "bfloat16": 121e12, "float32": 60e12}),
+    # These have no tensor cores for bfloat16.
+    (r"\bV100-PCIE\b", {"float16": 112e12, "float32": 14e12}),
+    (r"\bV100-SXM[23]\b", {"float16": 125e12, "float32": 15.7e12}),
+    (r"\bT4\b", {"float16": 65e12, "float32": 8.1e12}),
 )
 
 
@@ -61,9 +64,9 @@ def known_peak_flops(device: str, dtype: str) -> float | None:
         device: The device's name, such as "NVIDIA A100-SXM4-40GB".
         dtype: The dtype that is computed in.
     """
-    for pattern, half, single in _PEAKS:
+    for pattern, peaks in _PEAKS:
         if re.search(pattern, device):
-            return {"bfloat16": half, "float16": half, "float32": single}.get(dtype)
+            return peaks.get(dtype)
     return None
 
 
