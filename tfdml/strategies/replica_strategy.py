@@ -6,9 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.observed_collective import ObservedCollective
 from tfdml.runtime.guard.guard import get_guard
-from tfdml.runtime.guard.watched_collective import WatchedCollective
-from tfdml.runtime.timing.timed_collective import TimedCollective
 from tfdml.strategies import keras_seam, tensorflow_seam
 from tfdml.strategies.alone import check_started_alone, note_strategy
 from tfdml.strategies.arguments import ReplicaOptions, check_number_of_parts
@@ -48,8 +47,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
             check_started_alone(type(self).__name__)
         else:
             guard = get_guard(collective, options.silence_limit)
-            timed = TimedCollective(collective, guard.recorder)
-            collective = WatchedCollective(timed, guard.activity, guard.watch)
+            collective = ObservedCollective(collective, guard.listeners)
         super().__init__(ReplicaExtended(self, collective, devices, options, guard))
         self.extended.keras_hooks = hooks
         note_strategy(self)

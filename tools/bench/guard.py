@@ -9,6 +9,7 @@ without it, in turn.
 """
 
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -43,10 +44,10 @@ def run() -> None:
     for number in range(EPOCHS + 2):
         for who in ("with", "without") if number % 2 else ("without", "with"):
             extended.guard = guard if who == "with" else None
-            before = _cpu(process, guard)
+            before = _cpu(process)
             epoch_seconds, _ = epoch()
             if who == "with":
-                used, lasted = used + _cpu(process, guard) - before, lasted + epoch_seconds
+                used, lasted = used + _cpu(process) - before, lasted + epoch_seconds
             seconds[who].append(epoch_seconds)
     if strategy.is_chief:
         result = {who: s[2:] for who, s in seconds.items()}
@@ -55,9 +56,10 @@ def run() -> None:
         report({**result, **counted, "exchanges": exchanges, "note": _note_of_an_exchange()})
 
 
-def _cpu(process, guard) -> float:
+def _cpu(process) -> float:
     """Returns the CPU seconds that the guard's threads have used."""
-    native = {thread.native_id for thread in guard.threads}
+    names = ("tfdml-guard", "tfdml-exchanges")
+    native = {thread.native_id for thread in threading.enumerate() if thread.name in names}
     return sum(t.user_time + t.system_time for t in process.threads() if t.id in native)
 
 

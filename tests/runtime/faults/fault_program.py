@@ -23,9 +23,9 @@ import tensorflow as tf
 
 import tfdml
 from tfdml.collectives.hosts import Hosts
+from tfdml.collectives.observed_collective import ObservedCollective
 from tfdml.compression.exchange import by_hosts, compressed_aggregator
 from tfdml.local_updates import LocalSGD
-from tfdml.runtime.guard.watched_collective import WatchedCollective
 from tfdml.strategies.keras_seam.local_updates.fragment import Fragment
 from tfdml.strategies.replicas import extended
 
@@ -130,7 +130,7 @@ DIVIDED = (*HALVES, "save", "save_alone")
 
 def exchange_parts_until_the_fault() -> None:
     """Has the fault before one half of a later step's exchange of parts."""
-    original = getattr(WatchedCollective, HALVES[where])
+    original = getattr(ObservedCollective, HALVES[where])
 
     def faulty_exchange(collective, tensor, counts, name):
         def begin() -> np.float32:
@@ -142,7 +142,7 @@ def exchange_parts_until_the_fault() -> None:
             tensor = tf.identity(tensor)
         return original(collective, tensor, counts, name)
 
-    mock.patch.object(WatchedCollective, HALVES[where], faulty_exchange).start()
+    mock.patch.object(ObservedCollective, HALVES[where], faulty_exchange).start()
 
 
 # The exchanges of rows of a table, by the begin of their names; and a save, which gathers it.
@@ -152,7 +152,7 @@ DEALT = (*ROWS, "save_table", "lookup_alone")
 
 def exchange_rows_until_the_fault() -> None:
     """Has the fault before one of the exchanges of rows of a later step."""
-    original = WatchedCollective.all_to_all_ragged
+    original = ObservedCollective.all_to_all_ragged
 
     def faulty_exchange(collective, tensor, counts, name):
         def begin() -> np.float32:
@@ -165,7 +165,7 @@ def exchange_rows_until_the_fault() -> None:
                 tensor = tf.identity(tensor)
         return original(collective, tensor, counts, name)
 
-    mock.patch.object(WatchedCollective, "all_to_all_ragged", faulty_exchange).start()
+    mock.patch.object(ObservedCollective, "all_to_all_ragged", faulty_exchange).start()
 
 
 def synchronize_until_the_fault() -> None:

@@ -12,4 +12,4 @@ def test_call_stack_from_train_step(ranks):
             assert len(set(way)) == len(way), way
         # The path is complete: it begins at the one entry, and ends at the exchange or the update.
         assert {way[0] for way in found["exchange"]} == {"strategies/keras_seam/entry.py"}
-        assert {way[-1] for way in found["exchange"]} == {"runtime/timing/timed_collective.py"}
+        assert {way[-1] for way in found["exchange"]} == {"collectives/observed_collective.py"}

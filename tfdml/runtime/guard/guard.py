@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.observed_collective import ExchangeListener
 from tfdml.runtime import host_clock
 from tfdml.runtime.descriptions import describe_error
 from tfdml.runtime.errors import OtherRankError
@@ -28,7 +29,6 @@ from tfdml.runtime.guard.remote_clock import ClockReading, RemoteClock, answer
 from tfdml.runtime.guard.reporting import Reporting
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
 from tfdml.runtime.hang_report.exchange_log import EXCHANGE_LOG
-from tfdml.runtime.hang_report.graph_events import BATCH
 from tfdml.runtime.hang_report.job_files import new_job_directory
 from tfdml.runtime.immediate_exit import (
     EXIT_CODE,
@@ -39,13 +39,11 @@ from tfdml.runtime.immediate_exit import (
     end_now,
 )
 from tfdml.runtime.plain_words import BROKEN
+from tfdml.runtime.timing.exchange_timer import ExchangeTimer
 from tfdml.runtime.timing.time_recorder import TimeRecorder
 
 # Seconds that the other ranks outlive the message on one that raised.
 _LAST_SECONDS = SHUTDOWN_SECONDS + 0.3
-
-# Seconds between two collections of what graphs have noted about their exchanges.
-_COLLECT_SECONDS = 1.0
 
 _CONSEQUENCES = (OtherRankError, *BROKEN)
 
@@ -59,16 +57,16 @@ class Guard:
 
     Attributes:
         activity: Current activity of the main thread, which updates it.
-        watch: Watch over this process's exchanges.
         recorder: TimeRecorder of this process's timeline.
+        listeners: Listeners to this process's exchanges.
         job: Text that tells this job from others: the same on all ranks.
-        threads: Threads of the guard.
     """
 
     def __init__(self, collective: Collective, limit: float):
         self.activity = Activity()
-        self.watch = ExchangeWatch(self.activity, EXCHANGE_LOG)
         self.recorder = TimeRecorder()
+        watch = ExchangeWatch(self.activity, EXCHANGE_LOG)
+        self.listeners: Sequence[ExchangeListener] = (watch, ExchangeTimer(self.recorder))
         self._rank, self._size = collective.rank, collective.size
         self._limit = limit
         self._beat = min(1.0, limit / 4)
@@ -91,14 +89,12 @@ class Guard:
             self.activity,
             self._send_to,
         )
-        self.threads: list[threading.Thread] = []
         self._start(self._run_hub if self._rank == 0 else self._run_spoke)
-        self._collector = self._start(self._collect_exchanges)
         previous = sys.excepthook
         sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
         atexit.register(self._say_bye)
 
-    def _start(self, target, *arguments: object) -> threading.Thread:
+    def _start(self, target, *arguments: object) -> None:
         def run() -> None:
             try:
                 target(*arguments)
@@ -109,14 +105,7 @@ class Guard:
                     message = f"tfdml: the guard itself failed on rank {self._rank}: {details}"
                     self._end(message, self._rank)
 
-        thread = threading.Thread(target=run, name="tfdml-guard", daemon=True)
-        self.threads.append(thread)
-        thread.start()
-        return thread
-
-    def _collect_exchanges(self) -> None:
-        while not self._ending.wait(_COLLECT_SECONDS):
-            EXCHANGE_LOG.collect(at_least=BATCH)
+        threading.Thread(target=run, name="tfdml-guard", daemon=True).start()
 
     # -- Reports of the main thread ------------------------------------------------------------
 
@@ -176,8 +165,6 @@ class Guard:
                 other.send({"kind": "bye"})
         self._ending.set()
         self._reporting.close()
-        # The interpreter must not end while a thread is in TensorFlow.
-        self._collector.join(_COLLECT_SECONDS)
 
     def _tell(self, message: dict) -> None:
         if self._rank == 0:

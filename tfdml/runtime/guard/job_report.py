@@ -12,6 +12,7 @@ from pathlib import Path
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.verdict import RankStatus
 from tfdml.runtime.hang_report import job_files, rank_report
+from tfdml.runtime.hang_report.exchange_collector import ExchangeCollector
 from tfdml.runtime.hang_report.exchange_log import EXCHANGE_LOG
 from tfdml.runtime.hang_report.first_difference import Difference, first_difference
 from tfdml.runtime.hang_report.rank_report import RankReport
@@ -41,6 +42,7 @@ class OwnReports:
         self._status = status
         self._activity = activity
         self._stack_file = StackFile(job_files.stacks_path(self.directory, status.rank))
+        self._collector = ExchangeCollector(EXCHANGE_LOG)
 
     def was_signalled(self) -> bool:
         """Returns whether somebody has asked this process for a report."""
@@ -88,6 +90,7 @@ class OwnReports:
 
     def close(self) -> None:
         """Deletes what is of no use without a report, when the program ends."""
+        self._collector.close()
         self._stack_file.remove()
         with contextlib.suppress(OSError):  # Reports, or another rank's file.
             self.directory.rmdir()

@@ -1,5 +1,6 @@
 """Times within the graph of a step: when tensors exist, in variables of fixed size."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,11 +64,14 @@ class Marks:
             tensors: The tensors.
         """
         now = self.note(mark, tensors)
+
+        def passed(tensor: tf.Tensor) -> tf.Tensor:
+            # On another device it would be a copy.
+            with tf.device(tensor.device) if tensor.device else contextlib.nullcontext():
+                return tf.identity(tensor)
+
         with tf.control_dependencies([now]):
-            return [
-                tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
-                for tensor in tensors
-            ]
+            return tf.nest.map_structure(passed, list(tensors), expand_composites=True)
 
     @property
     def steps(self) -> int:

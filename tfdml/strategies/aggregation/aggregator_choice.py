@@ -8,9 +8,9 @@ from tfdml.collectives.aggregator import GradientAggregator
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.device_group import DeviceGroup
 from tfdml.collectives.hosts import Hosts
+from tfdml.collectives.observed_collective import ExchangeListener, ObservedExchange
 from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.compression.auto.sent_bytes import SentBytes
-from tfdml.runtime.guard.guard import Guard
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.aggregation.device_aggregator import DeviceAggregator
 from tfdml.strategies.aggregation.device_group_aggregator import DeviceGroupAggregator
@@ -31,16 +31,16 @@ class AggregatorChoice:
 
     Args:
         devices: This process's devices.
-        guard: Guard that exchanges are reported to; None for a single process.
+        listeners: Listeners to the exchanges of the device group.
     """
 
-    def __init__(self, devices: Sequence[str], guard: Guard | None):
+    def __init__(self, devices: Sequence[str], listeners: Sequence[ExchangeListener]):
         self.cross_device_ops: tf.distribute.CrossDeviceOps | None = None
         self.device_group: DeviceGroup | None = None
         self.compresses_between_devices = False
         self.hosts: Hosts | None = None
         self._devices = devices
-        self._guard = guard
+        self._listeners = listeners
 
     def compresses(self, collective: Collective, options: ReplicaOptions) -> bool:
         """Returns whether gradients are compressed; a single sender has nothing to send.
@@ -74,14 +74,14 @@ class AggregatorChoice:
         return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
 
     def _exchange(self, name: str, parts: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """Sums each device's tensors over the device group, watched by the guard."""
-        group = self.device_group
-        if self._guard is None or tf.executing_eagerly():
-            return group.all_reduce(parts, name)
-        words = [f"{t.dtype.name} {t.shape}" for t in parts[0]]
-        return self._guard.watch.exchange(
-            "all_reduce", name, parts[0], words, lambda: group.all_reduce(parts, name)
-        )
+        """Sums each device's tensors over the device group."""
+
+        def move(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            own = tf.nest.pack_sequence_as(parts, tensors)
+            return tf.nest.flatten(self.device_group.all_reduce(own, name))
+
+        exchange = ObservedExchange("all_reduce", name, tf.nest.flatten(parts))
+        return tf.nest.pack_sequence_as(parts, exchange.make(move, self._listeners))
 
     def sent_bytes(self, collective: Collective, options: ReplicaOptions) -> SentBytes:
         """Returns the arithmetic of the bytes that a rank sends by these aggregators.

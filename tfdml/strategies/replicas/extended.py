@@ -98,7 +98,7 @@ class ReplicaExtended(BatchExtended):
         self.device_groups = [] if options.pipeline is None else _resolved(devices)
         self.rows_of_group: int | None = None
         self.stages: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
-        self.aggregator_choice = AggregatorChoice(self._devices, guard)
+        self.aggregator_choice = AggregatorChoice(self._devices, guard.listeners if guard else ())
         self.aggregator_choice.hosts = gather_hosts(collective)
 
     def join(self, collective: Collective) -> None:
