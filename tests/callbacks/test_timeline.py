@@ -214,15 +214,56 @@ def test_other_trainings_compute_the_same(ranks, tmp_path, extra, options):
         assert steps(timeline, Kind.COMPUTE) == steps(timeline, Kind.EXCHANGE) == [4, 5, 6]
 
 
+@pytest.mark.slow
+def test_buckets_of_a_group_of_devices(ranks, tmp_path):
+    settings = {"extra": "ring", "devices": 2}
+    own = trained(ranks, tmp_path / "t", "multi_worker", **settings)
+    (wanted, _) = trained(ranks, None, "multi_worker", **settings)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(own[0], wanted, strict=True))
+    job = recorded(tmp_path / "t")
+    check_causality(job)
+    for timeline in job.ranks:
+        exchanges = [s for s in timeline.spans if s.kind == Kind.EXCHANGE]
+        assert {s.name for s in exchanges} >= PLAIN
+        assert {s.details["operation"] for s in exchanges if s.name in PLAIN} == {"all_reduce"}
+
+
 def test_one_process_says_that_there_is_nothing(ranks, tmp_path):
     (said,) = ranks(1).run(cases.said_on_one_process, str(tmp_path / "t"))
     assert "one process exchanges nothing" in said
     assert not (tmp_path / "t").exists()
 
 
-def test_local_updates_are_refused(ranks, tmp_path):
-    with pytest.raises(AssertionError, match="must not be used with `local_updates`"):
-        ranks(2).run(cases.with_local_updates, str(tmp_path / "t"))
+@pytest.mark.parametrize(
+    ("extra", "first", "synchronized"),
+    [("LocalSGD", 5, [6, 9]), pytest.param("DiLoCo", 5, [6, 8, 10], marks=pytest.mark.slow)],
+)
+def test_synchronizations_of_local_updates(ranks, tmp_path, extra, first, synchronized):
+    """Steps exchange nothing; a synchronization is recorded with the step before it."""
+    settings = {"steps": 12, "extra": extra}
+    own = trained(ranks, tmp_path / "t", profile_batch=(first, 10), shift=3.0, **settings)
+    (wanted, _) = trained(ranks, None, **settings)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(own[0], wanted, strict=True))
+    job = recorded(tmp_path / "t")
+    check_causality(job)
+    for timeline in job.ranks:
+        assert steps(timeline, Kind.COMPUTE) == steps(timeline, Kind.UPDATE) == [*range(first, 11)]
+        assert steps(timeline, Kind.EXCHANGE) == synchronized
+        rests = [s for s in timeline.spans if s.name == "synchronization"]
+        assert len(rests) == len(synchronized)
+        for rest, step in zip(rests, synchronized, strict=True):
+            (update,) = [s for s in timeline.spans if (s.kind, s.step) == (Kind.UPDATE, step)]
+            assert update.end == rest.begin
+            exchanges = [s for s in timeline.spans if (s.kind, s.step) == (Kind.EXCHANGE, step)]
+            assert any("bucket" in s.name for s in exchanges)
+            assert all(rest.begin <= s.begin <= s.end <= rest.end for s in exchanges)
+            # It was traced in an earlier round.
+            assert rest.seconds < 0.5
+
+
+def test_parameter_servers_are_refused(cluster):
+    with pytest.raises(AssertionError, match="Received: a ParameterServerStrategy. Leave the"):
+        cluster.run(cases.on_servers)
 
 
 def test_models_without_a_strategy_are_refused():

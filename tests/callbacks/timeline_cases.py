@@ -22,6 +22,11 @@ from tfdml.strategies.replicas.global_step import MetricStep
 WIDTH, BATCH = 160, 16
 BUCKET_BYTES = 4 * WIDTH * WIDTH  # Each kernel is a bucket of its own.
 
+LOCAL_UPDATES = {
+    "LocalSGD": lambda: tfdml.local_updates.LocalSGD(sync_every=3),
+    "DiLoCo": lambda: tfdml.local_updates.DiLoCo(sync_every=4, num_fragments=2),
+}
+
 
 def model_in(strategy, optimizer=None, **options) -> keras.Model:
     """Returns a compiled model of three kernels."""
@@ -102,13 +107,20 @@ def train(
         shift: Seconds by which rank 1's clock is ahead of rank 0's.
         extra: "busy" if rank 1 is; "late" if it stays in a callback; "failing" if a callback fails;
             "saving" if a checkpoint is saved after each batch; "generator" if the data come from
-            one; "sharded" for sharding.
+            one; "sharded" for sharding; "LocalSGD" or "DiLoCo" for local updates; "ring" for one
+            group of all devices of all ranks.
         optimizer: Arguments of the optimizer.
         compiling: Arguments of the model's `compile`.
         **options: Arguments of the strategy.
     """
     if extra == "sharded":
         options["sharding"] = tfdml.Sharding(optimizer_state=True)
+    if extra == "ring":
+        ring = tf.distribute.experimental.CommunicationImplementation.RING
+        communication = tf.distribute.experimental.CommunicationOptions(implementation=ring)
+        options["communication_options"] = communication
+    if extra in LOCAL_UPDATES:
+        options["local_updates"] = LOCAL_UPDATES[extra]()
     strategy = rank_job.strategy(bucket_bytes=BUCKET_BYTES, **options)
     model = model_in(strategy, optimizer, **(compiling or {}))
     x = np.random.default_rng(0).normal(size=(BATCH * steps, WIDTH)).astype("float32")
@@ -178,9 +190,11 @@ def evaluating(directory: str) -> int:
     return len(list(Path(directory).glob("rank-*.json")))
 
 
-def with_local_updates(directory: str) -> None:
-    """Trains with local updates; must be refused."""
-    train(directory, local_updates=tfdml.local_updates.LocalSGD(sync_every=2))
+def on_servers() -> None:
+    """Trains on parameter servers with a timeline; must be refused."""
+    model = model_in(tfdml.ParameterServerStrategy())
+    x = np.ones((BATCH, WIDTH), "float32")
+    model.fit(x, x, batch_size=BATCH, verbose=0, callbacks=[Timeline("nowhere")])
 
 
 def said_on_one_process(directory: str) -> str:

@@ -10,7 +10,8 @@ Plans without a rank: `scale` makes the global batch and the learning rate follo
 ranks, and keeps the order of the samples; `disk` also saves checkpoints in OUT, every third step;
 commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
 instead of arrays, and keeps a ledger in OUT; `sharded` divides the optimizer's state, and
-`replicated` keeps each part twice; `local` synchronizes after each third step of an epoch alone.
+`replicated` keeps each part twice; `local` synchronizes after each third step of an epoch alone;
+`watched` adds `PerformanceMetrics`, after it has tried to record a timeline.
 """
 
 import json
@@ -120,6 +121,7 @@ numbers = np.random.default_rng(0)
 x = numbers.normal(size=(SAMPLES, 6)).astype("float32")
 y = numbers.normal(size=(SAMPLES, 3)).astype("float32")
 plan = MembershipPlan()
+refusals: list[str] = []
 
 
 @tfdml.elastic.run
@@ -137,7 +139,22 @@ def train(state):
         data = {"x": tfdml.data.read_tfrecords(
             records, BATCH, features=["x"], label="y", seed=5, ledger=Path(out, "ledger")
         )}  # fmt: skip
-    return model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=[plan, committer])
+    callbacks = [plan, committer]
+    if "watched" in sys.argv:
+        callbacks.append(tfdml.callbacks.PerformanceMetrics(directory=Path(out, "ranks")))
+        try_timeline(data)
+    return model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+
+
+def try_timeline(data: dict) -> None:
+    """Tries to record a timeline, and keeps what is raised; one process exchanges nothing."""
+    if strategy.size == 1:
+        return
+    timeline = tfdml.callbacks.Timeline(Path(out, "timeline"))
+    try:
+        model.fit(**data, verbose=0, callbacks=[timeline])
+    except ValueError as error:
+        refusals.append(str(error))
 
 
 state = tfdml.elastic.KerasState(model)
@@ -151,6 +168,7 @@ result = {
     "iterations": int(model.optimizer.iterations.numpy()),
     "history": history.history,
     "weights": [np.asarray(w).tolist() for w in model.get_weights()],
+    "refusals": refusals,
     "slots": [int(np.prod(v.shape)) for v in model.optimizer.variables],
 }
 Path(out, f"result{strategy.rank}.json").write_text(json.dumps(result))

@@ -98,6 +98,24 @@ def test_a_rank_is_lost(tmp_path, whole, lost):
 
 
 @pytest.mark.slow
+def test_numbers_of_a_watched_job(tmp_path, whole):
+    """Every epoch has the same names, on two ranks and on one; a timeline is refused."""
+    (result,) = run(tmp_path, [A, B], "1:9:kill", "watched")
+    same(result, whole)
+    assert result["sizes"] == [2] * 8 + [1] * 16
+    numbers = {k: v for k, v in result["history"].items() if k.startswith("perf/")}
+    assert {"perf/step_ms", "perf/wait_ms", "perf/slowest_rank", "perf/grad_norm"} <= set(numbers)
+    assert all(len(values) == EPOCHS for values in numbers.values())
+    # The second epoch was begun on two ranks, and trained from step 9 on one.
+    assert (np.array(numbers["perf/bytes_sent"]) > 0).tolist() == [True, False, False, False]
+    lines = (tmp_path / "ranks" / "rank_0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
+    (refusal,) = result["refusals"]
+    assert refusal.startswith("`Timeline` must not be used in an elastic job, whose ranks change.")
+    assert "Received: rank 0 of 2" in refusal
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_rank_is_lost_between_two_synchronizations(tmp_path, lost):
     """The other rank loses the round, and goes on alone from the commit of step 9."""

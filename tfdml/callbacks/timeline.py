@@ -33,6 +33,9 @@ class Timeline(keras.callbacks.Callback):
     a wait for data. The file is written before the step after the chosen ones, or at the end of
     the `fit`; it replaces that of an earlier `fit`.
 
+    With `local_updates`, a whole round of steps runs in such graphs before the chosen ones, and a
+    synchronization belongs to the step before it. One at an epoch's end shows no exchanges.
+
     On one process nothing is exchanged: there it says so and records nothing, and
     `keras.callbacks.TensorBoard(profile_batch=...)` shows what the process does.
 
@@ -43,9 +46,8 @@ class Timeline(keras.callbacks.Callback):
             counts from where it resumes.
 
     Raises:
-        ValueError: If `profile_batch` is wrong; or, in `fit`, if the model's strategy takes no
-            synchronous steps together: parameter servers, `local_updates`, none of tfdml, or an
-            elastic job.
+        ValueError: If `profile_batch` is wrong; or, in `fit`, if the model's strategy is not a
+            synchronous one of tfdml, or the job is elastic.
     """
 
     def __init__(
@@ -124,21 +126,15 @@ def _checked(profile_batch: tuple[int, int] | list[int] | int) -> tuple[int, int
 
 
 def _check_strategy(strategy: object) -> None:
-    """Refuses strategies whose ranks do not take steps together."""
+    """Refuses strategies whose ranks exchange nothing with each other, and elastic jobs."""
     extended = getattr(strategy, "extended", None)
     if not hasattr(extended, "recorder"):
         received = "no strategy" if strategy is None else f"a {type(strategy).__name__}"
         raise ValueError(
             f"`Timeline` must be used with a model made in the scope of a synchronous strategy of "
-            f"tfdml, whose ranks exchange gradients in each step. Received: {received}. Leave the "
+            f"tfdml, whose ranks exchange gradients or weights. Received: {received}. Leave the "
             f"callback out; on parameter servers, `keras.callbacks.TensorBoard(profile_batch=...)` "
             f"shows the chief."
-        )
-    if extended.local_updates is not None:
-        raise ValueError(
-            f"`Timeline` must not be used with `local_updates`, because a local step exchanges "
-            f"nothing. Received: local_updates={extended.local_updates!r}. `StepMonitor` shows the "
-            f"times of rounds of local steps; for a timeline, train synchronously."
         )
     if extended.collective.size > 1 and extended.guard is None:
         raise ValueError(

@@ -12,7 +12,8 @@ class Kind:
     """Kinds of spans.
 
     The main thread's, one after the other: waiting for a batch, computing gradients, what is left
-    of their exchange after that, and the update of the weights. Between steps its callbacks, the
+    of their exchange after that, and the update of the weights. With local updates, the rest of
+    exchange is a synchronization after the update. Between steps its callbacks, the
     saves within them, and calls such as `evaluate`. Writes of checkpoints, in a thread of their
     own. Of each bucket of gradients: encoding, its exchanges, the sum that its owner makes between
     them, and decoding.

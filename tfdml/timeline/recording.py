@@ -66,11 +66,14 @@ class Recording:
     def _of_loop(self, execution: Execution) -> list[Span]:
         """Returns the main thread's spans of a call of the train function."""
         first, end = execution.slots
+        # A synchronization of local updates is within the call, after the last step's update.
+        rests = [s.begin for s in self.spans if s.kind == Kind.REST and s.begin >= execution.begin]
+        updated = min([*rests, execution.end])
         spans, before = [], execution.begin
         for slot in range(first, end):
             step = execution.first_step + slot - first
             batch, gradients, sums = (self._at(m, slot) for m in (BATCH, GRADIENTS, SUMS))
-            after = self._at(BATCH, slot + 1) if slot + 1 < end else execution.end
+            after = self._at(BATCH, slot + 1) if slot + 1 < end else updated
             # Within an execution of several steps, a batch is waited for after the update.
             times = [(Kind.DATA, before, batch)] if slot == first else []
             # A step that only accumulates gradients exchanges none.

@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness.pool import RankFailure
 from tests.runtime.hang_report import hang_cases as cases
+from tfdml.runtime.hang_report import job_files
 from tfdml.runtime.launch.processes import alive, end_processes, process_tree
 from tfdml.topology import child_environment
 
@@ -139,6 +140,16 @@ def test_a_running_job_is_asked_by_its_directory(tmp_path, kind, fault):
     with started(tmp_path, kind, 2, fault, 1):
         output = ask_until(PLACES[fault], "--job", tmp_path / "job")
     assert re.match(DIFFERENCE + PLACES[fault], output), output
+
+
+@pytest.mark.slow
+def test_a_running_job_is_asked_by_any_of_its_processes(tmp_path):
+    with started(tmp_path, "multi_worker", 2, "sleep", 1):
+        processes = job_files.processes_of(tmp_path / "job")
+        outputs = [ask_until(PLACES["sleep"], "--pid", pid) for pid in processes.values()]
+    assert list(processes) == [0, 1]
+    for output in outputs:
+        assert re.match(DIFFERENCE + PLACES["sleep"], output), output
 
 
 @pytest.mark.slow

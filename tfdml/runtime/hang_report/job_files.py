@@ -11,6 +11,7 @@ The job's directory has, on each machine:
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -18,31 +19,55 @@ from pathlib import Path
 import psutil
 
 from tfdml import topology
-from tfdml.runtime.hang_report.stacks import SIGNAL, main_thread_of
+from tfdml.runtime.hang_report.stacks import SIGNAL, is_in_use, main_thread_of
 
 _STACKS = re.compile(r"rank(\d+)\.stacks")
 SUMMARY = "summary.txt"
+_TEMPORARY = "tfdml-job-"
+# Age below which a directory without a report is left alone.
+_NEW_SECONDS = 3600.0
 
 
 def new_job_directory() -> Path:
-    """Makes the directory of a job's reports: where its launcher wants it, else a temporary one."""
+    """Returns the directory of a job's reports: where its launcher wants it, else a temporary one.
+
+    A temporary one is made by `join_job_directory`, once the ranks are connected.
+    """
     chosen = topology.job_directory()
-    return join_job_directory(chosen) if chosen else Path(tempfile.mkdtemp(prefix="tfdml-job-"))
+    if chosen:
+        return join_job_directory(chosen)
+    return Path(tempfile.gettempdir(), f"{_TEMPORARY}{secrets.token_hex(8)}")
 
 
 def join_job_directory(path: str) -> Path:
     """Makes the directory that rank 0 has chosen on this machine, or a temporary one if it cannot.
 
+    Temporary ones of jobs that were killed, and have no report, are removed.
+
     Args:
         path: Path of rank 0's directory.
     """
+    for other in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            _remove_abandoned(other)
     directory = Path(path)
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A name that can be guessed may be another user's.
         if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
             return directory
-    return Path(tempfile.mkdtemp(prefix="tfdml-job-"))
+    return Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes a directory without a report that no process uses."""
+    if directory.stat().st_mtime > time.time() - _NEW_SECONDS:
+        return  # Its job may be about to begin.
+    files = list(directory.iterdir())
+    if all(_STACKS.fullmatch(path.name) and not is_in_use(path) for path in files):
+        for path in files:
+            path.unlink()
+        directory.rmdir()
 
 
 def stacks_path(directory: Path, rank: int) -> Path:

@@ -6,6 +6,7 @@ one holds the interpreter's lock. `faulthandler` has one in C, which writes to a
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import re
 import signal
@@ -55,6 +56,8 @@ class StackFile:
         path.unlink(missing_ok=True)
         # Unbuffered: the handler in C writes past Python's buffers.
         self._file = path.open("ab", buffering=0)
+        with contextlib.suppress(OSError):  # Some file systems have no locks.
+            fcntl.flock(self._file, fcntl.LOCK_SH)
         # The first line, because the handler in C does not say which thread is the main one.
         self._file.write(f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
         self._seen = os.fstat(self._file.fileno()).st_size
@@ -88,6 +91,16 @@ class StackFile:
 
     def _size(self) -> int:
         return self._seen if self._file.closed else os.fstat(self._file.fileno()).st_size
+
+
+def is_in_use(path: Path) -> bool:
+    """Returns whether the process of a `StackFile` runs."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def read_from(path: Path, offset: int) -> str:

@@ -47,9 +47,9 @@ class _Chosen:
 class TimeRecorder:
     """Records when the chosen steps of a `fit`, and what happens between them, begin and end.
 
-    A process has one. Chosen steps run in a graph of their own, in which `is_in_step` holds while
-    it is traced. The execution before them runs in that graph, too: it traces and optimizes the
-    graph, and is not kept. Outside of these steps nothing is recorded, and graphs have no marks.
+    A process has one. Chosen steps run in graphs of their own, in which `is_in_step` holds while
+    they are traced. Executions before them run in these graphs, too: they trace and optimize them,
+    and are not kept. Outside of these steps nothing is recorded, and graphs have no marks.
     """
 
     def __init__(self) -> None:
@@ -95,19 +95,20 @@ class TimeRecorder:
             spans = [s for s in [*chosen.spans, *running] if s.begin >= begin]
             chosen.on_close(Recording(kept, chosen.marks.read(), chosen.exchanges, spans))
 
-    def begins_with(self, steps: int) -> bool:
+    def begins_with(self, steps: int, to_trace: int = 1) -> bool:
         """Returns whether the next execution of the train function is recorded.
 
         Args:
             steps: The number of steps of an execution.
+            to_trace: The number of executions that trace all graphs: so many are recorded before
+                the chosen ones.
         """
         chosen = self._chosen
         if chosen is None:
             return False
         if chosen.batch > chosen.last:
             self.close()
-        # One execution earlier, because it traces the graph.
-        elif not self._is_open and chosen.batch + 2 * steps > chosen.first:
+        elif not self._is_open and chosen.batch + (1 + to_trace) * steps > chosen.first:
             chosen.on_open()
             self._is_open = True
         return self._is_open
@@ -130,8 +131,8 @@ class TimeRecorder:
         """
         chosen = self._chosen
         if chosen.marks is None:
-            # The execution before the chosen ones, and the rest of the last one.
-            chosen.marks = Marks(chosen.last - chosen.first + 1 + 3 * steps)
+            # With the rest of the last execution.
+            chosen.marks = Marks(chosen.last - chosen.batch + 1 + steps)
         begun, begin = chosen.marks.steps, host_clock.now()
         self._is_in_step = True
         try:

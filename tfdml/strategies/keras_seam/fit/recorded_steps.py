@@ -17,7 +17,8 @@ class RecordedSteps:
     Args:
         model: The model.
         recorder: TimeRecorder of this process.
-        make: Function that makes a train function, whose graph is not traced yet.
+        make: Function that makes a train function, whose graphs are not traced yet. Its
+            `executions_to_trace` are those after which all of them are; by default one.
     """
 
     def __init__(self, model: keras.Model, recorder: TimeRecorder, make: Callable[[], Callable]):
@@ -28,7 +29,8 @@ class RecordedSteps:
     def __call__(self, iterator: Any) -> Any:
         """Runs the steps of an execution on the iterator's next batches; returns Keras's logs."""
         steps = self._model.steps_per_execution
-        if not self._recorder.begins_with(steps):
+        to_trace = getattr(self._plain, "executions_to_trace", 1)
+        if not self._recorder.begins_with(steps, to_trace):
             self._recorded = None
             logs = self._plain(iterator)
             self._recorder.skip(steps)

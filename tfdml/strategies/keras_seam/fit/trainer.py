@@ -253,10 +253,11 @@ class ReplicaHooks(Hooks):
 
             if name != "train_step":
                 function = make(MetricStep)
-            elif extended.local_updates is not None:
-                function = RoundsFunction(model, extended, make)
-            else:
+            elif extended.local_updates is None:
                 function = RecordedSteps(model, extended.recorder, lambda: make(MetricStep))
+            else:
+                make_rounds = functools.partial(RoundsFunction, model, extended, make)
+                function = RecordedSteps(model, extended.recorder, make_rounds)
 
         def on_batches(iterator):
             if isinstance(iterator, Generator):

@@ -72,6 +72,13 @@ class RoundsFunction:
         rounds.end_steps(model.steps_per_execution)
         return logs
 
+    @property
+    def executions_to_trace(self) -> int:
+        """The number of executions of a whole round, which traces all graphs."""
+        rounds = get_session(self._model).rounds
+        every = 1 if rounds is None else max(rounds.turns.sync_every, 1)
+        return -(-every // self._model.steps_per_execution)
+
     def _function(self, step: type[MetricStep]) -> Callable:
         if step not in self._functions:
             self._functions[step] = self._make(step)

@@ -19,6 +19,7 @@ from tfdml.strategies.observers.stop_vote import StopVote
 from tfdml.strategies.replicas.global_step import StepMessage
 from tfdml.strategies.replicas.replica_step import metric_variables
 from tfdml.strategies.replicas.step_state import LayerState, MetricState
+from tfdml.timeline.rank_timeline import Kind
 
 
 class Synchronizer:
@@ -50,8 +51,8 @@ class Synchronizer:
         self._averages_slots = method.average_slots
         self._fragments, self._rows, self._clock = fragments, rows, clock
         self.stop_vote = StopVote()
-        # Graphs of synchronizations, by the numbers of their fragments.
-        self._exchanges: dict[tuple[int, ...], Any] = {}
+        # Graphs of synchronizations, by whether they note times and by their fragments' numbers.
+        self._exchanges: dict[tuple[bool, tuple[int, ...]], Any] = {}
         self._beginning: Any = None
 
     def trace_again(self) -> None:
@@ -75,11 +76,13 @@ class Synchronizer:
         Args:
             numbers: Numbers of the fragments.
         """
-        key = tuple(numbers)
+        recorder = self._extended.recorder
+        key = recorder.is_in_step, tuple(numbers)
         if key not in self._exchanges:
-            exchange = functools.partial(self._exchange, key)
+            exchange = functools.partial(self._exchange, tuple(numbers))
             self._exchanges[key] = tf.function(exchange, autograph=False)
-        with self._extended.collective_step("the synchronization of local updates", 0):
+        waiting = self._extended.collective_step("the synchronization of local updates", 0)
+        with waiting, recorder.span(Kind.REST, "synchronization"):
             self._exchanges[key]()
 
     @property
