@@ -87,7 +87,8 @@ def test_the_slow_rank_is_named(ranks, kind):
     ("codec", "ratio"),
     [
         ({"class": "TopK", "ratio": 0.01}, 20),
-        pytest.param({"class": "QSGD", "bits": 4}, 6, marks=pytest.mark.slow),
+        # 600 weights for each rank are sent as two blocks of 512.
+        pytest.param({"class": "QSGD", "bits": 4}, 4.6, marks=pytest.mark.slow),
     ],
     ids=["TopK", "QSGD"],
 )

@@ -11,7 +11,7 @@ ranks, and keeps the order of the samples; `disk` also saves checkpoints in OUT,
 commits each fifth step of an epoch instead of each second; `records=DIRECTORY` reads the data there
 instead of arrays, and keeps a ledger in OUT; `sharded` divides the optimizer's state, and
 `replicated` keeps each part twice; `local` synchronizes after each third step of an epoch alone;
-`watched` adds `PerformanceMetrics`, after it has tried to record a timeline.
+`watched` adds `PerformanceMetrics`, and tries to record a timeline at the end.
 """
 
 import json
@@ -142,19 +142,13 @@ def train(state):
     callbacks = [plan, committer]
     if "watched" in sys.argv:
         callbacks.append(tfdml.callbacks.PerformanceMetrics(directory=Path(out, "ranks")))
-        try_timeline(data)
-    return model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
-
-
-def try_timeline(data: dict) -> None:
-    """Tries to record a timeline, and keeps what is raised; one process exchanges nothing."""
-    if strategy.size == 1:
-        return
-    timeline = tfdml.callbacks.Timeline(Path(out, "timeline"))
-    try:
-        model.fit(**data, verbose=0, callbacks=[timeline])
-    except ValueError as error:
-        refusals.append(str(error))
+    history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    if "watched" in sys.argv:
+        try:
+            model.fit(**data, callbacks=[tfdml.callbacks.Timeline(Path(out, "timeline"))])
+        except ValueError as error:
+            refusals.append(str(error))
+    return history
 
 
 state = tfdml.elastic.KerasState(model)
