@@ -88,7 +88,7 @@ def test_the_slow_rank_is_named(ranks, kind):
     [
         ({"class": "TopK", "ratio": 0.01}, 20),
         # 600 weights for each rank are sent as two blocks of 512.
-        pytest.param({"class": "QSGD", "bits": 4}, 4.6, marks=pytest.mark.slow),
+        pytest.param({"class": "QSGD", "bits": 4, "stochastic": True}, 4.6, marks=pytest.mark.slow),
     ],
     ids=["TopK", "QSGD"],
 )
