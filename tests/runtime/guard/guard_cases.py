@@ -128,7 +128,7 @@ def guard_that_fails() -> None:
     """Rank 1's guard thread raises while the rank itself is healthy."""
     strategy = rank_job.strategy()
     if strategy.rank == 1:
-        strategy.extended.guard._own_beat = None
+        strategy.extended.guard._heartbeats.next = None
     x, y = data(24)
     for _ in range(1000):
         compiled(strategy).fit(x, y, batch_size=12, verbose=0)

@@ -25,6 +25,7 @@ from tfdml.runtime.errors import OtherRankError
 from tfdml.runtime.guard.activity import Activity
 from tfdml.runtime.guard.connecting import connect_ranks
 from tfdml.runtime.guard.exchange_watch import ExchangeWatch
+from tfdml.runtime.guard.heartbeats import Heartbeats
 from tfdml.runtime.guard.remote_clock import ClockReading, RemoteClock, answer
 from tfdml.runtime.guard.reporting import Reporting
 from tfdml.runtime.guard.verdict import LEFT_GRACE, RankStatus, Verdict, verdict, verdict_of_rank_0
@@ -81,7 +82,7 @@ class Guard:
         self._members = {who["rank"]: _member(who) for who in identities}
         self.job = f"{self._members[0].host}, process {self._members[0].pid}"
         self._clock = RemoteClock(lambda question: self._channels[0].send(question))
-        self._sent_collectives = 0
+        self._heartbeats = Heartbeats(self.activity)
         self._reporting = Reporting(
             next(who["reports"] for who in identities if who["rank"] == 0),
             self._rank,
@@ -188,26 +189,6 @@ class Guard:
 
     # -- The thread ----------------------------------------------------------------------------
 
-    def _own_beat(self) -> dict:
-        activity = self.activity
-        # Read in this order: a graph reported as finished is then complete, and whatever is noted
-        # during the copy is sent with the next heartbeat.
-        tracing, noted = activity.tracing, activity.collectives_noted
-        collectives = None
-        if noted != self._sent_collectives:
-            collectives = {step: dict(found) for step, found in list(activity.collectives.items())}
-            self._sent_collectives = noted
-        return {
-            "kind": "beat",
-            "activity": activity.describe(),
-            "call": activity.call,
-            "calls": activity.calls,
-            "waits_for": activity.waits_for,
-            "progress": activity.progress,
-            "tracing": tracing,
-            "collectives": collectives,
-        }
-
     def _run_hub(self) -> None:
         for rank in self._channels:
             self._start(self._listen_to, rank)
@@ -224,7 +205,7 @@ class Guard:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + self._beat
-                beat = self._own_beat()
+                beat = self._heartbeats.next()
                 self._members[0].hear(beat, now)
                 for other in self._channels.values():
                     other.send(beat)
@@ -273,7 +254,7 @@ class Guard:
             self._reporting.answer_signal(now)
             if now >= next_beat:
                 next_beat = now + self._beat
-                own = self._own_beat()
+                own = self._heartbeats.next()
                 self._members[self._rank].hear(own, now)
                 hub.send(own)
             # Rank 0 decides everything else; only its own loss is detected here.

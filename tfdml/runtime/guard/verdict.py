@@ -44,7 +44,7 @@ class RankStatus:
         host: Host name.
         pid: Process id.
         heard: Time of its last message.
-        beat: Last heartbeat; see `Guard`.
+        beat: Last heartbeat; see `Heartbeats`.
         moved: Time of its last progress.
         bye: Time at which its program ended; None while it runs.
         lost: Whether its connection is broken.
