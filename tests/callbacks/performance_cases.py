@@ -16,6 +16,7 @@ from keras import layers
 import tfdml
 from tests.harness import rank_job
 from tests.strategies.local_updates import cases as local_cases
+from tests.strategies.sharded import table_cases
 from tfdml.callbacks import PerformanceMetrics
 from tfdml.strategies.fit_session import get_session
 from tfdml.strategies.replicas.rank_state import RankState
@@ -245,6 +246,30 @@ def utilizations(peaks: list[float | None]) -> list[dict[str, Any]]:
     return found
 
 
+def counted_operations(kind: str) -> float:
+    """Returns the operations by row that are counted for a model, while it trains.
+
+    Args:
+        kind: "tables" for tables that are dealt to the ranks; "normalized" for synchronized batch
+            normalization and a layer that is computed again.
+    """
+    strategy = rank_job.strategy(sharding=table_cases.BOTH if kind == "tables" else None)
+    x, y = problem(2)
+    with strategy.scope():
+        if kind == "tables":
+            model = table_cases.make_model()
+            x, y = table_cases.data(2 * BATCH)
+        else:
+            rows = layers.Input((FEATURES,))
+            hidden = tfdml.remat(layers.Dense(20, activation="tanh"))(rows)
+            normalized = layers.BatchNormalization(synchronized=True)(hidden)
+            model = keras.Model(rows, layers.Dense(30)(normalized))
+        model.compile("adam", "mse")
+    metrics = PerformanceMetrics(peak_flops=1e9)
+    logs = perf(model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[metrics]).history)
+    return logs["flops_utilization"][0] * 1e9 * 2 / logs["samples_per_sec"][0]
+
+
 def of_servers(synchronous: bool, folder: str) -> dict[str, Any]:
     """Returns the logs of workers of parameter servers.
 
@@ -256,7 +281,7 @@ def of_servers(synchronous: bool, folder: str) -> dict[str, Any]:
     with strategy.scope():
         model = linear()
     x, y = problem(12)
-    metrics = PerformanceMetrics(flops_per_sample=100.0, peak_flops=1e6, directory=folder)
+    metrics = PerformanceMetrics(peak_flops=1e6, directory=folder)
     monitor = tfdml.callbacks.StepMonitor()
     callbacks = [monitor, metrics]
     printed = io.StringIO()

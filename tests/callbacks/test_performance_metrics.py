@@ -176,7 +176,8 @@ def test_servers(cluster, tmp_path, synchronous):
         absent.add("slowest_rank_share")
     assert set(logs) == NAMES - absent | {"flops_utilization"}
     assert all(np.isfinite(values).all() for values in logs.values())
-    used = np.array(logs["samples_per_sec"]) * 100 / (2 * 1e6)
+    flops = 3 * 2 * cases.FEATURES * 30
+    used = np.array(logs["samples_per_sec"]) * flops / (2 * 1e6)
     assert np.array(logs["flops_utilization"]) == pytest.approx(used)
     lines = cases.lines_of(str(tmp_path))
     assert {line["file"] for line in lines} == {"chief", "rank_0", "rank_1"}
@@ -228,6 +229,18 @@ def test_utilization_of_ranks_with_different_devices(ranks):
     expected = first[0]["samples_per_sec"][0] * flops / (1e9 + 3e9)
     assert first[0]["flops_utilization"] == pytest.approx([expected])
     assert "flops_utilization" not in first[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "products"),
+    [
+        ("tables", 12 * 8 + 8),
+        pytest.param("normalized", cases.FEATURES * 20 + 20 * 30, marks=pytest.mark.slow),
+    ],
+)
+def test_operations_are_counted_once_and_without_lookups(ranks, kind, products):
+    counted = ranks(2).run(cases.counted_operations, kind)
+    assert counted == pytest.approx([3 * 2 * products] * 2)
 
 
 def test_utilization_in_plain_keras():
