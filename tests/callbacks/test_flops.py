@@ -108,6 +108,16 @@ class Subclassed(keras.Model):
         return self.dense(rows)
 
 
+class OfPairs(layers.Layer):
+    """Layer of two rows each."""
+
+    def call(self, rows):
+        return tf.reshape(rows, [-1, 2, rows.shape[1]])
+
+    def compute_output_shape(self, shape):
+        return None, 2, shape[1]
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -115,9 +125,19 @@ class Subclassed(keras.Model):
         lambda: keras.Sequential([layers.Input((None, 4)), layers.Dense(8)]),
         lambda: keras.Sequential([layers.Dense(8)]),
         lambda: keras.Sequential([layers.Input((4,), dtype="int32"), layers.Embedding(9, 2)]),
+        lambda: keras.Sequential([layers.Input((4,)), OfPairs(), layers.Dense(3)]),
+        lambda: keras.Sequential([layers.Input((4,), sparse=True), layers.Dense(3)]),
         Subclassed,
     ],
-    ids=["loop", "unknown length", "not built", "no products", "subclassed"],
+    ids=[
+        "loop",
+        "unknown length",
+        "not built",
+        "no products",
+        "not one row",
+        "sparse",
+        "subclassed",
+    ],
 )
 def test_what_cannot_be_counted_has_no_number(model):
     assert training_flops(model()) is None

@@ -37,18 +37,25 @@ def training_flops(model: keras.Model) -> float | None:
         model: The model, built.
 
     Returns:
-        The number; None if the shapes of the inputs are not known, as of subclassed models, or if
-        the model has loops, such as recurrent layers, or branches of different work.
+        The number; None if the shapes of the inputs are not known, as of subclassed models, if the
+        model does not take a single row, or if it has loops, such as recurrent layers, or branches
+        of different work.
     """
     inputs = getattr(model, "_inputs_struct", None)
     if inputs is None:
         inputs = next(iter(getattr(model, "inputs", None) or []), None)
-    if inputs is None:
+    if any(
+        t is None or t.sparse or t.ragged or None in t.shape[1:] for t in tf.nest.flatten(inputs)
+    ):
         return None
     row = tf.nest.map_structure(lambda t: tf.TensorSpec([1, *t.shape[1:]], t.dtype), inputs)
     forward = tf.function(lambda row: model(row, training=False), autograph=False)
     try:
-        flops = _flops_of_graph(forward.get_concrete_function(row).graph)
+        graph = forward.get_concrete_function(row).graph
+    except Exception:  # noqa: BLE001 (whatever a layer raises for one row, training goes on)
+        return None
+    try:
+        flops = _flops_of_graph(graph)
     except _NotCountableError:
         return None
     return float(_PASSES * flops) if flops else None
