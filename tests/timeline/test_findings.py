@@ -59,6 +59,20 @@ def test_without_exchange_there_is_no_overlap():
     assert rank.step == 1.0
 
 
+def test_a_slow_step_counts_in_all_means():
+    """Steps of 1, 1 and 4 s, of which 0.5, 0.5 and 3.5 s are a wait for data."""
+    times = [(0.0, 0.5), (1.0, 1.5), (2.0, 5.5), (6.0, 6.5)]
+    spans = [
+        Span(kind, "", begin, end, step)
+        for step, (first, then) in enumerate(times)
+        for kind, begin, end in ((Kind.DATA, first, then), (Kind.COMPUTE, then, then + 0.5))
+    ]
+    timeline = RankTimeline(0, 1, "host", "job", "HorovodStrategy", [], spans)
+    (rank,) = find(JobTimeline([timeline])).ranks
+    assert rank.step == pytest.approx(2.0)  # From 0.5 to 1.5, to 5.5, to 6.5.
+    assert rank.data == pytest.approx(1.25)
+
+
 def test_exchanges_that_overlap_count_once():
     assert union([(3, 4), (1, 2.5), (2, 3), (5, 5)]) == [(1, 4)]
     assert total([(1, 4), (6, 7)]) == 4

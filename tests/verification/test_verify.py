@@ -20,6 +20,7 @@ PLANTED = {
     "summed_loss": ("loss", "summed_squares", "summed loss"),
     "repeated_rows": ("rows", "batch", "same rows on several ranks"),
     "clipped": ("gradient", "conv2d/kernel", "gradient of a replica"),
+    "repeated_ids": ("gradient", "planted/embedding/embeddings", "repeated embedding rows"),
     "rate": ("learning rate", "adam", "rate multiplied by size"),
 }
 # Mistakes that tfdml refuses on several processes.

@@ -146,11 +146,11 @@ def _of_rank(job: JobTimeline, timeline: RankTimeline) -> RankFindings:
 
 
 def _step_seconds(spans: dict[str, list[Span]]) -> float:
-    """Returns the median of the times from one step's gradients to the next one's."""
+    """Returns the mean of the times from one step's gradients to the next one's."""
     begins = sorted(s.begin for s in spans[Kind.COMPUTE])
     steps = [b - a for a, b in zip(begins, begins[1:], strict=False)]
     own = [s.seconds for s in spans[Kind.COMPUTE]]
-    return statistics.median(steps or own or [0.0])
+    return statistics.mean(steps or own or [0.0])
 
 
 def _gaps(job: JobTimeline, timeline: RankTimeline) -> list[Gap]:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from tfdml.verification import record
 from tfdml.verification.aligning import order_of_rows
 from tfdml.verification.comparing import Comparison, Tensor, layer_of
 
@@ -75,6 +76,20 @@ class Evidence:
     def differs_by_rank(self) -> bool:
         """True if the first replica is right and others are not."""
         return bool(self.first.replicas) and 0 not in self.first.replicas
+
+    @property
+    def only_tables_of_repeated_rows_differ(self) -> bool:
+        """True if gradients or weights differ of tables alone whose rows a batch repeats.
+
+        Others of the step must be the same: clipping, for one, changes all gradients.
+        """
+        step, kind, _ = self.first.key
+        if kind not in (record.GRADIENT, record.WEIGHT):
+            return False
+        alike = [t for t in self.comparison.tensors if t.key[:2] == (step, kind)]
+        tables = self.comparison.one.facts.get("repeated_rows", ())
+        differing = [t.key[2] in tables for t in alike if t.differs]
+        return all(differing) and len(differing) < len(alike)
 
     def numbers(self) -> tuple[float, list[float]] | None:
         """Returns the reference and each replica's number; None if the tensor has several."""

@@ -14,6 +14,8 @@ KINDS = (ROWS, OUTPUT, LOSS, GRADIENT, SUM, RATE, WEIGHT, METRIC)
 # How the tensors of replicas make up the tensor of the global batch: replicas have rows of it, or
 # estimates of which it is the mean by rows, or its summands, or each has all of it.
 BY_ROWS, AS_MEAN, AS_SUM, AS_SAME = "rows", "mean", "sum", "same"
+# Rows by which a BatchNormalization says that it normalises: a replica's, or all of a batch.
+OWN_ROWS, WHOLE_BATCH = "own rows", "whole batch"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,21 @@ from tfdml.verification.evidence import Cause, Evidence
 
 
 def _batch_normalization(found: Evidence) -> Cause | None:
-    if found.kind != record.OUTPUT or not found.layer.get("normalizes_alone"):
+    normalizes = found.layer.get("normalizes") if found.kind == record.OUTPUT else None
+    if normalizes is None:
         return None
+    words = "BatchNormalization normalises the rows of each replica by themselves"
+    if normalizes == record.WHOLE_BATCH:
+        return Cause(
+            "BatchNormalization",
+            f"{words}, though it has `synchronized=True`: its mean and variance are not summed "
+            f"over replicas, or not those of this input, such as one with a mask.",
+            "Sum in a subclass's `_moments` over replicas what it adds up over rows, or use "
+            "LayerNormalization. If the layer is Keras's own, report it.",
+        )
     return Cause(
         "BatchNormalization",
-        "BatchNormalization normalises the rows of each replica by themselves, not those of the "
-        "whole batch.",
+        f"{words}, not those of the whole batch.",
         "Make the layer with `synchronized=True`, or use a normalisation that does not depend on "
         "the batch, such as LayerNormalization.",
     )
@@ -88,6 +97,28 @@ def _loss(found: Evidence) -> Cause | None:
         "The layers return the same, but not the loss: it depends on the number of rows, on the "
         "rank, or on rows of other replicas.",
         "Return one value for each row from the loss function, or a mean over the rows.",
+    )
+
+
+def _repeated_rows(found: Evidence) -> Cause | None:
+    if not found.only_tables_of_repeated_rows_differ:
+        return None
+    words = f"The batch looks up rows of `{found.name}` several times. "
+    if found.kind == record.GRADIENT:
+        words += (
+            "Their gradient is not the sum of its parts: code before the optimizer counts, scales "
+            "or clips the parts on each replica, which has only some of them."
+        )
+    else:
+        words += (
+            "The parts of their gradient add up to that of one process, but each part is used by "
+            "itself, as by an optimizer that squares it."
+        )
+    return Cause(
+        "repeated embedding rows",
+        words,
+        "Add up the parts of each row before anything but a sum is computed of them: pass the "
+        "gradients to the optimizer as the tape gives them, and let it clip them.",
     )
 
 
@@ -180,6 +211,7 @@ STEP_CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
     _batch_size_layer,
     _summed_loss,
     _loss,
+    _repeated_rows,
     _gradient,
     _summed_gradient,
     _rate_by_size,

@@ -64,6 +64,13 @@ def test_of_two_that_wait_the_one_is_named_that_departs_from_its_order():
     assert of("a+", "b+").startswith("rank 1 never began a, in which rank 0 waits")
 
 
+def test_of_ranks_that_wait_in_several_lines_both_are_named():
+    saving, fitting = "in <module> at train.py:18", "in <module> at train.py:16"
+    assert sentence(report(0, "a b+", saving), report(1, "a c+", fitting)) == (
+        f"rank 1 never began b, in which rank 0 waits, {saving}; it began c instead, {fitting}"
+    )
+
+
 def test_a_rank_that_cannot_report_is_named_if_others_wait():
     gone = RankReport(1, "there", "fit, step 1", GONE)
     assert sentence(report(0, "a a+"), gone) == (

@@ -100,8 +100,12 @@ def _odd_one(known: Sequence[RankReport], waits: Sequence[_Wait]) -> Difference:
     odd = max((rank for wait in waits for rank in wait.missing), key=oddness)
     other = next(wait for wait in waits if odd in wait.missing)
     sentence = _never_began(other, by_rank[odd])
+    # Either may be where it should not be: of two ranks nothing tells which.
+    waiting, place = _place(by_rank[other.ranks[0]]), _place(by_rank[odd])
+    if waiting != place:
+        sentence += f", {waiting}"
     began = first[odd].exchange.name
-    return Difference(odd, f"{sentence}; it began {began} instead, {_place(by_rank[odd])}")
+    return Difference(odd, f"{sentence}; it began {began} instead, {place}")
 
 
 def _departs(report: RankReport, waited_for: Exchange) -> bool:

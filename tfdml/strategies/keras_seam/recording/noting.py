@@ -85,6 +85,6 @@ def noting_draws(recorder: Recorder) -> Iterator[None]:
 
 def _facts_of(layer: keras.layers.Layer) -> dict[str, Any]:
     facts = {"class": type(layer).__name__}
-    if isinstance(layer, keras.layers.BatchNormalization):
-        facts["normalizes_alone"] = layer.trainable and not layer.synchronized
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        facts["normalizes"] = record.WHOLE_BATCH if layer.synchronized else record.OWN_ROWS
     return facts

@@ -68,7 +68,7 @@ class Recorder:
 
     def __init__(self, request: Request):
         self.request = request
-        self.record = Record([], {"layers": {}, "left_out": [], "steps": 0})
+        self.record = Record([], {"layers": {}, "left_out": [], "repeated_rows": [], "steps": 0})
         self.step: int | None = None
         self._begun = 0
         # Each replica runs in a thread of its own.
@@ -154,9 +154,18 @@ class Recorder:
         layout = record.AS_SUM if kind == record.GRADIENT else record.AS_SAME
         for name, gradient in zip(names, gradients, strict=True):
             label = replica.called(kind, name)
-            if gradient is not None and label is not None:
-                array = _numbers(tf.convert_to_tensor(gradient))
-                self._add(kind, label, replica.number, layout, array)
+            if gradient is None or label is None:
+                continue
+            if isinstance(gradient, tf.IndexedSlices):
+                self._note_rows(name, np.asarray(gradient.indices))
+            array = _numbers(tf.convert_to_tensor(gradient))
+            self._add(kind, label, replica.number, layout, array)
+
+    def _note_rows(self, name: str, rows: np.ndarray) -> None:
+        """Notes a table of which a gradient has several parts for a row."""
+        known = self.facts["repeated_rows"]
+        if name not in known and len(np.unique(rows)) < len(rows):
+            known.append(name)
 
     def note_rate(self, name: str, rate: Any) -> None:
         """Notes the learning rate of an optimizer in the calling replica.
