@@ -1,9 +1,14 @@
-"""Runs `tfdml verify` on recipes as they are: nothing may be found in them."""
+"""Runs `tfdml verify` on recipes as they are, and on KerasHub's models: nothing may be found."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests.harness import side_environment
+
+HUB_PROGRAM = Path(__file__).with_name("hub_program.py")
 RECIPES = {
     "compressed.py": ("--data", "digits"),
     "fashion_mnist.py": ("--data", "digits", "--batch-size", "100"),
@@ -16,15 +21,32 @@ RECIPES = {
 }
 
 
+@pytest.fixture
+def assert_silent(tfdml_command, tmp_path):
+    """Returns a function that verifies a script, and checks that nothing is found in it."""
+
+    def check(script, *arguments, python=sys.executable):
+        file = tmp_path / "answer.json"
+        done = tfdml_command(
+            "verify", "--steps", "3", "--json", str(file), str(script), *arguments,
+            python=str(python), timeout=400, PYTHONPATH=str(side_environment.ROOT),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer = json.loads(file.read_text())
+        assert answer["same"]
+        assert answer["steps"] == 3
+
+    return check
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_nothing_is_found_in_a_recipe(tfdml_command, tmp_path, recipe):
-    file = tmp_path / "answer.json"
-    done = tfdml_command(
-        "verify", "--steps", "3", "--json", str(file), f"recipes/{recipe}", *RECIPES[recipe],
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    answer = json.loads(file.read_text())
-    assert answer["same"]
-    assert answer["steps"] == 3
+def test_nothing_is_found_in_a_recipe(assert_silent, recipe):
+    assert_silent(f"recipes/{recipe}", *RECIPES[recipe])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert", "gpt2", "retinanet"])
+def test_nothing_is_found_in_a_model_of_kerashub(assert_silent, model):
+    """Dropout, padded sentences, weights of targets, synchronized BatchNormalization of a ResNet."""
+    assert_silent(HUB_PROGRAM, model, python=side_environment.hub_python())

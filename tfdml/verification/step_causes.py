@@ -20,10 +20,10 @@ def _batch_normalization(found: Evidence) -> Cause | None:
     if normalizes == record.WHOLE_BATCH:
         return Cause(
             "BatchNormalization",
-            f"{words}, though it has `synchronized=True`: its mean and variance are not summed "
-            f"over replicas, or not those of this input, such as one with a mask.",
-            "Sum in a subclass's `_moments` over replicas what it adds up over rows, or use "
-            "LayerNormalization. If the layer is Keras's own, report it.",
+            f"{words}, though it has `synchronized=True`: for an input like this one, such as one "
+            f"with a mask, its moments are not summed over replicas.",
+            "In a subclass, sum over replicas what `_moments` adds up over rows. If the layer is "
+            "Keras's own, report it, and use LayerNormalization until then.",
         )
     return Cause(
         "BatchNormalization",

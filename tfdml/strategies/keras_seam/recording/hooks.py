@@ -131,6 +131,7 @@ class RecordingHooks(ReplicaHooks):
                 "precision": _precision(model),
             }
         )
+        recorder.facts["left_out"] += repeatable.left_out_of_model(model)
         noting.note_losses_of(model, recorder)
         function = super().make_function(keras_make, model, self._noted(step))
         rank = extended.collective.rank

@@ -2,7 +2,9 @@
 
 Runs of a script start from the same weights, even if its initializers have no seed. Keras's random
 numbers in a step, such as the masks of `Dropout`, are drawn for each row by itself: their streams
-belong to replicas in training, and would not be comparable.
+belong to replicas in training, and would not be comparable. Layers of mixed precision compute in
+the dtype of their variables: a sum of many float16 or bfloat16 numbers is off by some per cent, and
+by others if replicas add up parts of it.
 """
 
 import dataclasses
@@ -24,6 +26,8 @@ from tfdml.strategies.replicas.replica_step import metric_variables
 from tfdml.verification.request import Request
 
 _LEFT_OUT = ("local_updates", "sharding")
+# Dtypes of layers in mixed precision.
+_SHORT = ("float16", "bfloat16")
 
 
 def left_out(options: ReplicaOptions, compresses: bool) -> tuple[ReplicaOptions, list[str]]:
@@ -39,6 +43,12 @@ def left_out(options: ReplicaOptions, compresses: bool) -> tuple[ReplicaOptions,
     if options.batch_split == "auto":
         changes["batch_split"] = None
     return dataclasses.replace(options, **changes), [f"{n}={v!r}" for n, v in given.items()]
+
+
+def left_out_of_model(model: keras.Model) -> list[str]:
+    """Returns what is left out of a model's layers, in words."""
+    policies = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    return [f"rounding of {name}" for name in sorted(policies) if name.startswith("mixed_")]
 
 
 def start_alike(model: keras.Model, request: Request, rank: int) -> None:
@@ -102,13 +112,21 @@ def _rounded_anew(values: np.ndarray, generator: np.random.Generator) -> np.ndar
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:
-    """Returns replacements of Keras's random functions, which draw for each row by itself.
+    """Returns replacements of Keras's functions by which runs differ without being wrong.
 
     Args:
         recorder: Recorder that knows the rows of the calling replica.
     """
     names = ("uniform", "normal", "truncated_normal", "randint", "dropout")
-    return [(keras_random, name, functools.partial(_by_rows, recorder)) for name in names]
+    by_rows = [(keras_random, name, functools.partial(_by_rows, recorder)) for name in names]
+    return [*by_rows, (keras.DTypePolicy, "compute_dtype", _in_variables_dtype)]
+
+
+def _in_variables_dtype(original: Callable) -> Callable:
+    def compute_dtype(self) -> str:
+        return self.variable_dtype if original(self) in _SHORT else original(self)
+
+    return compute_dtype
 
 
 def _by_rows(recorder: Recorder, original: Callable) -> Callable:
