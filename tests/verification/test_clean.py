@@ -48,5 +48,5 @@ def test_nothing_is_found_in_a_recipe(assert_silent, recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert", "gpt2", "retinanet"])
 def test_nothing_is_found_in_a_model_of_kerashub(assert_silent, model):
-    """Dropout, padded sentences, weights of targets, synchronized BatchNormalization of a ResNet."""
+    """Dropout, padding, weights of targets, a ResNet with synchronized BatchNormalization."""
     assert_silent(HUB_PROGRAM, model, python=side_environment.hub_python())

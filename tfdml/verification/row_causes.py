@@ -10,21 +10,17 @@ import numpy as np
 from tfdml.verification.evidence import Cause, Evidence
 
 
-def _shuffle(found: Evidence) -> Cause | None:
-    if "shuffle" not in (found.drawn or ""):
-        return None
-    return Cause(
-        "shuffle",
-        f"{found.drawn} draws another order in each run, so the runs do not train on the same "
-        f"batches.",
-        "Pass `seed=` to `Dataset.shuffle`, or call `keras.utils.set_random_seed(...)` with the "
-        "same number on all ranks before the dataset is made.",
-    )
-
-
-def _augmentation(found: Evidence) -> Cause | None:
+def _drawn(found: Evidence) -> Cause | None:
     if found.drawn is None:
         return None
+    if "shuffle" in found.drawn:
+        return Cause(
+            "shuffle",
+            f"{found.drawn} draws another order in each run, so the runs do not train on the same "
+            f"batches.",
+            "Pass `seed=` to `Dataset.shuffle`, or call `keras.utils.set_random_seed(...)` with "
+            "the same number on all ranks before the dataset is made.",
+        )
     return Cause(
         "augmentation",
         f"The pipeline draws random numbers that differ in each run: {found.drawn}.",
@@ -101,8 +97,7 @@ def _data_by_rank(found: Evidence) -> Cause:
 
 
 ROW_CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
-    _shuffle,
-    _augmentation,
+    _drawn,
     _unseeded_data,
     _batch_by_size,
     _same_rows_on_ranks,

@@ -89,17 +89,6 @@ def _summed_loss(found: Evidence) -> Cause | None:
     )
 
 
-def _loss(found: Evidence) -> Cause | None:
-    if found.kind != record.LOSS:
-        return None
-    return Cause(
-        "loss of the batch",
-        "The layers return the same, but not the loss: it depends on the number of rows, on the "
-        "rank, or on rows of other replicas.",
-        "Return one value for each row from the loss function, or a mean over the rows.",
-    )
-
-
 def _repeated_rows(found: Evidence) -> Cause | None:
     if not found.only_tables_of_repeated_rows_differ:
         return None
@@ -122,29 +111,6 @@ def _repeated_rows(found: Evidence) -> Cause | None:
     )
 
 
-def _gradient(found: Evidence) -> Cause | None:
-    if found.kind != record.GRADIENT:
-        return None
-    return Cause(
-        "gradient of a replica",
-        "Outputs and losses are the same, but not the gradients that replicas add up: code between "
-        "the loss and the optimizer changes each replica's own, such as clipping or a factor of "
-        "the number of rows.",
-        "Pass the gradients of the mean loss to the optimizer as they are, and clip by the "
-        "optimizer's `clipnorm` or `global_clipnorm`, which apply after the sum.",
-    )
-
-
-def _summed_gradient(found: Evidence) -> Cause | None:
-    if found.kind != record.SUM:
-        return None
-    return Cause(
-        "exchange",
-        "Replicas' gradients add up to those of one process, but the exchange returns others.",
-        "Report it: the exchange must return the sum.",
-    )
-
-
 def _rate_by_size(found: Evidence) -> Cause | None:
     numbers = found.numbers() if found.kind == record.RATE else None
     if numbers is None:
@@ -161,16 +127,6 @@ def _rate_by_size(found: Evidence) -> Cause | None:
     )
 
 
-def _rate(found: Evidence) -> Cause | None:
-    if found.kind != record.RATE:
-        return None
-    return Cause(
-        "rate by size",
-        "The learning rate depends on the number of processes.",
-        "Use the same rate and the same schedule on any number of processes.",
-    )
-
-
 def _other_model(found: Evidence) -> Cause | None:
     if found.kind != record.WEIGHT or found.first.key[0] >= 0:
         return None
@@ -182,26 +138,49 @@ def _other_model(found: Evidence) -> Cause | None:
     )
 
 
-def _update(found: Evidence) -> Cause | None:
-    if found.kind != record.WEIGHT:
-        return None
-    return Cause(
+# The cause of a difference of a kind in which nothing more is recognised.
+_OF_KINDS = {
+    record.LOSS: Cause(
+        "loss of the batch",
+        "The layers return the same, but not the loss: it depends on the number of rows, on the "
+        "rank, or on rows of other replicas.",
+        "Return one value for each row from the loss function, or a mean over the rows.",
+    ),
+    record.GRADIENT: Cause(
+        "gradient of a replica",
+        "Outputs and losses are the same, but not the gradients that replicas add up: code between "
+        "the loss and the optimizer changes each replica's own, such as clipping or a factor of "
+        "the number of rows.",
+        "Pass the gradients of the mean loss to the optimizer as they are, and clip by the "
+        "optimizer's `clipnorm` or `global_clipnorm`, which apply after the sum.",
+    ),
+    record.SUM: Cause(
+        "exchange",
+        "Replicas' gradients add up to those of one process, but the exchange returns others.",
+        "Report it: the exchange must return the sum.",
+    ),
+    record.RATE: Cause(
+        "rate by size",
+        "The learning rate depends on the number of processes.",
+        "Use the same rate and the same schedule on any number of processes.",
+    ),
+    record.WEIGHT: Cause(
         "update",
         "Gradients and learning rate are the same, but not the weights: another setting of the "
         "optimizer, a callback or the train step depends on the number of processes.",
         "Use the same optimizer on any number of processes, and change weights on all ranks alike.",
-    )
-
-
-def _metric(found: Evidence) -> Cause | None:
-    if found.kind != record.METRIC:
-        return None
-    return Cause(
+    ),
+    record.METRIC: Cause(
         "metric",
         "The weights are the same, but not a metric: it is not a sum or a mean over rows.",
         "Keep what `update_state` adds up over rows in variables, and compute the result from "
         "these sums in `result`.",
-    )
+    ),
+}
+
+
+def _of_kind(found: Evidence) -> Cause | None:
+    return _OF_KINDS.get(found.kind)
 
 
 STEP_CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
@@ -210,13 +189,8 @@ STEP_CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
     _branch_on_rank,
     _batch_size_layer,
     _summed_loss,
-    _loss,
     _repeated_rows,
-    _gradient,
-    _summed_gradient,
     _rate_by_size,
-    _rate,
     _other_model,
-    _update,
-    _metric,
+    _of_kind,
 )

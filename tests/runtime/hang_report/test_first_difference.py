@@ -7,7 +7,7 @@ from tfdml.runtime.hang_report.rank_report import GONE, RankReport
 PLACE = "in on_batch_end at train.py:31"
 
 
-def report(rank: int, text: str, place: str = PLACE) -> RankReport:
+def report(rank: int, text: str, place: str = PLACE, library: str = "") -> RankReport:
     """Returns a report of exchanges such as "a b+ c-": done, begun, failed."""
     turns: dict[str, int] = {}
     exchanges = []
@@ -16,7 +16,7 @@ def report(rank: int, text: str, place: str = PLACE) -> RankReport:
         turns[name] = turns.get(name, 0) + 1
         done = None if word != name else begun + 0.5
         exchanges.append(Exchange(name, turns[name], begun, done, failed=word.endswith("-")))
-    return RankReport(rank, "here", "fit, step 2", "", place, exchanges, turns)
+    return RankReport(rank, "here", "fit, step 2", "", place, library, exchanges, turns)
 
 
 def sentence(*reports: RankReport) -> str | None:
@@ -32,6 +32,14 @@ def test_the_rank_that_is_not_in_an_exchange_is_named():
     assert of("a b a+", "a b", "a b a+") == (
         "rank 1 never began a, in which ranks 0 and 2 wait; it is in on_batch_end at train.py:31"
     )
+
+
+def test_a_rank_that_is_inside_a_library_is_named_with_both_places():
+    assert sentence(report(0, "a a+"), report(1, "a", library="fit at keras/trainer.py:397")) == (
+        f"rank 1 never began a, in which rank 0 waits; it is {PLACE}, inside fit at "
+        f"keras/trainer.py:397"
+    )
+    assert "inside" not in sentence(report(0, "a a+", library="read at os.py:1"), report(1, "a"))
 
 
 def test_of_several_exchanges_the_first_one_counts():

@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import keras
 import pytest
 
 from tests.harness.command import ROOT
@@ -14,6 +16,8 @@ from tfdml.runtime.hang_report import job_files
 from tfdml.runtime.hang_report.stacks import (
     SIGNAL,
     StackFile,
+    StackFrame,
+    describe_library,
     describe_place,
     main_frames,
     main_thread_of,
@@ -159,3 +163,15 @@ def test_own_stacks_are_no_signal(tmp_path):
     call = f"test_stacks.write_own_stacks({str(tmp_path / 'rank0.stacks')!r})"
     program = f"from tests.runtime.hang_report import test_stacks; {call}"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_the_function_of_a_library_is_named():
+    own = StackFrame("/home/me/train.py", 33, "<module>")
+    in_fit = StackFrame(keras.Model.fit.__code__.co_filename, 117, "fit")
+    in_module = StackFrame(threading.__file__, 331, "wait")
+    here = StackFrame(job_files.__file__, 5, "ask")
+    assert describe_library([in_fit, own]).startswith("fit at keras/src/")
+    assert describe_library([in_fit, own]).endswith(".py:117")
+    assert describe_library([in_module, in_fit, own]) == "wait at threading.py:331"
+    assert describe_library([here, own]) == "ask at tfdml/runtime/hang_report/job_files.py:5"
+    assert describe_library([own, in_fit]) == describe_library([]) == ""

@@ -52,7 +52,9 @@ def first_difference(reports: Sequence[RankReport]) -> Difference | None:
         if free:
             # It waits for nobody: nothing but itself keeps it from the exchange.
             report = by_rank[free[0]]
-            return Difference(report.rank, f"{_never_began(wait, report)}; it is {_place(report)}")
+            inside = f", inside {report.library}" if report.place and report.library else ""
+            sentence = f"{_never_began(wait, report)}; it is {_place(report)}{inside}"
+            return Difference(report.rank, sentence)
     if any(wait.missing for wait in waits):
         return _odd_one(known, waits)
     return _unfinished(known, waits)

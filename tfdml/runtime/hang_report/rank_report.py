@@ -12,6 +12,7 @@ from tfdml.runtime.hang_report import job_files
 from tfdml.runtime.hang_report.exchange_log import Exchange, ExchangeLog
 from tfdml.runtime.hang_report.stacks import (
     StackFile,
+    describe_library,
     describe_place,
     main_frames,
     main_thread_of,
@@ -41,6 +42,8 @@ class RankReport:
         activity: Activity of its main thread, as the guard knows it.
         state: Why it has not reported itself, as a predicate of "rank N"; "" if it has.
         place: Where its main thread is, such as "in on_batch_end at train.py:31"; "" if unknown.
+        library: Function of a library that it has called there, and where in that it is; "" if it
+            is in the program's own code.
         exchanges: Its last exchanges, in the order begun; None if unknown.
         turns: How many of each name it has begun.
         stacks: Stacks of all its threads, as `faulthandler` writes them.
@@ -51,6 +54,7 @@ class RankReport:
     activity: str
     state: str = ""
     place: str = ""
+    library: str = ""
     exchanges: Sequence[Exchange] | None = None
     turns: dict[str, int] = dataclasses.field(default_factory=dict)
     stacks: str = ""
@@ -73,7 +77,8 @@ class RankReport:
         if self.state:
             lines.append(f"state: {self.state}")
         if self.place:
-            lines.append(f"main thread: {self.place}")
+            inside = f", inside {self.library}" if self.library else ""
+            lines.append(f"main thread: {self.place}{inside}")
         if self.exchanges is None:
             lines.append("exchanges: unknown")
         else:
@@ -106,8 +111,16 @@ def report_this_rank(
     collector.start()
     collector.join(_COLLECT_SECONDS)
     exchanges, turns = log.read()
-    place = describe_place(main_frames(stacks, main_thread_of(stack_file.path)))
-    return RankReport(rank, where, activity, "", place, exchanges, turns, stacks)
+    report = RankReport(rank, where, activity, "", exchanges=exchanges, turns=turns)
+    return _with_stacks(report, stacks, stack_file.path)
+
+
+def _with_stacks(report: RankReport, stacks: str, path: Path) -> RankReport:
+    """Returns a report with stacks from a file, and where the main thread is by them."""
+    frames = main_frames(stacks, main_thread_of(path))
+    return dataclasses.replace(
+        report, stacks=stacks, place=describe_place(frames), library=describe_library(frames)
+    )
 
 
 def report_silent_rank(report: RankReport, pid: int, directory: Path) -> RankReport:
@@ -142,6 +155,5 @@ def report_silent_rank(report: RankReport, pid: int, directory: Path) -> RankRep
         if latest and latest == stacks:
             break
         stacks = latest
-    place = describe_place(main_frames(stacks, main_thread_of(path)))
     state = NO_PYTHON if stacks else UNHEARD
-    return dataclasses.replace(report, state=state, place=place, stacks=stacks)
+    return _with_stacks(dataclasses.replace(report, state=state), stacks, path)

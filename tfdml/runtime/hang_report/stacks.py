@@ -21,14 +21,12 @@ SIGNAL = signal.SIGUSR1
 _MAIN = "main thread: "
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+) ")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_PACKAGE = Path(__file__).resolve().parents[2]
+_PATHS = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
 # Directories of code that is not the program's: libraries, and this package.
-_LIBRARIES = tuple(
-    f"{directory}/"
-    for directory in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        Path(__file__).resolve().parents[2],
-    )
-)
+_LIBRARIES = tuple(f"{directory}/" for directory in (*_PATHS, _PACKAGE))
+# Directories that files of libraries are named in.
+_ROOTS = tuple(f"{directory}/" for directory in (*_PATHS, _PACKAGE.parent))
 
 
 class StackFrame(NamedTuple):
@@ -150,3 +148,19 @@ def describe_place(frames: Sequence[StackFrame]) -> str:
     own = (f for f in frames if not f.file.startswith((*_LIBRARIES, "<frozen")))
     frame = next(own, None)
     return f"in {frame.function} at {Path(frame.file).name}:{frame.line}" if frame else ""
+
+
+def describe_library(frames: Sequence[StackFrame]) -> str:
+    """Returns where a thread is in a library: "fit at keras/src/trainers/trainer.py:397".
+
+    Args:
+        frames: Its frames, innermost first.
+
+    Returns:
+        The text, "" if its innermost frame is in the program's own code.
+    """
+    if not frames or not frames[0].file.startswith(_LIBRARIES):
+        return ""
+    file, line, function = frames[0]
+    root = next(root for root in _ROOTS if file.startswith(root))
+    return f"{function} at {file.removeprefix(root)}:{line}"
