@@ -136,6 +136,8 @@ def data():
         dataset = dataset.shuffle(256, seed=RANK)
     if MISTAKE == "augmentation":
         dataset = dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
+    if MISTAKE == "augmentation_by_rank":
+        dataset = dataset.map(lambda x, y: (x + tf.random.stateless_normal(x.shape, [1, RANK]), y))
     if MISTAKE == "shard":
         dataset = dataset.shard(SIZE, RANK)
     return dataset.batch(32 * SIZE if MISTAKE == "batch" else 32)

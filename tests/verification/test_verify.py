@@ -24,7 +24,11 @@ PLANTED = {
     "rate": ("learning rate", "adam", "rate multiplied by size"),
 }
 # Mistakes that tfdml refuses on several processes.
-REFUSED = {"shard": "Dataset.shard", "shuffle_by_rank": "data by rank"}
+REFUSED = {
+    "shard": "Dataset.shard",
+    "shuffle_by_rank": "data by rank",
+    "augmentation_by_rank": "data by rank",
+}
 QUICK = ("BatchNormalization",)
 
 

@@ -95,11 +95,16 @@ def show_updates(updates: list[ComparedUpdate], run: RecordedRun, console: Conso
     for title in ("weight", "first update off by", f"{steps} steps off by", "cosine"):
         table.add_column(title, justify="left" if title == "weight" else "right")
     for update in updates:
-        numbers = (f"{update.first:.1%}", f"{update.all:.1%}", f"{update.cosine:.3f}")
+        numbers = (_percent(update.first), _percent(update.all), f"{update.cosine:.3f}")
         table.add_row(update.name, *numbers)
     console.print(table)
     worst = max(updates, key=lambda update: update.all)
     console.print(
         f"\nCompressed updates of {run.facts['replicas']} replicas beside uncompressed ones: "
-        f"`{worst.name}` is farthest off, by {worst.all:.1%} after {steps} steps."
+        f"`{worst.name}` is farthest off, by {_percent(worst.all)} after {steps} steps."
     )
+
+
+def _percent(fraction: float) -> str:
+    """Returns a fraction as percent; of a small one, as of half precision, its first digit."""
+    return f"{fraction:.1%}" if fraction == 0 or fraction >= 0.001 else f"{100 * fraction:.1g}%"
