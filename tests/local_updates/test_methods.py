@@ -17,6 +17,7 @@ from tfdml.local_updates.sync_rules import LastRound
         (lambda: LocalSGD(warmup_steps=-1), "`warmup_steps` must be a number of steps"),
         (lambda: LocalSGD(average_slots=1), "`average_slots` must be True or False"),
         (lambda: DiLoCo(num_fragments=0), "`num_fragments` must be a positive integer"),
+        (lambda: DiLoCo(synchronous_hosts=1), "`synchronous_hosts` must be True or False"),
         (lambda: DiLoCo(outer_optimizer=0.7), "`outer_optimizer` must be a Keras optimizer"),
         (
             lambda: DiLoCo(outer_optimizer=keras.optimizers.SGD(use_ema=True)),
@@ -65,5 +66,7 @@ def test_outer_optimizers_are_copies():
 
 
 def test_representation_has_the_arguments():
-    assert repr(LocalSGD(8)) == "LocalSGD(sync_every=8, warmup_steps=0, average_slots=False)"
+    assert repr(LocalSGD(8)) == (
+        "LocalSGD(sync_every=8, warmup_steps=0, average_slots=False, synchronous_hosts=False)"
+    )
     assert "'learning_rate': 0.7" in repr(DiLoCo())

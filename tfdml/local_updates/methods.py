@@ -17,6 +17,7 @@ class LocalUpdates:
         num_fragments: Number of parts of the model that are synchronized in turn.
         warmup_steps: Number of synchronous steps at the beginning.
         average_slots: Whether synchronizations average the inner optimizer's slots.
+        synchronous_hosts: Whether the ranks of a host take each step together.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -29,6 +30,7 @@ class LocalUpdates:
         num_fragments: int,
         warmup_steps: int,
         average_slots: bool,
+        synchronous_hosts: bool,
     ):
         self.rule = get_rule(sync_every)
         self.sync_every = sync_every
@@ -42,13 +44,16 @@ class LocalUpdates:
                 f"`warmup_steps` must be a number of steps, 0 or more. Received: "
                 f"warmup_steps={warmup_steps!r}."
             )
-        if not isinstance(average_slots, bool):
-            raise ValueError(
-                f"`average_slots` must be True or False. Received: average_slots={average_slots!r}."
-            )
+        for name, value in (
+            ("average_slots", average_slots),
+            ("synchronous_hosts", synchronous_hosts),
+        ):
+            if not isinstance(value, bool):
+                raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
         self.num_fragments = num_fragments
         self.warmup_steps = warmup_steps
         self.average_slots = average_slots
+        self.synchronous_hosts = synchronous_hosts
         self._outer = _serialized(outer_optimizer)
 
     # Whether one process gets the weights of training without local updates.
@@ -64,6 +69,7 @@ class LocalUpdates:
             "sync_every": self.sync_every,
             "warmup_steps": self.warmup_steps,
             "average_slots": self.average_slots,
+            "synchronous_hosts": self.synchronous_hosts,
         }
 
     def __repr__(self) -> str:
@@ -92,6 +98,9 @@ class LocalSGD(LocalUpdates):
             post-local SGD.
         average_slots: Whether synchronizations average the slots of the model's optimizer, too.
             They are sent uncompressed. By default each rank keeps its own.
+        synchronous_hosts: Whether the ranks of a host take each step together, on their rows of the
+            batch: then hosts take steps of their own, not ranks. Gradients are summed within the
+            host, uncompressed. For `MultiWorkerMirroredStrategy`.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -109,8 +118,10 @@ class LocalSGD(LocalUpdates):
         *,
         warmup_steps: int = 0,
         average_slots: bool = False,
+        synchronous_hosts: bool = False,
     ):
-        super().__init__(sync_every, _sgd(learning_rate=1.0), 1, warmup_steps, average_slots)
+        outer = _sgd(learning_rate=1.0)
+        super().__init__(sync_every, outer, 1, warmup_steps, average_slots, synchronous_hosts)
 
 
 class DiLoCo(LocalUpdates):
@@ -138,6 +149,7 @@ class DiLoCo(LocalUpdates):
             `sync_every` steps.
         warmup_steps: Number of synchronous steps at the beginning.
         average_slots: Whether synchronizations average the slots of the model's optimizer, too.
+        synchronous_hosts: Whether the ranks of a host take each step together; see `LocalSGD`.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -155,10 +167,18 @@ class DiLoCo(LocalUpdates):
         *,
         warmup_steps: int = 0,
         average_slots: bool = False,
+        synchronous_hosts: bool = False,
     ):
         if outer_optimizer is None:
             outer_optimizer = _sgd(learning_rate=0.7, momentum=0.9, nesterov=True)
-        super().__init__(sync_every, outer_optimizer, num_fragments, warmup_steps, average_slots)
+        super().__init__(
+            sync_every,
+            outer_optimizer,
+            num_fragments,
+            warmup_steps,
+            average_slots,
+            synchronous_hosts,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, by name."""

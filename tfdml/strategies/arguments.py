@@ -119,7 +119,7 @@ def check(
             f"computes the optimizer's momentum. Use for example tfdml.compression.QSGD(8), or "
             f"leave out `sharding`."
         )
-    _check_local_updates(local_updates, compressor, sharding)
+    _check_local_updates(local_updates, compressor, sharding, batch_split)
     return ReplicaOptions(
         compressor,
         bucket_bytes,
@@ -134,7 +134,10 @@ def check(
 
 
 def _check_local_updates(
-    local_updates: LocalUpdates | None, compressor: Compressor | None, sharding: Sharding | None
+    local_updates: LocalUpdates | None,
+    compressor: Compressor | None,
+    sharding: Sharding | None,
+    batch_split: Sequence[float] | str | None,
 ) -> None:
     if local_updates is None:
         return
@@ -155,6 +158,12 @@ def _check_local_updates(
             f"`compression` must not compute the optimizer's momentum with `local_updates`, "
             f"because each rank's optimizer does. Received: compression={compressor!r}. Use for "
             f"example tfdml.compression.TopK()."
+        )
+    if local_updates.synchronous_hosts and isinstance(batch_split, str):
+        raise ValueError(
+            f"`batch_split` must not be 'auto' with `synchronous_hosts`, because a rank's time "
+            f"contains its waiting for the others of its host. Received: batch_split="
+            f"{batch_split!r}. Use numbers, one for each replica, or None for equal parts."
         )
 
 

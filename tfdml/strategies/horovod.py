@@ -102,6 +102,13 @@ class HorovodStrategy(ReplicaStrategy):
             local_updates=local_updates,
             pipeline=pipeline,
         )
+        if local_updates is not None and local_updates.synchronous_hosts:
+            raise ValueError(
+                f"`local_updates` must not have `synchronous_hosts` with `HorovodStrategy`, "
+                f"because Horovod agrees with all ranks on each exchange, also within a host. "
+                f"Received: local_updates={local_updates!r}. Start one process on each host, with "
+                f"the host's GPUs as its `devices`, or use `MultiWorkerMirroredStrategy`."
+            )
         if topology.is_elastic() and isinstance(options.batch_split, tuple):
             raise ValueError(
                 f"`batch_split` must be 'auto' or None in an elastic job, because the number of "

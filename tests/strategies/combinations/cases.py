@@ -100,7 +100,7 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
         return CODECS["quantising"] if encodes else None
     if len(families) > 1:
         return [CODECS[name] for name in families]
-    if {"hosts", "sharding", "all_values"} & set(features):
+    if {"hosts", "synchronous_hosts", "sharding", "all_values"} & set(features):
         return (CODECS | SELECTING_ALL)[families[0]]
     return (FOR_SERVERS if servers else CODECS)[families[0]]
 
@@ -116,11 +116,14 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
             embeddings="tables" in features,
             min_embedding_bytes=0,
         )
-    if "local_updates" in features:
-        given["local_updates"] = tfdml.local_updates.LocalSGD(1, average_slots=True)
+    together = "synchronous_hosts" in features
+    if together or "local_updates" in features:
+        given["local_updates"] = tfdml.local_updates.LocalSGD(
+            1, average_slots=True, synchronous_hosts=together
+        )
     if "batch_split" in features:
         measured = {*CODECS, "hosts"} & set(features) or topology.is_elastic()
-        parts = [3, 1, 2, 2] if "local_devices" in features else [3, 1]
+        parts = [3, 1, 2, 2] if {"local_devices", "synchronous_hosts"} & set(features) else [3, 1]
         given["batch_split"] = "auto" if measured else parts
     if servers:
         if "devices" in given:
@@ -170,7 +173,8 @@ def _is_without_momentum(features: Iterable[str]) -> bool:
     gradient times the rate.
     """
     encodes = bool({*CODECS, "hosts"} & set(features))
-    return "no_momentum" in features or ("local_updates" in features and encodes)
+    is_local = bool({"local_updates", "synchronous_hosts"} & set(features))
+    return "no_momentum" in features or (is_local and encodes)
 
 
 def write_mixture(directory: str) -> None:
@@ -202,7 +206,8 @@ def _rows(features: Iterable[str], records: str | None) -> tuple[np.ndarray, np.
         at = slice(OVERFLOWS_AT * BATCH, (OVERFLOWS_AT + 1) * BATCH)
         added = x[at].copy()
         # The last replica's row; with local updates, each rank decides for itself.
-        added[slice(None) if "local_updates" in features else -1] = np.inf
+        is_local = {"local_updates", "synchronous_hosts"} & set(features)
+        added[slice(None) if is_local else -1] = np.inf
         x, y = np.insert(x, [at.start], added, 0), np.insert(y, [at.start], y[at], 0)
     if "accumulation" in features:
         # In two half batches, each of two ranks has the same rows as in one batch.
@@ -251,7 +256,7 @@ def deciding(features: Iterable[str]) -> Iterator[None]:
     with contextlib.ExitStack() as decided:
         if "auto" in features:
             decided.enter_context(mock.patch.object(auto_aggregator, "CandidateChoice", Decided))
-        if "hosts" in features:
+        if {"hosts", "synchronous_hosts"} & set(features):
             decided.enter_context(
                 mock.patch.object(compressed_aggregator, "is_faster_by_hosts", return_value=True)
             )

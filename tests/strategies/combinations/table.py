@@ -37,6 +37,7 @@ FEATURES = {
     "tables": "Sharding(embeddings=True)",
     # Fewer synchronizations.
     "local_updates": "LocalSGD, DiLoCo",
+    "synchronous_hosts": "LocalSGD(synchronous_hosts=True)",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -440,5 +441,31 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "remat": EQUAL,
         "sharding": NO_LOCAL_SLOTS,
         "tables": NO_LOCAL_SLOTS,
+    },
+    # On two hosts of two ranks of a cluster, which take the steps of two ranks.
+    "synchronous_hosts": {
+        "cast": ROUNDED,
+        "quantising": Equal(rtol=5e-3, atol=5e-4),
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": Refused("`compression` must not compute the optimizer's momentum"),
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": NO_LOCAL_UPDATES,
+        "ps_async": NO_LOCAL_UPDATES,
+        "elastic": Refused("must not have `synchronous_hosts` with `HorovodStrategy`"),
+        "hosts": Equal(rtol=5e-3, atol=5e-4),
+        "remat": EQUAL,
+        "sharding": NO_LOCAL_SLOTS,
+        "tables": NO_LOCAL_SLOTS,
+        "local_updates": EQUAL,
     },
 }

@@ -113,7 +113,8 @@ def test_compatible_pairs_give_equal_results(
         codecs = ["quantising"]
     rows = ["mixed_rows"] if "mixed_data" in pair else []
     rows += ["whole_tables"] if "tables" in pair else []
-    rows += ["no_momentum"] if "local_updates" in pair and codecs else []
+    is_local = bool({"local_updates", "synchronous_hosts"} & set(pair))
+    rows += ["no_momentum"] if is_local and codecs else []
     if SERVERS & set(pair):
         # Without distribution and without the codec.
         expected = _reference(ranks, records, 1, *rows)
@@ -122,15 +123,19 @@ def test_compatible_pairs_give_equal_results(
         results = [running.run(cases.trained, pair, records, str(tmp_path))]
     else:
         encodes_both_ways = codecs if "sharding" not in pair else []
-        selects = "hosts" in pair and bool(set(codecs) & set(cases.SELECTING_ALL))
+        by_hosts = bool({"hosts", "synchronous_hosts"} & set(pair))
+        selects = by_hosts and bool(set(codecs) & set(cases.SELECTING_ALL))
         alone = [*encodes_both_ways, "all_values"] if selects else encodes_both_ways
         expected = _reference(ranks, records, 2 if encodes_both_ways else 1, *alone, *rows)
-        job = ranks(4, hosts=2) if "hosts" in pair else ranks(2)
+        kind = "multi_worker" if "synchronous_hosts" in pair else "horovod"
+        job = ranks(4, kind, hosts=2) if by_hosts else ranks(2)
         results = job.run(cases.trained, pair, records, str(tmp_path))
     assert_same_bits(results)
     for result in results:
         _assert_alike(expected, result, **tolerance)
-    selects_all = {"hosts", "sharding"} & set(pair) and set(codecs) & set(cases.SELECTING_ALL)
+    selects_all = {"hosts", "synchronous_hosts", "sharding"} & set(pair) and set(codecs) & set(
+        cases.SELECTING_ALL
+    )
     if codecs and not selects_all:
         _assert_compressed(_reference(ranks, records, 1, *rows), results[0])
 

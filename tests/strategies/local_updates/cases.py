@@ -42,10 +42,10 @@ def loss_of(labels: Any, logits: Any) -> Any:
     return crossentropy(labels, logits)
 
 
-def make_model(statistics: bool = False) -> keras.Model:
+def make_model(statistics: bool = False, synchronized: bool = False) -> keras.Model:
     """A model with weights that are the same in each job."""
     keras.utils.set_random_seed(11)
-    normalized = [layers.BatchNormalization()] if statistics else []
+    normalized = [layers.BatchNormalization(synchronized=synchronized)] if statistics else []
     return keras.Sequential(
         [
             layers.Input((6,)),
@@ -107,6 +107,7 @@ def trained(
     epochs: int = EPOCHS,
     same_rows: bool = False,
     statistics: bool = False,
+    synchronized: bool = False,
     compile_options: dict | None = None,
     optimizer_options: dict | None = None,
     strategy_options: dict | None = None,
@@ -127,6 +128,7 @@ def trained(
         epochs: Number of epochs.
         same_rows: Whether all ranks get the same rows: those of one process with smaller batches.
         statistics: Whether the model has moving statistics.
+        synchronized: Whether these are of the rows of all replicas of a step.
         compile_options: Options of `compile`.
         optimizer_options: Options of the optimizer.
         strategy_options: Options of the strategy.
@@ -140,7 +142,7 @@ def trained(
             devices, local_updates=method_of(local_updates), **(strategy_options or {})
         )
         with strategy.scope():
-            model = make_model(statistics)
+            model = make_model(statistics, synchronized)
             inner = OPTIMIZERS[optimizer](**(optimizer_options or {}))
             model.compile(inner, loss_of, metrics=["accuracy"], **(compile_options or {}))
         x, y = data(rows)
@@ -314,10 +316,10 @@ def resumed(
     local_updates: Any,
     stop_after: int | None = None,
     optimizer: str = "adam",
-    save_freq: int = 1,
-    strategy_options: dict | None = None,
-    epochs: int = EPOCHS,
+    save_freq: int | str = 1,
     callbacks: Any = (),
+    on_change: str = "error",
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains from the last checkpoint, if there is one; may end in the midst of an epoch.
 
@@ -329,20 +331,19 @@ def resumed(
         stop_after: Number of steps after which the training fails on all ranks; None to go on.
         optimizer: Name of the optimizer.
         save_freq: Steps between checkpoints.
-        strategy_options: Options of the strategy.
-        epochs: Number of epochs.
         callbacks: Other callbacks.
+        on_change: Argument of the checkpoint callback.
+        **options: Other arguments of `trained`.
     """
     checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(
-        directory, save_freq=save_freq, asynchronous=False
+        directory, save_freq=save_freq, asynchronous=False, on_change=on_change
     )
     try:
         return trained(
             local_updates,
             optimizer,
             callbacks=[checkpoint, Ending(stop_after), *callbacks],
-            strategy_options=strategy_options,
-            epochs=epochs,
+            **options,
         )
     except Ended:
         return {}

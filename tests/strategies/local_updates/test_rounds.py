@@ -13,6 +13,7 @@ import tfdml
 from tests.harness import rank_job
 from tests.harness.pool import RankFailure
 from tests.strategies.cases import data
+from tests.strategies.compare import assert_same_bits
 from tests.strategies.local_updates import cases
 from tests.strategies.local_updates.waiting import Waiting
 from tfdml.local_updates import QuadraticSyncRule
@@ -85,6 +86,38 @@ def _measured() -> dict:
 
     cases.trained(("LocalSGD", {"sync_every": "auto"}), callbacks=[Slow()])
     return found
+
+
+def test_interval_is_measured_although_ranks_have_no_rows(ranks):
+    """Rank 1 has rows for 5 of 8 steps of each epoch; then comes a round in which nobody has any.
+
+    A round without a step says nothing about times.
+    """
+    one, other = ranks(2).run(_measured_to_the_end)
+    assert_same_bits([one, other])
+    assert one["intervals"] == other["intervals"]
+    for interval, step, exchange, after_no_rows in one["intervals"]:
+        assert step > 0
+        assert 0 < exchange < 10
+        assert interval == max(1, math.ceil(exchange * 0.9 / 0.1 / step))
+        assert after_no_rows == interval
+
+
+def _measured_to_the_end() -> dict:
+    """Returns intervals at the epochs' ends, and the times by which they were chosen."""
+    intervals = []
+
+    class Watching(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            rounds = get_session(self.model).rounds
+            interval, (_, step, exchange) = rounds.turns.sync_every, rounds.clock.read()
+            rounds.begin_step()
+            rounds.finish()
+            intervals.append((interval, step, exchange, rounds.turns.sync_every))
+
+    local = ("LocalSGD", {"sync_every": "auto"})
+    result = cases.trained(local, own_data=True, epochs=3, callbacks=[Watching()])
+    return {**result, "intervals": intervals}
 
 
 def test_between_synchronizations_nobody_waits(ranks, tmp_path):

@@ -12,25 +12,27 @@ _LIMIT = 60.0
 
 
 class Waiting(keras.callbacks.Callback):
-    """Rank 1 waits after its first step until rank 0 has taken some.
+    """A rank waits after its first step until rank 0 has taken some.
 
     Args:
         for_steps: The number of rank 0's steps.
         directory: Directory of this case alone, by which ranks see what others do.
+        waiting_rank: The rank that waits.
     """
 
-    def __init__(self, for_steps: int, directory: str):
+    def __init__(self, for_steps: int, directory: str, waiting_rank: int = 1):
         super().__init__()
+        self._waiting_rank = waiting_rank
         self._for_steps, self._steps = for_steps, 0
         self._mark = Path(directory, "steps_of_rank_0")
         self.rank, self.has_waited = rank_job.rank(), False
 
     def on_train_batch_end(self, batch, logs=None):
-        """Counts rank 0's steps; rank 1 waits."""
+        """Counts rank 0's steps; the other rank waits."""
         self._steps += 1
         if self.rank == 0 and self._steps == self._for_steps:
             self._mark.touch()
-        if self.rank == 1 and self._steps == 1:
+        if self.rank == self._waiting_rank and self._steps == 1:
             end = time.monotonic() + _LIMIT
             while not self._mark.exists():
                 if time.monotonic() > end:

@@ -214,6 +214,11 @@ class ModelState:
             c.what if c.fits else f"{c.what}: {c.group} begins without its state" for c in changes
         ]
 
+    @property
+    def has_other_optimizers(self) -> bool:
+        """Whether an optimizer begins without the state of the checkpoint that was checked last."""
+        return any(name in self._kept_groups for name in self._optimizers)
+
     def _restore_rates(self) -> None:
         """Gives optimizers the learning rates of the program, if their configuration changed."""
         for name, rate in self._rates.items():

@@ -147,7 +147,8 @@ class TrainingState:
             parts = [o.parts for o in own]
         self._model_state.restore(tensors, parts, tables)
         kept = [_below("kept/", o.tensors) for o in own]
-        self._ranks.restore(kept, shared.get("local_updates"))
+        has_slots = not self._model_state.has_other_optimizers
+        self._ranks.restore(kept, shared.get("local_updates"), has_slots)
         # Earlier checkpoints do not have it.
         self._ranks.restore_batch_split(shared.get("batch_split"))
         mine = own[self._ranks.rank % len(own)]

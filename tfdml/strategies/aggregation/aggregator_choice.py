@@ -73,6 +73,15 @@ class AggregatorChoice:
             return DeviceGroupAggregator(self._exchange, collective, bucket_bytes)
         return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
 
+    def make_local(self, collective: Collective, options: ReplicaOptions) -> GradientAggregator:
+        """Creates the aggregator of a local step: it sums without compression, and keeps nothing.
+
+        Args:
+            collective: Collective between the processes that take the step together.
+            options: The strategy's options.
+        """
+        return make_aggregator(collective, None, options.bucket_bytes)
+
     def _exchange(self, name: str, parts: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """Sums each device's tensors over the device group."""
 

@@ -22,7 +22,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tfdml.collectives.aggregator import GradientAggregator, dense_buckets, sum_in_buckets
 from tfdml.collectives.buckets import spread
 from tfdml.collectives.collective import Collective, LocalCollective
-from tfdml.collectives.hosts import gather_hosts
+from tfdml.collectives.hosts import Hosts, gather_hosts
 from tfdml.collectives.sparse_gradients import add_up_rows
 from tfdml.compression import Compressor
 from tfdml.local_updates import LocalUpdates
@@ -70,7 +70,7 @@ class ReplicaExtended(BatchExtended):
         self.keras_hooks: Any = None
         self._aggregators: weakref.WeakKeyDictionary[keras.Optimizer, GradientAggregator]
         self._aggregators = weakref.WeakKeyDictionary()
-        # The job's collective while a local step is being traced or run eagerly; see `alone`.
+        # The job's collective while a local step is being traced or run eagerly; see `locally`.
         self._of_job: Collective | None = None
         # Each optimizer's parts, if its state is divided among the ranks.
         self.optimizer_parts: weakref.WeakKeyDictionary[keras.Optimizer, Any]
@@ -135,10 +135,10 @@ class ReplicaExtended(BatchExtended):
     def get_aggregator(self, optimizer: keras.Optimizer) -> GradientAggregator:
         """Returns an optimizer's own aggregator, created on first use.
 
-        A local step's aggregator sums over this process's devices, and keeps nothing.
+        A local step's aggregator keeps nothing.
         """
-        if self.is_alone:
-            return self.aggregator_choice.make(self.collective, self.options)
+        if self.is_local:
+            return self.aggregator_choice.make_local(self.collective, self.options)
         if optimizer not in self._aggregators:
             self._aggregators[optimizer] = self.aggregator_choice.make(
                 self.collective, self.options
@@ -150,29 +150,44 @@ class ReplicaExtended(BatchExtended):
     @property
     def local_updates(self) -> LocalUpdates | None:
         """The method of local updates, None if each step is synchronous."""
-        method, of_job = self.options.local_updates, self._of_job or self.collective
-        alone = method is not None and of_job.size == 1
-        return None if alone and method.is_plain_on_one_process else method
+        method = self.options.local_updates
+        if method is None or (self.local_groups.count == 1 and method.is_plain_on_one_process):
+            return None
+        return method
+
+    @property
+    def local_groups(self) -> Hosts:
+        """The ranks by the local steps that they take together: each rank, or each host's ranks."""
+        hosts = self.aggregator_choice.hosts
+        if self.options.local_updates.synchronous_hosts:
+            return hosts
+        return Hosts.of(range(len(hosts.by_rank)))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Context manager: this process is a job of its own, which exchanges nothing."""
-        self.collective, self._of_job = LocalCollective(), self.collective
+    def locally(self) -> Iterator[None]:
+        """Context manager: this rank takes a local step, alone or with those of its local group.
+
+        The group is a job of its own, which exchanges nothing with other ranks.
+        """
+        job = self.collective
+        own = self.local_groups.local_ranks(job.rank)
+        self.collective = LocalCollective() if len(own) == 1 else job.subgroup(own)
+        self._of_job = job
         try:
             yield
         finally:
-            self.collective, self._of_job = self._of_job, None
+            self.collective, self._of_job = job, None
 
     @property
-    def is_alone(self) -> bool:
-        """Whether this process is a job of its own; see `alone`."""
+    def is_local(self) -> bool:
+        """Whether a local step is being traced or run eagerly; see `locally`."""
         return self._of_job is not None
 
     @property
     def works_on_shares(self) -> bool:
         """Whether replicas work on shares, which may have no rows."""
         is_divided = self._num_replicas_in_sync > 1 or self.options.pipeline is not None
-        return is_divided or self.is_alone
+        return is_divided or self.is_local
 
     def number_of_replica(self, replica_id: int) -> int:
         """Returns the number of one of this process's replicas in the whole job.

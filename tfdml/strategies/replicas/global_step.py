@@ -127,7 +127,7 @@ class MetricStep(GlobalStep):
         batch_tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(batch_tensors):
             metrics.set_aside()
-            if self._extended.is_alone:
+            if self._extended.is_local:
                 layers.set_aside()
             for observer in observers:
                 observer.begin()

@@ -14,6 +14,7 @@ from tfdml.compression.exchange.kept_state import residuals_in
 from tfdml.runtime.timing.time_recorder import TimeRecorder
 from tfdml.strategies.batch_split import BatchSplit
 from tfdml.strategies.fit_session import get_session
+from tfdml.strategies.replicas.earlier_ranks import SLOTS, restore_common, sum_of_ranks
 
 _MESSAGE_BYTES = 8192
 # Prefix of the names in the state of a model's second and later optimizers.
@@ -138,35 +139,52 @@ class RankState:
         self,
         before: Sequence[Mapping[str, np.ndarray]],
         local_updates: Mapping[str, Any] | None = None,
+        has_slots: bool = True,
     ) -> None:
         """Restores the state of an earlier job's ranks; the number of ranks may differ.
 
         Args:
             before: Each rank's `local_state`.
             local_updates: The property `local_updates` at that time.
+            has_slots: Whether the optimizers are those of that time.
         """
         if self._extended is None:
             return
+        own = [_below(_ROUNDS, state) for state in before]
+        if not has_slots:
+            own = [{n: v for n, v in o.items() if not n.startswith(SLOTS)} for o in own]
         rounds = get_session(self._model).rounds
-        if rounds is not None and local_updates is not None:
-            rounds.saved.restore(local_updates, [_below(_ROUNDS, state) for state in before])
+        if local_updates is not None and rounds is not None:
+            rounds.saved.restore(local_updates, own)
+        elif local_updates is not None:
+            restore_common(self._model, optimizers_of(self._model), own)
         for prefix, aggregator in self._aggregators():
             aggregator.restore([_of_prefix(state, prefix) for state in before])
+        self._restore_accumulated(before, local_updates)
+
+    def _restore_accumulated(
+        self, before: Sequence[Mapping[str, np.ndarray]], local_updates: Mapping[str, Any] | None
+    ) -> None:
+        """Restores accumulated gradients; see `restore`.
+
+        The sum over the replicas that take steps together is the gradient of their rows. The mean
+        over such groups is taken for the whole batch's, and each group begins with that.
+        """
+        now = self.local_updates
+        groups = [0] * len(before) if local_updates is None else local_updates["groups"]
+        groups_now = [0] * self.size if now is None else now["groups"]
+        count, members = max(groups) + 1, groups_now.count(groups_now[self.rank])
         for (name, parts), deal in zip(self._accumulated().items(), self._deals(), strict=True):
             found = [[v for k, v in state.items() if k.startswith(f"{name}/")] for state in before]
-            if len(found) == self.size and len(found[0]) == len(parts):
+            if groups == groups_now and len(found[0]) == len(parts):
                 values = found[self.rank]
             elif deal is not None:
-                # Each replica has the sum of its rank's rows.
-                whole = deal.join([of_rank[0] for of_rank in found])
+                # Each replica gets the sum of its rank's rows.
+                whole = sum_of_ranks(found, deal.shape) / count
                 values = [deal.part_of(whole, self.rank)] * len(parts)
             else:
-                # Only the sum matters: each rank gets an equal share of it. With local updates each
-                # rank had a mean over its own rows.
-                total = sum(np.sum(values, 0) for values in found)
-                had_means = local_updates is not None and local_updates["means"]
-                shares = len(found) if had_means else self.size
-                first = (total / shares).astype(total.dtype)
+                # Only the sum over a group's replicas matters.
+                first = sum_of_ranks(found, parts[0].shape) / (count * members)
                 values = [first, *(first * 0 for _ in parts[1:])]
             for part, value in zip(parts, values, strict=True):
                 part.assign(value)

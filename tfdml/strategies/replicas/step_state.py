@@ -84,23 +84,30 @@ class LayerState:
         self._before: list[tf.Tensor] | None = None
 
     def set_aside(self) -> None:
-        """Saves the statistics, which then stay as they are if no replica has rows."""
+        """Saves the statistics, which then stay as they are if no replica of any rank has rows."""
         self._before = [cs[0].read_value() for cs in self._components]
 
     def contributions(self, shares: Sequence[ShareInfo]) -> list[tf.Tensor]:
-        """Returns this process's part of the average."""
+        """Returns this process's part of the average, and of the rows if they are set aside."""
         own = [
             _sum_of_present(cs, shares, lambda value, share: value * share.fraction(value.dtype))
             for cs in self._components
         ]
-        if self._before is None:
-            return own
-        has_rows = tf.add_n([share.rows for share in shares]) > 0
-        pairs = zip(own, self._before, strict=True)
-        return [tf.where(has_rows, value, before) for value, before in pairs]
+        if self._before:
+            own.append(tf.add_n([share.fraction(tf.float32) for share in shares]))
+        return own
 
-    def assign(self, averages: Sequence[tf.Tensor]) -> None:
-        """Assigns the averages to all of this process's replicas."""
+    def assign(self, sums: Sequence[tf.Tensor]) -> None:
+        """Assigns the averages to all of this process's replicas.
+
+        Args:
+            sums: Sums of `contributions` over all ranks.
+        """
+        averages = list(sums)
+        if self._before:
+            has_rows = averages.pop() > 0
+            pairs = zip(averages, self._before, strict=True)
+            averages = [tf.where(has_rows, average, before) for average, before in pairs]
         for components, average in zip(self._components, averages, strict=True):
             for component in components:
                 component.assign(average)

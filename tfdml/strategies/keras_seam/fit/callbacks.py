@@ -40,7 +40,7 @@ class CommonStart(keras.callbacks.Callback):
         With local updates, each rank keeps the slots of an earlier `fit`, or of a checkpoint.
         """
         optimizer, rounds = self.model.optimizer, get_session(self.model).rounds
-        if rounds is not None and rounds.slots_differ:
+        if rounds is not None and rounds.have_begun:
             optimizer = None
         slots = optimizer.variables if optimizer is not None else []
         self._start([*self.model.variables, *slots])

@@ -9,36 +9,39 @@ import tensorflow as tf
 from tfdml.strategies.fit_session import Observer, get_session
 from tfdml.strategies.input.local_batch import LocalBatch
 from tfdml.strategies.keras_seam.local_updates.rounds import Rounds
+from tfdml.strategies.keras_seam.step.optimizers import inner_of
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.global_step import MetricStep
 
 
 class LocalStep(MetricStep):
-    """Train step of a job of one process, on this process's rows of a global batch.
+    """Train step of a local group's ranks: of a job of their own, on their rows of a global batch.
 
-    A process without rows takes its step with a gradient of 0.
+    A group without rows takes its step with a gradient of 0.
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Runs the step on a global batch; returns Keras's logs of this process's rows."""
+        """Runs the step on a global batch; returns Keras's logs of the group's rows."""
         local_batch = self._extended.make_local_batch(batch)
         # Only after the batch has arrived: at the end of the data nothing may change.
         tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
         with tf.control_dependencies(tensors):
             self._session.rounds.rows.note_batch(local_batch)
-        with self._extended.alone():
-            return super().__call__(_of_own_rows(local_batch))
+        with self._extended.locally():
+            return super().__call__(self._of_own_rows(local_batch))
 
     @property
     def _observers(self) -> list[Observer]:
         """None: they observe synchronizations, and what happens between two of them."""
         return []
 
-
-def _of_own_rows(local_batch: LocalBatch) -> LocalBatch:
-    """Returns a process's rows as a global batch of their own; its digest is compared later."""
-    own = tf.maximum(tf.reduce_sum(local_batch.rows), 1)
-    return local_batch._replace(global_rows=own, digest=tf.zeros_like(local_batch.digest))
+    def _of_own_rows(self, local_batch: LocalBatch) -> LocalBatch:
+        """Returns the group's rows as a global batch of their own; its digest is compared later."""
+        rows = tf.reduce_sum(local_batch.rows)
+        if self._extended.collective.size > 1:
+            (rows,) = self._extended.collective.all_reduce([rows], "local_updates/rows")
+        own = tf.maximum(rows, 1)
+        return local_batch._replace(global_rows=own, digest=tf.zeros_like(local_batch.digest))
 
 
 class RoundsFunction:
@@ -61,6 +64,8 @@ class RoundsFunction:
         rounds = self._prepare()
         if rounds is not None:
             rounds.trace_again()
+            # A checkpoint restores what it has accumulated before the first step.
+            get_session(model).accumulate(inner_of(getattr(model, "optimizer", None)))
 
     def __call__(self, iterator: Any) -> Any:
         """Takes the steps of an execution; returns Keras's logs."""

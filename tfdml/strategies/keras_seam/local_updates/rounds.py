@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.hosts import Hosts
 from tfdml.local_updates import LocalUpdates
 from tfdml.local_updates.sync_rules import FixedSyncRule, LastRound
 from tfdml.strategies.aggregation.accumulation import accumulation_steps
@@ -36,7 +37,8 @@ class Rounds:
         rows: Counts of rows, which local steps add to.
         clock: Clock of the rounds; None if their number of steps is fixed.
         saved: State for checkpoints.
-        slots_differ: Whether ranks may have different slots.
+        have_begun: Whether there was a local step: each rank may have slots of its own, and each
+            fragment has its last common weights.
     """
 
     def __init__(self, model: keras.Model, method: LocalUpdates):
@@ -50,7 +52,7 @@ class Rounds:
         self.clock = None if is_fixed else RoundClock(self.collective)
         self._synchronizer = Synchronizer(model, method, self.fragments, self.rows, self.clock)
         self.saved = SavedRounds(self, model, not method.is_plain_on_one_process)
-        self._is_open = self.slots_differ = False
+        self._is_open = self.have_begun = False
 
     # -- Steps ---------------------------------------------------------------------------------
 
@@ -65,6 +67,12 @@ class Rounds:
         least = -(-self._method.warmup_steps // steps) * steps
         return max(int(optimizer.iterations) for optimizer in optimizers) < least
 
+    @property
+    def groups(self) -> Hosts:
+        """The ranks by the steps that they take together now: one group while warm-up goes on."""
+        ranks = range(self.collective.size)
+        return Hosts((tuple(ranks),)) if self.is_warming_up else self._extended.local_groups
+
     def begin_step(self) -> None:
         """Begins a round, unless one is open."""
         if self._is_open:
@@ -74,7 +82,7 @@ class Rounds:
                 self.turns.sync_every = self._method.rule.next_interval(LastRound(1, self._rate()))
             self.turns.start()
         self._begin_round()
-        self.slots_differ = True
+        self.have_begun = True
 
     def end_steps(self, steps: int) -> None:
         """Counts local steps, and synchronizes the fragments that are due."""

@@ -25,8 +25,8 @@ from tfdml.timeline.rank_timeline import Kind
 class Synchronizer:
     """Begins rounds, and synchronizes at their end what ranks have changed.
 
-    The sum of a metric's state over ranks is that of all data: a synchronization gives it to all,
-    and when the next round begins, the ranks other than 0 start again from 0.
+    The sum of a metric's state over local groups is that of all data: a synchronization gives it to
+    all, and when the next round begins, the groups without rank 0 start again from 0.
 
     Args:
         model: The model.
@@ -86,6 +86,11 @@ class Synchronizer:
             self._exchanges[key]()
 
     @property
+    def _own_group(self) -> tuple[int, ...]:
+        """The ranks that take local steps together with this one, itself included."""
+        return self._extended.local_groups.local_ranks(self._extended.collective.rank)
+
+    @property
     def _observers(self) -> list[Observer]:
         """The session's observers, for which a round is what a step is otherwise."""
         own = [self.stop_vote] if self._clock is None else [self.stop_vote, self._clock]
@@ -95,7 +100,7 @@ class Synchronizer:
         """The graph of `begin`, with a bool of shape `[]`."""
         for observer in self._observers:
             observer.begin()
-        if self._extended.collective.rank > 0:
+        if 0 not in self._own_group:
             MetricState(metric_variables(self._model)).clear()
 
         def begin_all() -> None:
@@ -138,8 +143,11 @@ class Synchronizer:
         collective, observers = self._extended.collective, self._observers
         metrics = MetricState(metric_variables(self._model))
         averaged = LayerState(averaged_variables(self._model))
+        held = metrics.held()
+        if collective.rank != self._own_group[0]:
+            held = [tf.zeros_like(state) for state in held]
         own = StepMessage(
-            metrics.held(),
+            held,
             averaged.contributions(self._rows.shares(SINCE_ANY)),
             digest_slots(self._rows.digest.read_value(), collective),
             [observer.slots() for observer in observers],
