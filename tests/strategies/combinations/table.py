@@ -451,7 +451,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "low_rank": EQUAL,
         "momentum": Refused("`compression` must not compute the optimizer's momentum"),
         "auto": EQUAL,
-        "accumulation": SHOWN,
+        "accumulation": EQUAL,
         "loss_scaling": EQUAL,
         "jit": EQUAL,
         "local_devices": EQUAL,

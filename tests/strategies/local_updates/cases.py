@@ -262,6 +262,23 @@ def part_alone(ranks: int, rank: int, optimizer: str) -> list[np.ndarray]:
         return [v.numpy() for v in model.weights]
 
 
+def statistics_alone(ranks: int) -> list[np.ndarray]:
+    """Returns the means, by rows, of the moving statistics that ranks get from their own rows."""
+    totals: list[np.ndarray] = []
+    with Dtype("float64"):
+        x, _ = data(ROWS)
+        for rank in range(ranks):
+            model, split, rows = make_model(statistics=True), LocalReplicas(rank, 1, ranks), 0
+            for begin in range(0, ROWS, BATCH):
+                first, end = begin + split.bounds(min(BATCH, ROWS - begin))
+                if end > first:
+                    model(x[first:end], training=True)
+                rows += int(end - first)
+            own = [v.numpy() * (rows / ROWS) for v in model.non_trainable_variables]
+            totals = [a + b for a, b in zip(totals, own, strict=True)] if totals else own
+    return totals
+
+
 class Recorder(keras.callbacks.Callback):
     """Callback that records weights and metrics after each step, on its rank."""
 
@@ -269,9 +286,11 @@ class Recorder(keras.callbacks.Callback):
         super().__init__()
         self.weights: list[list[np.ndarray]] = []
         self.synchronized: list[bool] = []
+        self.losses: list[float] = []
 
     def on_train_batch_end(self, batch, logs=None):
-        """Records the weights."""
+        """Records the weights and the loss."""
+        self.losses.append(float(logs["loss"]))
         self.weights.append([v.numpy() for v in self.model.weights])
         self.synchronized.append(get_session(self.model).rounds.synchronized)
 
@@ -280,7 +299,8 @@ def recorded(local_updates: Any, **options: Any) -> dict[str, Any]:
     """Trains; returns the weights after each step, too."""
     recorder = Recorder()
     result = trained(local_updates, callbacks=[recorder], **options)
-    return {**result, "steps": recorder.weights, "synchronized": recorder.synchronized}
+    found = {"steps": recorder.weights, "losses": recorder.losses}
+    return {**result, **found, "synchronized": recorder.synchronized}
 
 
 def refused(strategy_options: dict, how: str = "arrays") -> str:

@@ -239,6 +239,15 @@ def test_moving_statistics_are_means_by_rows(ranks):
     _assert_equal(expected, result)
 
 
+def test_a_rank_without_rows_keeps_its_statistics(ranks):
+    """One of two ranks has no row of the last batch."""
+    options = {"statistics": True, "optimizer_options": {"learning_rate": 0.0}, "epochs": 1}
+    local = ("LocalSGD", {"sync_every": 100})
+    result = _trained(ranks, 2, local, optimizer="plain", **options)
+    # Scale and offset, then the moving statistics, come after the first layer's two weights.
+    assert_close(cases.statistics_alone(2), result["weights"][4:6], **IN_FLOAT64)
+
+
 def test_each_rank_reads_its_own_part(ranks):
     local = ("LocalSGD", {"sync_every": 1})
     expected = _trained(ranks, 2, None, "sgd", own_data=True)
