@@ -67,6 +67,7 @@ PAGES = {
     "docs/large_batches.md": Page(),
     "docs/memory.md": Page(),
     "docs/monitoring.md": Page(),
+    "docs/parallelism.md": Page(smaller=(('"GPU:0", "GPU:1"', '"CPU:0", "CPU:1"'),)),
     "docs/parameter_servers.md": Page(
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),

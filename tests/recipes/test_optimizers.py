@@ -44,6 +44,31 @@ def test_large_batch_with_other_optimizers(ranks, optimizer):
 
 
 @pytest.mark.slow
+def test_pipeline(ranks):
+    """On two replicas of two stages each; no device has more than it may."""
+    options = {
+        "stages": 2,
+        "memory": 12.0,
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "width": 32,
+        "blocks": 2,
+        "epochs": 2,
+        "batch_size": 32,
+        "characters": 20_000,
+        "seed": 0,
+    }
+    chief, other = ranks(2).run(cases.run, "pipeline", options)
+    assert "data 2 × pipeline 2 × shard 1" in chief
+    held = [float(found) for found in re.findall(r"CPU:\d: ([\d.]+) MB of weights", chief)]
+    assert len(held) == 2
+    assert min(held) > 0
+    bits, guessing = re.search(r"([\d.]+) bits per .* ([\d.]+) for guessing", chief).groups()
+    assert float(bits) < float(guessing) - 0.3
+    assert other == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_transformer(ranks, policy):
     options = {

@@ -2,7 +2,7 @@
 
 # Pages by their caption, as they are named in Sphinx's source folder.
 CONTENTS: dict[str, list[str]] = {
-    "Start": ["start", "strategies", "guarantees"],
+    "Start": ["start", "strategies", "parallelism", "guarantees"],
     "Guides": [
         "data",
         "tfrecords",

@@ -89,6 +89,15 @@ RECIPES = (
         _DIGITS,
     ),
     Recipe(
+        "pipeline",
+        "A transformer in stages on several devices",
+        (
+            "python recipes/pipeline.py --stages 2 --blocks 2 --width 32 --microbatches 4 "
+            "--memory 12 --characters 20000 --epochs 1",
+        ),
+        "Run with a small transformer on 20,000 characters.",
+    ),
+    Recipe(
         "transformer",
         "A transformer with LAMB and float16",
         (
