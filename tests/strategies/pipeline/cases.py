@@ -12,6 +12,7 @@ from keras import layers
 
 import tfdml
 from tests.harness import rank_job
+from tfdml.pipeline.schedule import Task
 from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
 from tfdml.strategies.keras_seam.pipeline import microbatches, task_order
 
@@ -336,3 +337,27 @@ def devices_of_variables() -> tuple[list, list]:
         if layer is not None and devices != wanted[layer]:
             wrong.append((variable.path, devices))
     return wrong, [v.path for v in model.optimizer.variables]
+
+
+def places_of_gradient_sums() -> list[str]:
+    """Returns where the gradients are added up that two stages send to the first one."""
+    places: set[str] = set()
+
+    class Looking(task_order.TaskOrder):
+        def add(self) -> None:
+            super().add()
+            backward = self._calls[0, Task("backward", 0)][0]
+            makers = [tensor.op for tensor in backward.inputs]
+            places.update(op.device[-5:] for op in makers if op.type in ("AddN", "AddV2"))
+
+    groups, stages = [["CPU:0", "CPU:1", "CPU:2"]], [["one"], ["two"], ["three", "four"]]
+    with mock.patch.object(microbatches, "TaskOrder", Looking):
+        with strategy(groups, stages=stages).scope():
+            inputs = layers.Input((6,))
+            first = layers.Dense(5, name="one")(inputs)
+            hidden = layers.Dense(5, name="two")(first)
+            both = [layers.Dense(3, name="three")(hidden), layers.Dense(3, name="four")(first)]
+            model = keras.Model(inputs, layers.Add()(both))
+            model.compile("sgd", "mse")
+        model.fit(np.ones((12, 6), "float32"), np.ones((12, 3), "float32"), 6, verbose=0)
+    return sorted(places)

@@ -33,6 +33,12 @@ def test_only_activations_and_their_gradients_are_sent(ranks):
     assert sent["backward 0"] == []
 
 
+def test_gradients_of_one_tensor_are_added_up_on_its_stage(ranks):
+    """Not on the last stage's device, where the step takes gradients."""
+    (places,) = ranks(4, "mirrored").run(cases.places_of_gradient_sums)
+    assert places == ["CPU:0"]
+
+
 def test_graph_grows_in_proportion_to_microbatches(ranks):
     ((two, four, eight),) = ranks(4, "mirrored").run(cases.graph_sizes, [2, 4, 8])
     assert eight - four == 2 * (four - two)
