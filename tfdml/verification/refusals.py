@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tfdml.verification.evidence import Cause
 
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b:? ?(.*)")
+# An assertion in a graph, with its parts in brackets.
+_ASSERTION = re.compile(r".*assertion failed: (.*)", re.DOTALL)
+_PART = re.compile(r"\[([^\[\]]*)\]")
 # The report of the guard, which repeats the error.
 _GUARD = "tfdml: "
 # How messages of tfdml begin, and the cause's short name.
@@ -32,5 +35,7 @@ def cause_of_failure(lines: Sequence[str]) -> Cause:
     words = itertools.takewhile(lambda line: not line.startswith(_GUARD), lines[starts[-1] :])
     text = "\n".join(words).strip()
     message = _ERROR.fullmatch(lines[starts[-1]].strip())[1]
+    if assertion := _ASSERTION.fullmatch(text):
+        text = message = " ".join(_PART.findall(assertion[1]))
     name = next((name for start, name in _NAMES if message.startswith(start)), "failure")
     return Cause(name, "The script runs on one process and fails on several.", text)
