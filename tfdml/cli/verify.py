@@ -73,8 +73,9 @@ def verify(
 
     All runs start from the same weights, and random numbers of Keras's layers, as in Dropout, are
     drawn for each row by itself. Steps run eagerly. Compression, sharding and local updates are
-    left out, and callbacks that write files. `--against none` shows instead, weight by weight, how
-    far the updates of a script's codec are from uncompressed ones.
+    left out, callbacks that write files, and the rounding of mixed precision, whose layers compute
+    in float32. `--against none` shows instead, weight by weight, how far the updates of a script's
+    codec are from uncompressed ones.
 
     The exit code is 0 if the script trains the same, 1 if it does not, and 2 if it cannot be
     compared.
