@@ -6,7 +6,8 @@ import random
 import traceback
 from multiprocessing.connection import Client
 
-LOGICAL_CPUS = 2  # Per process; a mirrored job has as many as replicas.
+# Of each process: two replicas of two stages. A mirrored job has as many as its size.
+LOGICAL_CPUS = 4
 
 
 def main(address: str) -> None:

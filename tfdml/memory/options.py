@@ -39,7 +39,7 @@ class ExchangeOptions:
         """Returns a strategy's options.
 
         Raises:
-            ValueError: If variables are on parameter servers.
+            ValueError: If variables are on parameter servers, or models in stages.
         """
         if not isinstance(strategy, tf.distribute.Strategy) or isinstance(
             strategy, tf.distribute.experimental.ParameterServerStrategy
@@ -52,6 +52,12 @@ class ExchangeOptions:
         if not isinstance(strategy, ReplicaStrategy):
             return cls()
         options = strategy.extended.options
+        if options.pipeline is not None:
+            raise ValueError(
+                f"`strategy` must not have a `pipeline`, because no device holds the whole model. "
+                f"Received: pipeline={options.pipeline!r}. Its `plan(model, batch_size)` lists the "
+                f"bytes of each stage."
+            )
         sharding = options.sharding or Sharding()
         return cls(
             options.compression,

@@ -31,7 +31,8 @@ def check_device_groups(devices: Any, pipeline: PipelineParallel | None) -> None
             )
         return
     example = "Use for example [['GPU:0', 'GPU:1'], ['GPU:2', 'GPU:3']]."
-    if not grouped or not all(grouped):
+    names = flat_devices(devices) or []
+    if not grouped or not all(grouped) or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"`devices` must be a list of groups with `pipeline`, each a list of device names. "
             f"Received: devices={devices!r}. {example}"
@@ -41,8 +42,8 @@ def check_device_groups(devices: Any, pipeline: PipelineParallel | None) -> None
             f"`devices` must be groups of the same number of devices, because each has the same "
             f"stages. Received: devices={devices!r}. {example}"
         )
-    names = flat_devices(devices)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    full = list(map(_full_name, names))
+    twice = sorted({n for n, own in zip(names, full, strict=True) if full.count(own) > 1})
     if twice:
         raise ValueError(
             f"`devices` must name each device once. Received: devices={devices!r}, with "
@@ -51,12 +52,14 @@ def check_device_groups(devices: Any, pipeline: PipelineParallel | None) -> None
     if pipeline.stages is not None and len(pipeline.stages) != len(devices[0]):
         raise ValueError(
             f"`stages` must have one list of layers for each device of a group. Received: "
-            f"{len(pipeline.stages)} lists for groups of {len(devices[0])} devices."
+            f"{len(pipeline.stages)} lists for groups of {len(devices[0])} devices. Use as many "
+            f"lists as devices, or leave out `stages`."
         )
     if pipeline.memory_limits is not None and len(pipeline.memory_limits) != len(devices[0]):
         raise ValueError(
             f"`memory_limits` must have one number for each device of a group. Received: "
-            f"{len(pipeline.memory_limits)} numbers for groups of {len(devices[0])} devices."
+            f"{len(pipeline.memory_limits)} numbers for groups of {len(devices[0])} devices. Use "
+            f"as many numbers as devices."
         )
 
 
@@ -83,6 +86,12 @@ def each_device(function: Callable[[str], str], devices: Sequence) -> list:
 def replica_devices(devices: Sequence) -> list[str]:
     """Returns the device of each replica: its own, or the first of its group."""
     return [own[0] if _is_list(own) else own for own in devices]
+
+
+def _full_name(name: str) -> str:
+    """Returns the one name of a device that may be written as "gpu:0", "GPU:0" or "/GPU:0"."""
+    kind = name.rsplit("/", 1)[-1].removeprefix("device:")
+    return f"{name.rpartition('/')[0]}/device:{kind.upper()}"
 
 
 def _is_list(group: Any) -> bool:

@@ -26,7 +26,7 @@ class LayerGraph:
     """
 
     def __init__(self, model: keras.Model):
-        self.function = _function_of(model)
+        self.function = function_of(model)
         by_depth = self.function._nodes_by_depth
         self.calls = [
             node
@@ -116,7 +116,7 @@ def variables_of(call: Any, trainable: bool = False) -> list[keras.Variable]:
     return list({id(variable): variable for variable in (*own, *given)}.values())
 
 
-def _function_of(model: keras.Model) -> keras.Model:
+def function_of(model: keras.Model) -> keras.Model:
     """Returns the functional model that runs a model's graph.
 
     Raises:

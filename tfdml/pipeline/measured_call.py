@@ -171,8 +171,9 @@ def _fastest(*runs: Callable[[], Any]) -> list[float]:
         for number, run in enumerate(runs):
             begin = time.perf_counter()
             run()
-            # On GPUs a function returns before it has run.
-            tf.test.experimental.sync_devices()
+            # On GPUs a function returns before it has run. TensorFlow's `sync_devices` would fail
+            # in a cluster, where it waits for other processes' devices as well.
+            tf.raw_ops.SyncDevice()
             seconds = time.perf_counter() - begin
             fastest[number] = min(fastest[number], seconds)
             spent += seconds

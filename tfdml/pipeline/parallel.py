@@ -59,12 +59,13 @@ class PipelineParallel:
         if self.schedule not in SCHEDULES:
             raise ValueError(
                 f"`schedule` must be one of {', '.join(map(repr, SCHEDULES))}. Received: "
-                f"schedule={self.schedule!r}."
+                f"schedule={self.schedule!r}. Use '1f1b', which keeps fewer activations."
             )
         if self.stages is not None:
             _check_stages(self.stages)
             object.__setattr__(self, "stages", tuple(map(tuple, self.stages)))
         if self.memory_limits is not None:
+            _check_limits(self.memory_limits)
             object.__setattr__(self, "memory_limits", tuple(self.memory_limits))
 
     def plan(
@@ -106,10 +107,20 @@ class PipelineParallel:
 
 def _check_stages(stages: Sequence[Sequence[str]]) -> None:
     is_list = isinstance(stages, Sequence) and not isinstance(stages, str)
-    for stage in stages if is_list else [None]:
+    for stage in stages if is_list and stages else [None]:
         names = isinstance(stage, Sequence) and not isinstance(stage, str) and stage
         if not names or not all(isinstance(name, str) for name in stage):
             raise ValueError(
                 f"`stages` must be a list of lists of layer names, one list for each stage, or "
                 f"None. Received: stages={stages!r}. Use for example [['embed'], ['head']]."
             )
+
+
+def _check_limits(limits: Sequence[int]) -> None:
+    is_list = isinstance(limits, Sequence) and not isinstance(limits, str) and limits
+    numbers = limits if is_list else [None]
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and n > 0 for n in numbers):
+        raise ValueError(
+            f"`memory_limits` must be positive numbers of bytes, one for each stage, or None. "
+            f"Received: memory_limits={limits!r}. Use for example [16e9, 16e9] for 16 GB each."
+        )

@@ -119,6 +119,13 @@ def check(
             f"computes the optimizer's momentum. Use for example tfdml.compression.QSGD(8), or "
             f"leave out `sharding`."
         )
+    if pipeline is not None and sharding is not None and sharding.embeddings:
+        raise ValueError(
+            f"`sharding` must not have `embeddings` with `pipeline`, because processes exchange "
+            f"rows of a table in the middle of a stage, which is a function on its own device. "
+            f"Received: sharding={sharding!r}. Leave out `embeddings`: a table is then whole, on "
+            f"the device of its stage."
+        )
     _check_local_updates(local_updates, compressor, sharding, batch_split)
     return ReplicaOptions(
         compressor,

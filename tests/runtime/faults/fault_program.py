@@ -6,7 +6,8 @@ It records in DIRECTORY when the fault happens. If WHERE is an exchange of gradi
 by hosts, ranks 0 and 1 seem to be on one host and rank 2 on another. If it is an exchange of parts,
 the optimizer's state is divided among the ranks; if it is one of rows, a table is. If it is
 "round", ranks take steps of their own, and the fault comes between two synchronizations; if it is
-"synchronization", in one.
+"synchronization", in one. If it is "stage", each rank has two stages, and the fault comes in the
+last.
 """
 
 import os
@@ -97,6 +98,20 @@ class FaultyStep(keras.Sequential):
             with tf.control_dependencies([called]):
                 data = tf.nest.map_structure(tf.identity, data)
         return super().train_step(data)
+
+
+class FaultyLayer(keras.layers.Dense):
+    """Layer that triggers the fault in a later step."""
+
+    def call(self, inputs):
+        def begin() -> np.float32:
+            guard = strategy.extended.guard
+            if guard is not None and guard.activity.step >= 3:
+                do_fault()
+            return np.float32(0)
+
+        with tf.control_dependencies([tf.numpy_function(begin, [], tf.float32)]):
+            return super().call(tf.identity(inputs))
 
 
 # The exchanges of gradients that are summed by hosts.
@@ -213,6 +228,12 @@ options = {
     "compression": "int8" if where in BY_HOSTS else None,
     "sharding": sharding(),
 }
+if where == "stage":
+    cpus = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpus[0], two)
+    options["devices"] = [["CPU:0", "CPU:1"]]
+    options["pipeline"] = tfdml.PipelineParallel(2)
 if where in ("round", "synchronization"):
     options["local_updates"] = LocalSGD(1000 if where == "round" else 2)
 if kind == "horovod":
@@ -225,7 +246,9 @@ with strategy.scope():
     first = [keras.layers.Dense(width)]
     if where in DEALT:
         first = [keras.layers.Embedding(50, 4), keras.layers.Flatten()]
-    model = FaultyStep([keras.layers.Input((6,)), *first, keras.layers.Dense(3)])
+    last = FaultyLayer(3) if where == "stage" else keras.layers.Dense(3)
+    kind_of_model = keras.Sequential if where == "stage" else FaultyStep
+    model = kind_of_model([keras.layers.Input((6,)), *first, last])
     model.compile("adam" if where in DIVIDED else "sgd", "mse", run_eagerly=False)
 signature = (tf.TensorSpec((6,)), tf.TensorSpec((3,)))
 dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).batch(12)

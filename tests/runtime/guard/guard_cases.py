@@ -48,7 +48,8 @@ def different(what: str) -> None:
 def different_options(name: str, own, others) -> None:
     """Rank 1 creates its strategy with a different option; must raise on both."""
     x, y = data(24)
-    strategy = rank_job.strategy(**{name: own if rank_job.rank() == 1 else others})
+    devices = [["CPU:0", "CPU:1"]] if name == "pipeline" else 1
+    strategy = rank_job.strategy(devices, **{name: own if rank_job.rank() == 1 else others})
     compiled(strategy).fit(x, y, batch_size=12, verbose=0)
 
 

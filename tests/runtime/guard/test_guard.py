@@ -10,6 +10,7 @@ from tests.harness.pool import RankFailure
 from tests.runtime.guard import guard_cases as cases
 from tfdml.compression import Float16
 from tfdml.local_updates import LocalSGD
+from tfdml.pipeline.parallel import PipelineParallel
 from tfdml.strategies import HorovodStrategy, MultiWorkerMirroredStrategy
 from tfdml.strategies.sharding import Sharding
 
@@ -40,6 +41,7 @@ OPTIONS = {
     "bucket_bytes": (64, 128),
     "check_desync": (1, 2),
     "local_updates": (LocalSGD(8), LocalSGD(16)),
+    "pipeline": (PipelineParallel(2), PipelineParallel(3)),
     "sharding": (Sharding(), None),
     "communication_options": (
         tf.distribute.experimental.CommunicationOptions(timeout_seconds=50),

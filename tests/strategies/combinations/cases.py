@@ -27,6 +27,8 @@ from tfdml.compression.exchange import compressed_aggregator
 from tfdml.strategies.parameter_server.strategy import ParameterServerStrategy
 
 ROWS, BATCH, RATE, MOMENTUM = 96, 12, 0.05, 0.9
+# Of a process with a pipeline, in which each replica has two stages.
+GROUPS = [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
 # Rows of a table.
 IDS = 13
 # Step after which a training that resumes is interrupted: in the middle of two half batches.
@@ -108,6 +110,9 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
 def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     """Returns a new strategy with those features that belong to the strategy."""
     given = {"devices": 2} if "local_devices" in features else {}
+    if "pipeline" in features:
+        groups = GROUPS[: given.get("devices", 1)]
+        given = {"pipeline": tfdml.PipelineParallel(num_microbatches=3), "devices": groups}
     servers = {"ps_sync", "ps_async"} & set(features)
     if {"sharding", "tables"} & set(features):
         given["sharding"] = tfdml.Sharding(
@@ -126,7 +131,7 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
         parts = [3, 1, 2, 2] if {"local_devices", "synchronous_hosts"} & set(features) else [3, 1]
         given["batch_split"] = "auto" if measured else parts
     if servers:
-        if "devices" in given:
+        if "local_devices" in features:
             given["devices"] = ["CPU:0", "CPU:1"]
         given["synchronous"] = "ps_sync" in features
         if servers == {"ps_sync", "ps_async"}:

@@ -57,7 +57,7 @@ def train(state: tfdml.elastic.KerasState) -> keras.callbacks.History:
 
 out, hosts, records, *features = sys.argv[1:]
 cpus = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 4)
 plan = MembershipPlan()
 with cases.deciding(features):
     strategy = cases.make_strategy(features)

@@ -38,6 +38,8 @@ FEATURES = {
     # Fewer synchronizations.
     "local_updates": "LocalSGD, DiLoCo",
     "synchronous_hosts": "LocalSGD(synchronous_hosts=True)",
+    # Several devices for a replica.
+    "pipeline": "PipelineParallel",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -55,6 +57,7 @@ ARGUMENTS = {
     "max_staleness": "",
     "batch_split": "batch_split",
     "local_updates": "local_updates",
+    "pipeline": "pipeline",
     "sharding": "sharding",
     "bucket_bytes": "",
     "check_desync": "",
@@ -138,6 +141,11 @@ NO_LOCAL_UPDATES = Apart(
     "each step's gradients go to the servers",
     "__init__() got an unexpected keyword argument 'local_updates'",
 )
+NO_PIPELINE = Apart(
+    "a worker has one replica on one device",
+    "__init__() got an unexpected keyword argument 'pipeline'",
+)
+NO_LOOKUPS_IN_STAGES = Refused("`sharding` must not have `embeddings` with `pipeline`")
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
 )
@@ -467,5 +475,32 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "sharding": NO_LOCAL_SLOTS,
         "tables": NO_LOCAL_SLOTS,
         "local_updates": EQUAL,
+    },
+    # Each process has two stages; with several devices, two groups of two.
+    "pipeline": {
+        "cast": ROUNDED,
+        "quantising": EQUAL,
+        "sign": EQUAL,
+        "sparse": EQUAL,
+        "low_rank": EQUAL,
+        "momentum": EQUAL,
+        "auto": EQUAL,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": NO_PIPELINE,
+        "ps_async": NO_PIPELINE,
+        "elastic": EQUAL,
+        "hosts": EQUAL,
+        "remat": EQUAL,
+        "sharding": SHOWN,
+        "tables": NO_LOOKUPS_IN_STAGES,
+        "local_updates": EQUAL,
+        "synchronous_hosts": EQUAL,
     },
 }

@@ -111,6 +111,8 @@ class ReplicaExtended(BatchExtended):
         self.aggregator_choice.hosts = gather_hosts(collective)
         self.share_equally()
         self._aggregators.clear()
+        # The ranks cut models together.
+        self.stages.clear()
         leave_sessions(self._container_strategy())
 
     def whole_variables(self, optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -206,6 +208,7 @@ class ReplicaExtended(BatchExtended):
         return {
             "strategy": type(self._container_strategy()).__name__,
             "devices": self.num_local_replicas,
+            "devices of a group": len(self.device_groups[0]) if self.device_groups else 1,
             **{name: repr(value) for name, value in self.options.must_match.items()},
         }
 

@@ -16,7 +16,7 @@ def devices_of(variable: keras.Variable) -> tuple[str, ...]:
     return variable.value._devices
 
 
-def move(variable: keras.Variable, devices: Sequence[str]) -> None:
+def move(variable: keras.Variable, devices: Sequence[str]) -> bool:
     """Moves a variable, if it is mirrored, to another device of each of this process's replicas.
 
     Graphs that were traced before still use the old place.
@@ -24,10 +24,13 @@ def move(variable: keras.Variable, devices: Sequence[str]) -> None:
     Args:
         variable: The variable.
         devices: The devices, one for each replica.
+
+    Returns:
+        Whether it was elsewhere before.
     """
     mirrored = variable.value
     if not isinstance(mirrored, DistributedVariable) or mirrored._devices == tuple(devices):
-        return
+        return False
     moved = []
     for part, device in zip(mirrored.values, devices, strict=True):
         with tf.init_scope(), tf.device(device):
@@ -44,3 +47,4 @@ def move(variable: keras.Variable, devices: Sequence[str]) -> None:
         own.handle._distributed_container = part.handle._distributed_container
         moved.append(own)
     mirrored._values = tuple(moved)
+    return True

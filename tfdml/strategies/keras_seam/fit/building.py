@@ -26,6 +26,8 @@ def build_optimizer(model: keras.Model) -> None:
 def build_for_predict(model: keras.Model, batch: Any) -> None:
     """Creates a model's variables, which XLA cannot; Keras builds only for `fit` and `evaluate`.
 
+    A pipeline needs them before its first step, to put them on their devices.
+
     Args:
         model: The model.
         batch: A batch of the first step.

@@ -232,8 +232,8 @@ class ReplicaHooks(Hooks):
         else:
             # Keras would consume a batch, which is lost if the data are a generator.
             keras_build(model, data_batch=batch_spec(iterator._distributed_dataset))
-        if extended.options.pipeline is not None:
-            place(model, extended)
+        if extended.options.pipeline is not None and place(model, extended):
+            model.train_function = model.test_function = model.predict_function = None
 
     def make_function(self, keras_make, model, step) -> Callable:
         """Returns a function that runs a `MetricStep` on global batches; for XLA see `compiled`."""
@@ -285,16 +285,25 @@ class ReplicaHooks(Hooks):
             outputs = [model.distribute_strategy.run(step, args=(batch,)) for batch in data]
             return tf.nest.map_structure(lambda *parts: concat_rows(parts), *outputs)
 
-        if not model.run_eagerly:
+        def untraced() -> Callable:
+            if model.run_eagerly:
+                return predict_function
             own = tf.autograph.experimental.do_not_convert(predict_function)
-            predict_function = tf.function(own, reduce_retracing=True)
+            return tf.function(own, reduce_retracing=True)
+
+        function = untraced()
 
         def on_batches(data: list) -> Any:
-            if model.jit_compile:
+            nonlocal function
+            is_cut = extended.options.pipeline is not None
+            if model.jit_compile or is_cut:
                 build_for_predict(model, extended.make_local_batch(data[0]).parts[0])
+            if is_cut and place(model, extended):
+                model.train_function = model.test_function = None
+                function = untraced()
             finish_rounds(model.distribute_strategy)
             with extended.collective_step("the exchange of predict_step", len(data)):
-                return predict_function(data)
+                return function(data)
 
         model.predict_function = on_batches
 

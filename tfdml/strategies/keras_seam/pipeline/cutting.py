@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.pipeline.cuts import cut_by_names
-from tfdml.pipeline.layer_graph import LayerGraph
+from tfdml.pipeline.layer_graph import LayerGraph, function_of
 from tfdml.pipeline.plan import make_plan
 from tfdml.strategies.replicas.extended import ReplicaExtended
 
@@ -29,7 +29,9 @@ def get_stages(model: keras.Model, extended: ReplicaExtended) -> tuple[LayerGrap
     Raises:
         ValueError: If the model has no graph, or cannot be divided as the pipeline says.
     """
-    if model not in extended.stages:
+    graph, _ = extended.stages.get(model, (None, []))
+    # A Sequential model has another function after `add`.
+    if graph is None or graph.function is not function_of(model):
         graph = LayerGraph(model)
         _warn_of_statistics(graph, extended)
         extended.stages[model] = graph, _assignment(model, graph, extended)

@@ -1,7 +1,8 @@
 """A replica's step in microbatches, whose gradients it sums for one update."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.keras_seam.pipeline.stages import Stages
 from tfdml.strategies.keras_seam.pipeline.task_order import TaskOrder
 from tfdml.strategies.keras_seam.step.compiled import Update
+from tfdml.strategies.replicas.replica_step import metric_variables
 from tfdml.strategies.traced import tracing
 
 
@@ -54,7 +56,12 @@ def pipelined(model: keras.Model, step: Callable) -> Callable:
         for number, (rows, share) in enumerate(microbatches(data, pipeline.num_microbatches)):
             updates: list[Update] = []
             # Losses and metrics are computed where the outputs are.
-            with tf.device(devices[-1]), tracing(held_back=updates, share=share, stages=stages):
+            with (
+                tf.device(devices[-1]),
+                tracing(held_back=updates, share=share, stages=stages),
+                # The first has rows if the replica has.
+                _without_empty(metric_variables(model) if number else [], share),
+            ):
                 all_outputs.append(step(rows))
             order.note(number)
             shares.append(share)
@@ -67,6 +74,20 @@ def pipelined(model: keras.Model, step: Callable) -> Callable:
         return _means(all_outputs, shares)
 
     return step_in_microbatches
+
+
+@contextlib.contextmanager
+def _without_empty(variables: Sequence[keras.Variable], share: ShareInfo) -> Iterator[None]:
+    """Context manager: metrics keep their values if the microbatch has no rows.
+
+    Args:
+        variables: The metrics' variables.
+        share: The microbatch's share.
+    """
+    before = [tf.identity(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(share.rows > 0, tf.convert_to_tensor(variable), value))
 
 
 def microbatches(data: Any, number: int) -> list[tuple[Any, ShareInfo]]:

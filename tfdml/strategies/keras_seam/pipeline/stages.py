@@ -158,7 +158,10 @@ class _StageFunction:
         self._operation_fn = operation_fn
         # Set by the trace: those of other shapes have the same layers.
         self._adding: list[keras.Layer] = []
-        run = lambda *arguments: self._run(*arguments)  # noqa: E731 (it needs a name of its own)
+
+        def run(values: list, masks: list, rows: Any, global_rows: Any) -> tuple:
+            return self._run(values, masks, rows, global_rows)
+
         run.__name__ = name
         self._function = tf.function(
             run,

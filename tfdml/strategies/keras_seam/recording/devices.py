@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdml.pipeline.device_groups import flat_devices, grouped_like
 from tfdml.verification.request import requested
 
 
-def devices_of_run(devices: Sequence[str] | None) -> Sequence[str] | None:
+def devices_of_run(devices: Sequence | None) -> Sequence | None:
     """Returns the devices that a run uses: the first ones, or parts of a CPU without GPUs.
 
     Args:
-        devices: The script's devices, None for the default.
+        devices: The script's devices, or groups of them, each for a replica; None for the default.
 
     Returns:
-        As many devices as a request says; the given ones if there is no request.
+        As many devices or groups as a request says; the given ones if there is no request.
 
     Raises:
         ValueError: If there are too few devices.
@@ -26,13 +27,16 @@ def devices_of_run(devices: Sequence[str] | None) -> Sequence[str] | None:
     known = list(devices or gpus)
     if len(known) >= request.devices:
         return known[: request.devices]
-    if any("GPU" in device for device in known):
+    if any("GPU" in device for device in flat_devices(known)):
         raise ValueError(
             f"`tfdml verify -n {request.devices}` must have a device for each replica. Received: "
             f"{known}. Use fewer replicas, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to "
             f"compare on parts of the CPU."
         )
-    return _parts_of_cpu(request.devices)
+    if devices is None or flat_devices(known) == known:
+        return _parts_of_cpu(request.devices)
+    groups = [known[0]] * request.devices
+    return grouped_like(_parts_of_cpu(len(flat_devices(groups))), groups)
 
 
 def _parts_of_cpu(count: int) -> list[str]:
