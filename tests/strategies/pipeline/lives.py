@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,6 +10,9 @@ import numpy as np
 import tfdml
 from tests.strategies.pipeline import cases
 from tfdml.callbacks.checkpoint.directory_use import leave_directory
+from tfdml.pipeline import plan
+from tfdml.pipeline.layer_costs import CallCost
+from tfdml.pipeline.layer_graph import LayerGraph
 from tfdml.strategies.replicas.variable_places import devices_of
 
 # Groups of devices by name; None for plain Keras.
@@ -86,6 +90,32 @@ def resumed(cuts: Sequence[str], model: str, directory: str) -> tuple[dict, dict
         finally:
             leave_directory(directory)
     return whole, end
+
+
+def cuts_of_two_jobs(directory: str) -> list[list[int]]:
+    """Returns the cut of a job, that of one that resumes it, and that of a third one."""
+    found = []
+    for stages, resumes in ([["one"], ["two", "three"]], True), (None, True), (None, False):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        with cases.strategy(cases.ONE_GROUP, stages=stages).scope():
+            layers = [keras.layers.Dense(6, "tanh", name=n) for n in ("one", "two", "three")]
+            made = keras.Sequential([keras.Input((6,)), *layers])
+            made.compile("adam", "mse")
+        given = [tfdml.callbacks.FaultTolerantCheckpoint(directory)] if resumes else []
+        x = np.ones((12, 6), "float32")
+        # A clock by which the last layer takes all of the time.
+        with mock.patch.object(plan, "layer_costs", _slow_last_layer):
+            made.fit(x, x, 6, epochs=1 + len(found), callbacks=given, verbose=0)
+        leave_directory(directory)
+        found.append(made.distribute_strategy.extended.stages[made][1])
+        places = [devices_of(v)[0][-5:] for v in made.trainable_variables[::2]]
+        assert places == [f"CPU:{stage}" for stage in found[-1]]
+    return found
+
+
+def _slow_last_layer(graph: LayerGraph, rows: int) -> list[CallCost]:
+    return [CallCost(1.0, 1.0), CallCost(1.0, 1.0), CallCost(9.0, 9.0)]
 
 
 def loaded(cuts: Sequence[str], model: str, path: str) -> tuple[dict, dict]:

@@ -37,6 +37,13 @@ def test_a_model_is_saved_and_loaded_in_the_scope(ranks, tmp_path, cuts):
     assert_close(whole, end, **FLOAT64)
 
 
+def test_a_resumed_job_keeps_the_cut(ranks, tmp_path):
+    """Measured times would give another one, and other bits."""
+    ((first, resumed, other),) = ranks(4, "mirrored").run(lives.cuts_of_two_jobs, str(tmp_path))
+    assert first == resumed == [0, 1, 1]
+    assert other == [0, 0, 1]
+
+
 @pytest.mark.parametrize("cut", ["two_groups", pytest.param("four_stages", marks=pytest.mark.slow)])
 def test_calls_in_any_order(ranks, cut):
     """Graphs that were traced before variables are moved must not keep the old ones."""

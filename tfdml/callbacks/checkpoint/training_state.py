@@ -14,6 +14,7 @@ from tfdml.checkpointing import Files
 from tfdml.checkpointing.names import DEALT, PART
 from tfdml.checkpointing.stored_tables import StoredTables
 from tfdml.strategies.keras_seam.data.data_position import DataPosition
+from tfdml.strategies.keras_seam.pipeline.placing import restore_cut, saved_cut
 from tfdml.strategies.parameter_server.server_tables import ServerTables
 from tfdml.strategies.replicas.rank_state import RankState
 
@@ -101,6 +102,7 @@ class TrainingState:
             "stopped": bool(self._model.stop_training),
             "batch_split": self._ranks.batch_split,
             "local_updates": self._ranks.local_updates,
+            "cut": saved_cut(self._model),
         }
         ranks = {f"kept/{name}": value for name, value in self._ranks.local_state().items()}
         parts = {f"{PART}{name}": value for name, value in self._model_state.read_parts().items()}
@@ -145,6 +147,8 @@ class TrainingState:
         """
         if parts is None:
             parts = [o.parts for o in own]
+        # Earlier checkpoints do not have it.
+        restore_cut(self._model, shared.get("cut"))
         self._model_state.restore(tensors, parts, tables)
         kept = [_below("kept/", o.tensors) for o in own]
         has_slots = not self._model_state.has_other_optimizers

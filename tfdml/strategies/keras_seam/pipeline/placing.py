@@ -3,8 +3,11 @@
 Variables are made before it is known to which stage they belong.
 """
 
+from collections.abc import Sequence
+
 import keras
 
+from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.variable_places import move
@@ -35,6 +38,32 @@ def place(model: keras.Model, extended: ReplicaExtended) -> bool:
         for own in [variable, *_slots(optimizer, variable)]:
             moved |= move(own, devices)
     return moved
+
+
+def saved_cut(model: keras.Model) -> list[int] | None:
+    """Returns the stage of each call of a model's layers, for JSON; None without a pipeline."""
+    extended = get_extended(model.distribute_strategy)
+    found = None if extended is None else extended.stages.get(model)
+    return None if found is None else list(found[1])
+
+
+def restore_cut(model: keras.Model, cut: Sequence[int] | None) -> None:
+    """Cuts a model as an earlier job did, so that training goes on with the same bits.
+
+    Nothing is changed if the strategy names the layers of each stage, or has another number of
+    stages.
+
+    Args:
+        model: The model, built, whose next step is not traced yet.
+        cut: Result of `saved_cut` in that job.
+    """
+    extended = get_extended(model.distribute_strategy)
+    if cut is None or saved_cut(model) is None or extended.options.pipeline.stages is not None:
+        return
+    graph, own = extended.stages[model]
+    if len(cut) == len(own) and max(cut) == max(own):
+        extended.stages[model] = graph, list(cut)
+        place(model, extended)
 
 
 def _slots(optimizer: keras.Optimizer | None, variable: keras.Variable) -> list[keras.Variable]:
