@@ -1,10 +1,10 @@
-"""Cuts by names of layers, and the tensors that cross them."""
+"""Cuts by names of layers, and the tensors that stages send."""
 
 import keras
 import pytest
 
 from tests.pipeline.models import nested, sequential, skipping, tied, two_in_two_out
-from tfdml.pipeline.cuts import crossing_between, cut_by_names
+from tfdml.pipeline.cuts import cut_by_names, sent_tensors
 from tfdml.pipeline.layer_graph import LayerGraph
 
 layers = keras.layers
@@ -16,13 +16,11 @@ def _cut(model, stages):
     return dict(zip(graph.names, assignment, strict=True)), graph, assignment
 
 
-def _names(tensors):
-    return [tensor._keras_history.operation.name for tensor in tensors]
-
-
-def _crossing(model, stages):
+def _sent(model, stages):
+    """Returns the layers whose results are sent, with both stages."""
     _, graph, assignment = _cut(model, stages)
-    return [_names(tensors) for tensors in crossing_between(graph, assignment)]
+    sent = sent_tensors(graph, assignment)
+    return [(s.tensor._keras_history.operation.name, s.maker, s.user) for s in sent]
 
 
 def test_calls_without_a_name_go_with_what_they_depend_on():
@@ -32,10 +30,10 @@ def test_calls_without_a_name_go_with_what_they_depend_on():
     assert stages == {"first": 0, "second": 1, "add": 2, "last": 2}
 
 
-def test_a_skip_crosses_every_boundary_that_it_spans():
+def test_a_tensor_is_sent_once_to_each_stage_that_uses_it():
     stages = [["first"], ["second"], ["add", "last"]]
-    assert _crossing(skipping(), stages) == [["first"], ["first", "second"]]
-    assert _crossing(skipping(), [["first"], ["second", "last"]]) == [["first"]]
+    assert _sent(skipping(), stages) == [("first", 0, 1), ("first", 0, 2), ("second", 1, 2)]
+    assert _sent(skipping(), [["first"], ["second", "last"]]) == [("first", 0, 1)]
 
 
 def test_seeds_are_not_weights():
@@ -48,16 +46,15 @@ def test_seeds_are_not_weights():
 
 
 def test_outputs_travel_to_the_last_stage_and_inputs_do_not_travel():
-    assert _crossing(two_in_two_out(), [["early"], ["middle"], ["late"]]) == [
-        ["early"],
-        ["early", "both"],
+    assert _sent(two_in_two_out(), [["early"], ["middle"], ["late"]]) == [
+        ("early", 0, 1),
+        ("early", 0, 2),
+        ("both", 1, 2),
     ]
 
 
-def test_one_stage_has_no_boundary():
-    _, graph, assignment = _cut(skipping(), [["first", "second", "last"]])
-    assert assignment == [0, 0, 0, 0]
-    assert crossing_between(graph, assignment) == []
+def test_one_stage_sends_nothing():
+    assert _sent(skipping(), [["first", "second", "last"]]) == []
 
 
 def test_branches_need_not_be_in_the_order_of_the_calls():
@@ -66,9 +63,9 @@ def test_branches_need_not_be_in_the_order_of_the_calls():
     model = keras.Model(a, layers.Add(name="sum")([left, right]))
     stages, _, _ = _cut(model, [["left"], ["right"]])
     assert stages == {"left": 0, "right": 1, "sum": 1}
-    stages, graph, assignment = _cut(model, [["right"], ["left"]])
+    stages, _, _ = _cut(model, [["right"], ["left"]])
     assert stages == {"left": 1, "right": 0, "sum": 1}
-    assert [_names(c) for c in crossing_between(graph, assignment)] == [["right"]]
+    assert _sent(model, [["right"], ["left"]]) == [("right", 0, 1)]
 
 
 def test_further_calls_of_a_layer_go_with_what_they_depend_on():
@@ -98,13 +95,13 @@ def test_a_nested_model_is_named_as_one():
     assert stages == {"before": 0, "inner": 1, "after": 1}
 
 
-def test_unused_results_do_not_cross():
+def test_unused_results_are_not_sent():
     inputs = keras.Input((4,))
     left, _ = keras.ops.split(layers.Dense(4, name="d")(inputs), 2, axis=-1)
     model = keras.Model(inputs, layers.Dense(1, name="e")(left))
     _, graph, assignment = _cut(model, [["d"], ["e"]])
-    (crossing,) = crossing_between(graph, assignment)
-    assert [id(tensor) for tensor in crossing] == [id(left)]
+    (sent,) = sent_tensors(graph, assignment)
+    assert sent.tensor is left
 
 
 @pytest.mark.parametrize(

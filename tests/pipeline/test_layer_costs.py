@@ -248,9 +248,25 @@ def test_equal_calls_are_measured_once(monkeypatch):
     assert blocks[1] == blocks[2] == blocks[3]
 
 
+class Wrapping(layers.Layer):
+    """Has a layer inside, of which its config says nothing."""
+
+    def __init__(self, frozen=False):
+        super().__init__()
+        self.inner = layers.Dense(4)
+        self.inner.trainable = not frozen
+
+    def get_config(self):
+        return {}
+
+    def call(self, x):
+        return self.inner(x)
+
+
 @pytest.mark.parametrize(
     "pair",
     [
+        lambda: (Wrapping(), Wrapping(frozen=True)),
         lambda: (layers.Dense(4), layers.Dense(4, activation="gelu")),
         lambda: (layers.Dense(4), layers.Dense(4, trainable=False)),
         lambda: (layers.Dropout(0.1), layers.Dropout(0.2)),

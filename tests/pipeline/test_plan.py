@@ -142,12 +142,20 @@ def test_slots_of_optimizers(optimizer, slots):
     assert optimizer is None or not getattr(model.optimizer, "_trainable_variables", ())
 
 
-@pytest.mark.parametrize("name", ["Muon", "Adafactor", "Nadam", "Ftrl"])
-def test_slots_are_those_of_the_built_optimizer(name):
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.Adafactor(),
+        keras.optimizers.Nadam(),
+        # Which variables have two slots depends on their paths.
+        keras.optimizers.Muon(0.1, exclude_layers=["shared"]),
+    ],
+    ids=lambda optimizer: optimizer.name,
+)
+def test_slots_are_those_of_the_built_optimizer(optimizer):
     model = tied()
-    optimizer = getattr(keras.optimizers, name)(0.1)
-    groups = [[v] for v in model.trainable_variables]
-    counted = slot_bytes(optimizer, groups)
+    counted = slot_bytes(optimizer, [[v] for v in model.trainable_variables])
+    assert not getattr(optimizer, "_trainable_variables", ())
     optimizer.build(model.trainable_variables)
     assert sum(counted) == sum(nbytes_of(slot) for slot in optimizer.variables if len(slot.shape))
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -11,6 +12,20 @@ from tfdml.reports import in_words
 
 # Sums of the same numbers in another order differ by less.
 _ROUNDING = 1e-9
+
+
+class SentTensor(NamedTuple):
+    """A tensor that goes from one stage to another.
+
+    Attributes:
+        tensor: The symbolic tensor.
+        maker: The stage that makes it.
+        user: A later stage that uses it.
+    """
+
+    tensor: keras.KerasTensor
+    maker: int
+    user: int
 
 
 def cut_by_cost(
@@ -130,28 +145,27 @@ def cut_by_names(graph: LayerGraph, stages: Sequence[Sequence[str]]) -> list[int
     return assignment
 
 
-def crossing_between(graph: LayerGraph, assignment: Sequence[int]) -> list[list[keras.KerasTensor]]:
-    """Returns what the stages up to each boundary send to those after it, in order of making.
+def sent_tensors(graph: LayerGraph, assignment: Sequence[int]) -> list[SentTensor]:
+    """Returns the tensors that stages send, in order of making: once to each stage that uses it.
 
-    A tensor that is used two stages later crosses two boundaries. The model's outputs are used in
-    the last stage, where the losses are. Its inputs are in no list: a stage reads them from the
-    batch.
+    The model's outputs are used in the last stage, where the losses are. Its inputs are not among
+    them: a stage takes them from the batch.
 
     Args:
         graph: The model's calls.
         assignment: The stage of each call.
     """
-    last = max(assignment)
-    used: dict[int, int] = {id(tensor): last for tensor in graph.outputs}
+    users: dict[int, set[int]] = {id(tensor): {max(assignment)} for tensor in graph.outputs}
     for call, stage in zip(graph.calls, assignment, strict=True):
         for tensor in call.input_tensors:
-            used[id(tensor)] = max(stage, used.get(id(tensor), 0))
-    crossing: list[list[keras.KerasTensor]] = [[] for _ in range(last)]
-    for call, stage in zip(graph.calls, assignment, strict=True):
-        for tensor in call.outputs:
-            for boundary in range(stage, used.get(id(tensor), stage)):
-                crossing[boundary].append(tensor)
-    return crossing
+            users.setdefault(id(tensor), set()).add(stage)
+    return [
+        SentTensor(tensor, stage, user)
+        for call, stage in zip(graph.calls, assignment, strict=True)
+        for tensor in call.outputs
+        for user in sorted(users.get(id(tensor), ()))
+        if user != stage
+    ]
 
 
 # -- By cost -------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def _forward(call: Any, variables: Sequence[keras.Variable]) -> Callable[[list],
             # As a functional model does, also for layers without the argument.
             kwargs = {**kwargs, "training": True}
         values = list(zip(variables, given[len(tensors) :], strict=True))
-        with keras.StatelessScope(values, collect_losses=True):
+        with keras.StatelessScope(values):
             return keras.tree.flatten(call.operation(*args, **kwargs))
 
     return forward

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from tfdml.pipeline.cuts import cut_by_cost, cut_by_names, stages_of
+from tfdml.pipeline.cuts import cut_by_cost, cut_by_names, sent_tensors, stages_of
 from tfdml.pipeline.layer_costs import CallCost, layer_costs
 from tfdml.pipeline.layer_graph import LayerGraph, variables_of
 from tfdml.pipeline.pipeline_plan import PipelinePlan, StagePlan
@@ -146,7 +146,9 @@ class _Sizes:
         """
         own = [number for number, of in enumerate(assignment) if of == stage]
         costs = [self._costs[number] for number in own]
-        sent, received = self._sent(assignment, stage)
+        sends = sent_tensors(self._graph, assignment)
+        sent = sum(self._bytes_of.get(id(s.tensor), 0.0) for s in sends if s.maker == stage)
+        received = sum(self._bytes_of.get(id(s.tensor), 0.0) for s in sends if s.user == stage)
         kept = sum(self._rows * cost.kept_bytes for cost in costs)
         return StagePlan(
             tuple(dict.fromkeys(self._graph.names[number] for number in own)),
@@ -159,25 +161,6 @@ class _Sizes:
             int(sent),
             in_flight,
         )
-
-    def _sent(self, assignment: Sequence[int], stage: int) -> tuple[float, float]:
-        """Returns the bytes that a stage sends to later ones for a microbatch, and that it gets."""
-        # Outputs go to the last stage, where the losses are.
-        uses = {(id(tensor), max(assignment)) for tensor in self._graph.outputs}
-        for call, number in zip(self._graph.calls, assignment, strict=True):
-            uses |= {(id(tensor), number) for tensor in call.input_tensors}
-        made_in = {
-            id(tensor): number
-            for call, number in zip(self._graph.calls, assignment, strict=True)
-            for tensor in call.outputs
-        }
-        sent = received = 0.0
-        for tensor, user in uses:
-            maker = made_in.get(tensor, user)
-            nbytes = self._bytes_of.get(tensor, 0.0)
-            sent += nbytes if maker == stage < user else 0.0
-            received += nbytes if maker < stage == user else 0.0
-        return sent, received
 
 
 def _check(
