@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.pipeline.apart import apart
 from tfdml.pipeline.layer_graph import LayerGraph, tensors_of, variables_of
 from tfdml.pipeline.measured_call import MeasuredCall, call_overhead, measure_call
 from tfdml.tensor_memory.graph_nodes import nbytes_of, variables_bytes
@@ -52,32 +53,7 @@ def layer_costs(graph: LayerGraph, rows: int) -> list[CallCost]:
     Raises:
         ValueError: If an input has a size that is not known, or a call fails; with its name.
     """
-    specs = {id(tensor): _spec_of_input(tensor, rows) for tensor in graph.inputs}
-    # Tensors that depend on trainable weights: gradients of others are not needed.
-    trained: set[int] = set()
-    measured: dict[Any, MeasuredCall] = {}
-    found: list[MeasuredCall] = []
-    overhead = call_overhead()
-    for call in graph.calls:
-        tensors = tensors_of(call)
-        given = [specs[id(tensor)] for tensor in tensors]
-        differentiated = [n for n, t in enumerate(tensors) if id(t) in trained]
-        key = _likeness(call, given, differentiated)
-        if key not in measured:
-            try:
-                measured[key] = measure_call(call, given, differentiated, overhead)
-            except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
-                raise ValueError(
-                    f"Each layer must run on its own to be measured. Received: "
-                    f"{call.operation.name!r}, which fails on {given}: {error} Pass `stages` "
-                    f"with the layers of each stage, for which nothing is measured."
-                ) from error
-        found.append(measured[key])
-        specs |= {id(t): spec for t, spec in zip(call.outputs, measured[key].outputs, strict=True)}
-        if differentiated or variables_of(call, trainable=True):
-            trained |= {
-                id(tensor) for tensor in call.outputs if specs[id(tensor)].dtype.is_floating
-            }
+    found, specs = apart(_measure, graph, rows)
     kept = _kept_bytes(graph, found, specs)
     owners = graph.owners()
     return [
@@ -90,6 +66,42 @@ def layer_costs(graph: LayerGraph, rows: int) -> list[CallCost]:
         )
         for number, (call, result) in enumerate(zip(graph.calls, found, strict=True))
     ]
+
+
+def _measure(graph: LayerGraph, rows: int) -> tuple[list[MeasuredCall], dict[int, tf.TensorSpec]]:
+    """Returns the measured calls, and for the id of each tensor its shape and dtype."""
+    specs = {id(tensor): _spec_of_input(tensor, rows) for tensor in graph.inputs}
+    # Tensors that depend on trainable weights: gradients of others are not needed.
+    trained: set[int] = set()
+    measured: dict[Any, MeasuredCall] = {}
+    found: list[MeasuredCall] = []
+    overhead = call_overhead()
+    for call in graph.calls:
+        tensors = tensors_of(call)
+        given = [specs[id(tensor)] for tensor in tensors]
+        differentiated = [n for n, t in enumerate(tensors) if id(t) in trained]
+        key = _likeness(call, given, differentiated)
+        if key not in measured:
+            measured[key] = _measure_call(call, given, differentiated, overhead)
+        found.append(measured[key])
+        results = zip(call.outputs, measured[key].outputs, strict=True)
+        specs |= {id(tensor): spec for tensor, spec in results}
+        if differentiated or variables_of(call, trainable=True):
+            trained |= {id(t) for t in call.outputs if specs[id(t)].dtype.is_floating}
+    return found, specs
+
+
+def _measure_call(
+    call: Any, given: Sequence[tf.TensorSpec], differentiated: Sequence[int], overhead: float
+) -> MeasuredCall:
+    try:
+        return measure_call(call, given, differentiated, overhead)
+    except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"Each layer must run on its own to be measured. Received: {call.operation.name!r}, "
+            f"which fails on {list(given)}: {error} Pass `stages` with the layers of each stage, "
+            f"for which nothing is measured."
+        ) from error
 
 
 def _spec_of_input(tensor: keras.KerasTensor, rows: int) -> tf.TensorSpec:

@@ -166,18 +166,18 @@ def _traced(function: Callable, *given: list[tf.Tensor]) -> Any:
 
 def _fastest(*runs: Callable[[], Any]) -> list[float]:
     """Returns the seconds of the fastest run of each function; they run in turns."""
-    fastest, spent, turns = [float("inf")] * len(runs), 0.0, 0
-    while (turns < _TURNS or spent < _SECONDS) and (turns < 2 or spent < _MOST_SECONDS):
+    fastest, turns, spent = [float("inf")] * len(runs), 0, 0.0
+    while (turns < _TURNS or spent < _SECONDS) and (turns < 3 or spent < _MOST_SECONDS):
         for number, run in enumerate(runs):
             begin = time.perf_counter()
             run()
             # On GPUs a function returns before it has run. TensorFlow's `sync_devices` would fail
             # in a cluster, where it waits for other processes' devices as well.
             tf.raw_ops.SyncDevice()
-            seconds = time.perf_counter() - begin
-            fastest[number] = min(fastest[number], seconds)
-            spent += seconds
+            fastest[number] = min(fastest[number], time.perf_counter() - begin)
         turns += 1
+        # Of the fastest runs: others may have waited for other processes.
+        spent = turns * sum(fastest)
     return fastest
 
 

@@ -1,11 +1,11 @@
 """Bytes of an optimizer's variables for some of a model's, counted without allocating them."""
 
-import concurrent.futures
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
+from tfdml.pipeline.apart import apart
 from tfdml.tensor_memory.graph_nodes import variables_bytes
 from tfdml.tensor_memory.unbuilt_copy import unbuilt_copy
 
@@ -26,9 +26,7 @@ def slot_bytes(
     """
     if optimizer is None:
         return [0] * len(groups)
-    # In a thread of its own, no strategy creates the variables.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: [_count(optimizer, group) for group in groups]).result()
+    return apart(lambda: [_count(optimizer, group) for group in groups])
 
 
 def _count(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> int:
