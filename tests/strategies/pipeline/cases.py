@@ -282,28 +282,21 @@ def order_of_passes(schedule: str, num_microbatches: int) -> list[tuple[int, str
     return list(Noted.events)
 
 
-def between_stages() -> dict[str, list]:
-    """Returns the shapes and dtypes that each stage's first passes send to other devices.
+def between_stages() -> tuple[dict[str, list], set]:
+    """Returns what stages send to other devices, and where gradients of the second stage are.
 
-    By "forward 0" for stage 0, and so on.
+    Returns:
+        The shapes and dtypes that each stage's first passes send: by "forward 0" for stage 0, and
+        so on; and the devices of operations with results of the shape of a kernel of stage 1.
     """
-    found: dict[str, list] = {}
+    noted: list[task_order.TaskOrder] = []
 
-    class Looking(task_order.TaskOrder):
+    class Kept(task_order.TaskOrder):
         def add(self) -> None:
             super().add()
-            for (stage, task), calls in self._calls.items():
-                sent = {
-                    (tuple(tensor.shape), tensor.dtype.name)
-                    for call in calls
-                    for tensor in call.outputs
-                    for user in tensor.consumers()
-                    if user.device not in ("", call.device)
-                }
-                if task.microbatch == 0:
-                    found[f"{task.kind} {stage}"] = sorted(sent, key=str)
+            noted.append(self)
 
-    with mock.patch.object(microbatches, "TaskOrder", Looking):
+    with mock.patch.object(microbatches, "TaskOrder", Kept):
         with strategy(ONE_GROUP, stages=[["one"], ["two", "three"]]).scope():
             inputs = layers.Input((6,), dtype="float32")
             first = layers.Dense(5, name="one")(inputs)
@@ -311,7 +304,29 @@ def between_stages() -> dict[str, list]:
             model = keras.Model(inputs, layers.Dense(3, name="three")(hidden))
             model.compile("sgd", "mse")
         model.fit(np.ones((12, 6), "float32"), np.ones((12, 3), "float32"), 6, verbose=0)
-    return found
+    graph = noted[0]._calls[0, Task("forward", 0)][0].graph
+    # With the update, which is traced after the passes.
+    places = {
+        op.device[-5:]
+        for op in graph.get_operations()
+        if any(tensor.shape == (5, 7) for tensor in op.outputs)
+    }
+    sent = {
+        f"{task.kind} {stage}": sorted(set().union(*map(_sent, calls)), key=str)
+        for (stage, task), calls in noted[0]._calls.items()
+        if task.microbatch == 0
+    }
+    return sent, places - {""}
+
+
+def _sent(call: tf.Operation) -> set[tuple]:
+    """Returns the shapes and dtypes of an operation's results that other devices use."""
+    return {
+        (tuple(tensor.shape), tensor.dtype.name)
+        for tensor in call.outputs
+        for user in tensor.consumers()
+        if user.device not in ("", call.device)
+    }
 
 
 def graph_sizes(counts: Sequence[int]) -> list[int]:

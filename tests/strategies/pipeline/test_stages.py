@@ -25,12 +25,14 @@ def test_stages_work_at_the_same_time(ranks):
 
 
 def test_only_activations_and_their_gradients_are_sent(ranks):
-    (sent,) = ranks(4, "mirrored").run(cases.between_stages)
+    ((sent, places),) = ranks(4, "mirrored").run(cases.between_stages)
     # Both `two` and the concatenation take the activations: they and their gradient are sent once.
     assert sent["forward 0"] == [((2, 5), "float32")]
     assert sent["forward 1"] == []
     assert [shape for shape, _ in sent["backward 1"]] == [(2, 5)]
     assert sent["backward 0"] == []
+    # Gradients are summed and applied where they are.
+    assert places == {"CPU:1"}
 
 
 def test_gradients_of_one_tensor_are_added_up_on_its_stage(ranks):
