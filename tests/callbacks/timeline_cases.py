@@ -17,6 +17,7 @@ import tfdml
 from tests.harness import rank_job
 from tfdml.callbacks import FaultTolerantCheckpoint, Timeline
 from tfdml.runtime import host_clock
+from tfdml.strategies.keras_seam.local_updates.synchronizer import Synchronizer
 from tfdml.strategies.replicas.global_step import MetricStep
 
 WIDTH, BATCH = 160, 16
@@ -168,6 +169,26 @@ def traced(settings: dict) -> list[bool]:
         train(**settings)
     called = [[op.node_def.attr["f"].func.name for op in g.get_operations()] for g in graphs]
     return [any("write_time" in name for name in names) for names in called]
+
+
+def traced_synchronizations(settings: dict) -> list[tuple[bool, int]]:
+    """Trains; returns for each graph of a synchronization whether it notes times, and its step.
+
+    Args:
+        settings: Arguments of `train`.
+    """
+    graphs = []
+    exchange = Synchronizer._exchange
+
+    def noting(self, numbers):
+        with tf.init_scope():
+            step = int(self._model.optimizer.iterations)
+        graphs.append((self._extended.recorder.is_in_step, step))
+        exchange(self, numbers)
+
+    with mock.patch.object(Synchronizer, "_exchange", noting):
+        train(**settings)
+    return graphs
 
 
 def failing_then_training(directory: str) -> list[bool]:
