@@ -22,11 +22,13 @@ def test_training_is_not_changed():
 
 def test_wrong_arguments():
     model = network()
+    in_stages = tfdml.MirroredStrategy([["CPU:0"]], pipeline=tfdml.PipelineParallel())
     for arguments, message in (
         ((object(), 1), "`model` must be a keras.Model"),
         ((model, 0), "`batch_size` must be a positive number"),
         ((model, True), "`batch_size` must be a positive number"),
         ((model, 1, "horovod"), "`strategy` must be a synchronous strategy"),
+        ((model, 1, in_stages), "`strategy` must not have a `pipeline`"),
     ):
         with pytest.raises(ValueError, match=message):
             tfdml.estimate_memory(*arguments)

@@ -49,7 +49,8 @@ class Faulty(keras.losses.Loss):
 cpus = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
 lives.use_float64()
-with cases.strategy(cases.ONE_GROUP).scope():
+stages = [["dense", "dense_1"], ["dense_2", "dense_3"]]
+with cases.strategy(cases.ONE_GROUP, stages=stages).scope():
     model = cases.compiled("residual", loss=Faulty())
 checkpoint = tfdml.callbacks.FaultTolerantCheckpoint(str(directory / "run"), save_freq=2)
 result = lives.fit(model, "residual", callbacks=[checkpoint])
