@@ -12,6 +12,9 @@ from tools.bench.slow_networks.model import CANDIDATES, Candidate
 NETWORK = "50mbit 50ms x 2 x mlp"
 
 
+SENT = {"sent": 1e6, "bits": 3.3}
+
+
 def result(seconds: float, steps: int = 8) -> dict[str, float]:
     return {"steps": steps, "seconds": seconds, "cpu": 0.1, "bytes": 1e6}
 
@@ -130,12 +133,17 @@ def test_tfdml_is_compared_with_its_own_method():
 def test_a_report_has_the_skeleton_and_all_rows(tmp_path):
     pytest.importorskip("matplotlib")
     page = tmp_path / "slow_networks.md"
-    report.write_report({"1gbit x 2 x mlp": measured(), NETWORK: measured()}, page)
+    reached = {"method": "every step", "reached": True, "steps": 96, "seconds": 2.0}
+    losses = {"loss": 3.6, "conditions": "a machine", "results": [{**reached, **SENT}]}
+    runs = {"1gbit x 2 x mlp": measured(), NETWORK: measured()}
+    report.write_report(runs, {"50mbit 50ms x 2": losses}, page)
     text = page.read_text()
     heads = ["Question", "Hardware", "Versions", "Command", "Meaning", "tfdml is slower"]
     assert re.findall(r"^\| \*\*([A-Z].+?|tfdml is slower)\*\* \|", text, re.MULTILINE)[:6] == heads
     # Without a latency first.
-    assert re.findall("^## (.+)$", text, re.MULTILINE) == ["1gbit x 2 x mlp", NETWORK]
+    titles = ["1gbit x 2 x mlp", NETWORK, "50mbit 50ms x 2: time to 3.6 bits per character"]
+    assert re.findall("^## (.+)$", text, re.MULTILINE) == titles
+    assert "--rate 50mbit --latency 50ms --hosts 2 --loss 3.6" in text
     row = "| **tfdml LocalSGD(8)** | 0.826 | 1,210 | 8.3 | 1.10 |  | 1.000 | 0.100 | 8 |"
     assert text.count(row) == 2
     assert "| torchft | 45.0, 55.0 | 10,000 |  |  |" in text
@@ -145,12 +153,14 @@ def test_a_report_has_the_skeleton_and_all_rows(tmp_path):
 
 def test_a_training_that_ends_too_early_is_told():
     rows = [
-        {"method": "a", "reached": True, "steps": 96, "seconds": 2.0, "sent": 1e6, "bits": 3.3},
-        {"method": "b", "reached": False, "steps": 464, "seconds": 9.0, "sent": 1e5, "bits": 3.6},
+        {"method": "a", "reached": True, "steps": 96, "seconds": 2.0, **SENT},
+        {"method": "b", "reached": True, "steps": 100, "seconds": 1.0, **SENT},
+        {"method": "c", "reached": False, "steps": 464, "seconds": 9.0, "sent": 1e5, "bits": 3.6},
     ]
     assert report.loss_table(rows).splitlines()[2:] == [
-        "| a | 96 | 2.0 | 1.00 | 3.300 |",
-        "| b | not in 464 | 9.0 | 0.10 | 3.600 |",
+        "| a | 1.00 | 96 | 2.0 | 1.00 | 3.300 |",
+        "| b | 2.00 | 100 | 1.0 | 1.00 | 3.300 |",
+        "| c |  | not in 464 | 9.0 | 0.10 | 3.600 |",
     ]
 
 
@@ -171,6 +181,17 @@ def test_results_of_one_day_are_kept_together(tmp_path, monkeypatch):
     program.keep(second, NETWORK)
     stored = program.json.loads(program.RESULTS.read_text())[NETWORK]
     assert set(stored["bases"]) == {"Horovod"}
+
+
+def test_losses_of_networks_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "LOSSES", tmp_path / "kept.json")
+    program.keep_loss([{"method": "a"}], "50mbit x 2", 3.6)
+    program.keep_loss([{"method": "b"}], "1gbit x 2", 3.4)
+    kept = program.stored(program.LOSSES)
+    assert {name: run["loss"] for name, run in kept.items()} == {
+        "50mbit x 2": 3.6,
+        "1gbit x 2": 3.4,
+    }
 
 
 def test_frameworks_must_train_the_same_model():

@@ -16,7 +16,7 @@ as many threads. A candidate's time is of whole rounds: steps and the exchange t
 Each framework also times its local step alone and its exchange alone, in the same job. Results go
 to tools/benchmarks/slow_networks.json; the report to slow_networks.md and slow_networks.png beside
 it. With `--loss` it measures instead how long the small transformer trains to so many bits per
-character of text not seen, and prints the table.
+character of text not seen; these results go to slow_networks_loss.json, and into the same report.
 """
 
 import json
@@ -35,6 +35,7 @@ from tools.bench.slow_networks.model import CANDIDATES, FRAMEWORKS, MODELS, RATE
 from tools.bench.slow_networks.report import loss_table, write_report
 
 RESULTS = BENCHMARKS / "slow_networks.json"
+LOSSES = BENCHMARKS / "slow_networks_loss.json"
 RANK, TORCH_RANK, LOSS_RANK = (f"{__package__}.{n}" for n in ("rank", "torch_rank", "loss_rank"))
 TORCHFT_HOME = ROOT / ".venv-torchft"
 TORCHFT = "torchft==0.2.0"
@@ -102,11 +103,28 @@ def keep(part: dict, key: str) -> None:
         part: Results of one job.
         key: The network.
     """
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    now, before = conditions(), stored.get(key, {})
+    kept = stored(RESULTS)
+    now, before = conditions(), kept.get(key, {})
     same = before if before.get("conditions") == now else {}
-    stored[key] = {"conditions": now, **merged(same, part)}
-    RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+    kept[key] = {"conditions": now, **merged(same, part)}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def stored(path: Path) -> dict[str, dict]:
+    """Returns kept results by network; none if the file does not exist yet."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep_loss(found: list[dict], network: str, loss: float) -> None:
+    """Keeps the results of `--loss` on a network.
+
+    Args:
+        found: Results of the methods.
+        network: The network.
+        loss: Bits per character to which all trained.
+    """
+    kept = {"conditions": conditions(), "loss": loss, "results": found}
+    LOSSES.write_text(json.dumps(stored(LOSSES) | {network: kept}, indent=1) + "\n")
 
 
 def main(
@@ -115,7 +133,7 @@ def main(
     latency: Annotated[str, typer.Option(help="Of what leaves a host: 50ms.")] = "",
     model: Annotated[str, typer.Option(help=f"What is trained: {', '.join(MODELS)}.")] = "mlp",
     only: Annotated[list[str] | None, typer.Option(help="Candidates, by name.")] = None,
-    stored: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the results.")] = True,
+    keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the results.")] = True,
     loss: Annotated[
         float, typer.Option(min=0.0, help="Measure the time to these bits per character.")
     ] = 0.0,
@@ -124,7 +142,7 @@ def main(
 ) -> None:
     """Measures one network, or writes the report of all measured networks."""
     if report:
-        write_report(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".md"))
+        write_report(stored(RESULTS), stored(LOSSES), RESULTS.with_suffix(".md"))
         return
     check_choice("--rate", rate, RATES)
     check_choice("--model", model, MODELS)
@@ -141,10 +159,12 @@ def main(
         found = run_on_hosts(LOSS_RANK, str(loss), str(passes), job="horovod", **network)
         print(f"To {loss} bits per character, {hosts} hosts, {links}. {conditions(load=True)}.\n")
         print(loss_table(found))
+        if keeps:
+            keep_loss(found, f"{links} x {hosts}", loss)
         return
     for part in measure(network, model, only or list(CANDIDATES)):
         print(json.dumps(part, indent=1), flush=True)
-        if stored:
+        if keeps:
             keep(part, f"{links} x {hosts} x {model}")
 
 

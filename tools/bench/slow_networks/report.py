@@ -119,11 +119,32 @@ def table(head: tuple[str, ...], lines: list[list[str]]) -> str:
 def loss_table(found: list[dict]) -> str:
     """Returns the Markdown table of `--loss`."""
     lines = []
+    first = found[0]["seconds"]
     for each in found:
         steps = f"{each['steps']}" if each["reached"] else f"not in {each['steps']}"
+        faster = f"{first / each['seconds']:.2f}" if each["reached"] else ""
         sent = f"{each['sent'] / 1e6:.2f}"
-        lines.append([each["method"], steps, f"{each['seconds']:.1f}", sent, f"{each['bits']:.3f}"])
-    return table(("", "steps", "seconds", "MB sent", "bits per character"), lines)
+        seconds, bits = f"{each['seconds']:.1f}", f"{each['bits']:.3f}"
+        lines.append([each["method"], faster, steps, seconds, sent, bits])
+    return table(("", "times as fast", "steps", "seconds", "MB sent", "bits per character"), lines)
+
+
+def loss_parts(losses: dict) -> list[str]:
+    """Returns the report's parts about the time to a given loss, a network after the other."""
+    parts = []
+    for network, run in losses.items():
+        links, _, hosts = network.partition(" x ")
+        rate, *latency = links.split()
+        options = [f"--rate {rate}", *(f"--latency {each}" for each in latency)]
+        options += [f"--hosts {hosts}", f"--loss {run['loss']}"]
+        parts += [
+            f"## {network}: time to {run['loss']} bits per character",
+            f"The same transformer, to a given loss on text not seen, which is measured every 50 "
+            f"steps or fewer. Times as fast as the first row. Measured with {run['conditions']}.",
+            f"    python -m tools.bench.slow_networks {' '.join(options)}",
+            loss_table(run["results"]),
+        ]
+    return parts
 
 
 # -- The summary -----------------------------------------------------------------------------------
@@ -274,8 +295,14 @@ def _in_words(network: str) -> str:
     return ", ".join([size, rate, *(each.replace("ms", " ms") for each in latency)])
 
 
-def write_report(runs: dict, path: Path) -> None:
-    """Writes the page with the tables of all networks, and the plots beside it."""
+def write_report(runs: dict, losses: dict, path: Path) -> None:
+    """Writes the page with the tables of all networks, and the plots beside it.
+
+    Args:
+        runs: Results by network.
+        losses: Results of `--loss` by network.
+        path: Path of the page.
+    """
     runs = {network: runs[network] for network in sorted(runs, key=_order)}
     picture = path.with_suffix(".png")
     commands = f"    {COMMAND}\n    python -m tools.bench.slow_networks --report"
@@ -293,6 +320,7 @@ def write_report(runs: dict, path: Path) -> None:
             f"{MODELS[model].capitalize()}. Measured with {run['conditions']}.",
         ]
         parts += [table(_COLUMNS, rows(run)), table(alone, base_rows(run))]
+    parts += loss_parts(losses)
     path.write_text("\n\n".join(parts) + "\n")
     plot(runs, picture)
     plot_choice(runs, path.with_name(f"{path.stem}_choice.png"))
