@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tools.bench.slow_networks import __main__ as program
-from tools.bench.slow_networks import model, report
+from tools.bench.slow_networks import loss_rank, model, report
 from tools.bench.slow_networks.model import CANDIDATES, Candidate
 
 NETWORK = "50mbit 50ms x 2 x mlp"
@@ -56,6 +56,10 @@ def test_names_tell_candidates_apart():
     assert len(CANDIDATES) == 3 + 2 * 2 * 3 + 4 * 3
     assert {c.framework for c in CANDIDATES.values()} == set(model.FRAMEWORKS)
     assert CANDIDATES["tfdml DiLoCo(32), 4 bit"] == Candidate("tfdml", "DiLoCo", 32, "4 bit")
+
+
+def test_methods_are_those_that_ranks_know():
+    assert tuple(loss_rank.methods(steps=100)) == model.METHODS
 
 
 @pytest.mark.parametrize("every", [1, *model.EVERY])

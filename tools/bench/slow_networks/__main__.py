@@ -4,7 +4,7 @@
     python -m tools.bench.slow_networks --rate 100mbit --latency 50ms --model text
     python -m tools.bench.slow_networks --rate 1gbit --only "tfdml LocalSGD(8)"
     python -m tools.bench.slow_networks --report                         # of what is kept
-    python -m tools.bench.slow_networks --rate 50mbit --loss 3.4
+    python -m tools.bench.slow_networks --rate 50mbit --loss 3.4 --only "LocalSGD(16)"
 
 Each network is made by `tools/netlab` (root needed), with one rank on each host. A run of one
 network times tfdml under `model.fit`: an exchange in every step, with and without codecs, and
@@ -31,7 +31,7 @@ import typer
 from tools.bench.compression.__main__ import TORCH_PACKAGES, torch_python
 from tools.bench.compression.model import GLOBAL_BATCH
 from tools.bench.harness import BENCHMARKS, ROOT, check_choice, conditions, run_on_hosts, start
-from tools.bench.slow_networks.model import CANDIDATES, FRAMEWORKS, MODELS, RATES
+from tools.bench.slow_networks.model import CANDIDATES, FRAMEWORKS, METHODS, MODELS, RATES
 from tools.bench.slow_networks.report import loss_table, write_report
 
 RESULTS = BENCHMARKS / "slow_networks.json"
@@ -146,7 +146,7 @@ def main(
         return
     check_choice("--rate", rate, RATES)
     check_choice("--model", model, MODELS)
-    check_choice("--only", only or (), CANDIDATES)
+    check_choice("--only", only or (), METHODS if loss else CANDIDATES)
     if GLOBAL_BATCH % hosts:
         raise typer.BadParameter(
             f"`--hosts` must divide the global batch, {GLOBAL_BATCH}: each rank has as many rows. "
@@ -156,7 +156,8 @@ def main(
     network["network"] = ["--latency", latency] if latency else []
     links = f"{rate} {latency}".strip()
     if loss:
-        found = run_on_hosts(LOSS_RANK, str(loss), str(passes), job="horovod", **network)
+        names = ";".join(only or METHODS)
+        found = run_on_hosts(LOSS_RANK, str(loss), str(passes), names, job="horovod", **network)
         print(f"To {loss} bits per character, {hosts} hosts, {links}. {conditions(load=True)}.\n")
         print(loss_table(found))
         if keeps:

@@ -120,15 +120,21 @@ def trained(training: Text, every: int, options: dict, bound: float) -> dict[str
 def main(
     bound: float,
     passes: int,
+    names: str,
     rank: Annotated[int, typer.Option(envvar="NETLAB_RANK")],
 ) -> None:
-    """Trains by each method to a bound in bits per character; rank 0 reports the results."""
+    """Trains by methods, separated by semicolons, to a bound in bits per character.
+
+    Rank 0 reports the results.
+    """
     training = Text()
     training.epochs = passes
     if not has_local_updates() and rank == 0:
         print("This tfdml has no local updates: their rows are left out.", file=sys.stderr)
     found = []
-    for method, (every, options) in methods(training.steps).items():
+    known = methods(training.steps)
+    for method in (name for name in names.split(";") if name in known):
+        every, options = known[method]
         found.append({"method": method, **trained(training, every, options, bound)})
         if rank == 0:
             print(found[-1], file=sys.stderr, flush=True)

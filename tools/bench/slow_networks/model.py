@@ -16,6 +16,14 @@ MODELS = {
 }
 # Steps between two exchanges.
 EVERY = (8, 32, 128)
+# What is trained to a given loss.
+METHODS = (
+    "every step",
+    "every step, PowerSGD",
+    "LocalSGD(16)",
+    "DiLoCo(50)",
+    "post-local SGD(16)",
+)
 FRAMEWORKS = ("tfdml", "Horovod", "PyTorch", "torchft")
 EVERY_STEP, LOCAL_SGD, DILOCO = "every step", "LocalSGD", "DiLoCo"
 NONE, POWER_SGD, FOUR_BITS, AUTO = "none", "PowerSGD", "4 bit", "auto"
