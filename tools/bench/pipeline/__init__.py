@@ -1,0 +1,1 @@
+"""Benchmark of pipelines, see `__main__`."""
