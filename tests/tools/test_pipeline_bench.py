@@ -1,7 +1,6 @@
 """Checks `tools.bench.pipeline`: turns in two processes, ratios, and a run of tiny models."""
 
 import os
-from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -21,9 +20,9 @@ def test_candidates_take_turns_on_their_cores():
     assert all(60 < mib < 80 for part in found["both"] for mib in part["mib"])
 
 
-@pytest.mark.parametrize(("fault", "error"), [("raises", ValueError), ("dies", BrokenProcessPool)])
-def test_a_process_that_fails_ends_the_turns(fault, error):
-    with pytest.raises(error):
+@pytest.mark.parametrize("fault", ["raises", "dies"])
+def test_a_process_that_fails_ends_the_turns(fault):
+    with pytest.raises(RuntimeError, match="process 1 has ended before"):
         turns.measure(turn_takers.make, NAMES, 1, 1, fault)
 
 

@@ -14,7 +14,9 @@ from tools.bench.pipeline.sizes import Sizes
 
 
 class CountingAdam(keras.optimizers.Adam):
-    """Adam that notes the operations of the graph when the update begins.
+    """Adam that notes the operations of the graph whenever gradients are there.
+
+    In a pipeline that is after each microbatch; the update is made later.
 
     Attributes:
         operations: Number of operations of the forward and backward passes of all microbatches.
@@ -25,7 +27,7 @@ class CountingAdam(keras.optimizers.Adam):
     def apply(self, grads, trainable_variables=None):
         """Notes the operations, and updates."""
         operations = tf.compat.v1.get_default_graph().get_operations()
-        self.operations = self.operations or len(operations)
+        self.operations = max(self.operations, len(operations))
         super().apply(grads, trainable_variables)
 
 

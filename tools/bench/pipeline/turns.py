@@ -11,9 +11,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from threading import BrokenBarrierError
 from typing import Any, NamedTuple
 
 # Seconds that a process waits for the other one, which may trace a step.
@@ -53,34 +52,64 @@ def measure(
         For each name, what each process has measured: for each round, "seconds" of a step, their
         median, and "mib", the peak of its memory in the turn above that before. Before these, a
         turn of one step is made: its "first" is in seconds.
+
+    Raises:
+        RuntimeError: If a process fails.
     """
     context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(2, timeout=_PATIENCE)
-    with ProcessPoolExecutor(2, context, _keep_barrier, (barrier,)) as pool:
-        jobs = [pool.submit(_work, make, rank, names, steps, rounds, given) for rank in range(2)]
-        errors = [job.exception() for job in jobs]
-        # A process whose barrier is broken has waited for the one that failed.
-        for error in sorted(filter(None, errors), key=lambda e: isinstance(e, BrokenBarrierError)):
-            raise error
-        parts = [job.result() for job in jobs]
+    barrier, pipes = context.Barrier(2, timeout=_PATIENCE), [context.Pipe(False) for _ in range(2)]
+    processes = [
+        context.Process(
+            target=_work,
+            args=(make, rank, list(names), steps, rounds, given, barrier, pipes[rank][1]),
+            daemon=True,
+        )
+        for rank in range(2)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()  # So that the end of the process ends the pipe.
+    try:
+        parts = _received([receiver for receiver, _ in pipes])
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
     return {name: [part[name] for part in parts if name in part] for name in names}
 
 
-def _keep_barrier(barrier: Any) -> None:
-    """Keeps the barrier, which can only be passed to a process when it starts."""
-    _BARRIER.append(barrier)
+def _received(pipes: list[Connection]) -> list[dict]:
+    """Returns what each process sends when it has finished.
+
+    Raises:
+        RuntimeError: If one ends without; the other one may wait for it for ever.
+    """
+    found: dict[int, dict] = {}
+    while len(found) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in found]
+        for pipe in wait(waiting):
+            rank = pipes.index(pipe)
+            try:
+                found[rank] = pipe.recv()
+            except EOFError:
+                raise RuntimeError(
+                    f"Both processes must finish their turns. Received: process {rank} has ended "
+                    f"before; its error is above."
+                ) from None
+    return [found[rank] for rank in range(len(pipes))]
 
 
-_BARRIER: list = []
-
-
-def _work(make: Callable, rank: int, names: list[str], steps: int, rounds: int, given: tuple):
-    (barrier,) = _BARRIER
-    try:
-        return _take_turns(make(rank, *given), rank, names, steps, rounds, barrier)
-    except BaseException:
-        barrier.abort()  # So that the other process does not wait.
-        raise
+def _work(
+    make: Callable[..., Made],
+    rank: int,
+    names: list[str],
+    steps: int,
+    rounds: int,
+    given: tuple,
+    barrier: Any,
+    sender: Connection,
+) -> None:
+    sender.send(_take_turns(make(rank, *given), rank, names, steps, rounds, barrier))
 
 
 def _take_turns(
