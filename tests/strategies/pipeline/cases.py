@@ -15,6 +15,7 @@ from tests.harness import rank_job
 from tfdml.pipeline.schedule import Task
 from tfdml.strategies import HorovodStrategy, MirroredStrategy, MultiWorkerMirroredStrategy
 from tfdml.strategies.keras_seam.pipeline import microbatches, task_order
+from tfdml.strategies.replicas.variable_places import devices_of
 
 # Of the last batch of an epoch, some microbatches of two groups have no rows.
 ROWS, BATCH, CLASSES, WORDS, LENGTH = 68, 16, 3, 11, 5
@@ -390,3 +391,42 @@ def places_of_gradient_sums() -> list[str]:
             model.compile("sgd", "mse")
         model.fit(np.ones((12, 6), "float32"), np.ones((12, 3), "float32"), 6, verbose=0)
     return sorted(places)
+
+
+def with_divided_slots() -> tuple[list, list]:
+    """Trains with slots that are divided among the ranks.
+
+    Returns:
+        The weights; and the devices of each weight with those of each of its slots.
+    """
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    with strategy(ONE_GROUP, sharding=tfdml.Sharding()).scope():
+        built = compiled("residual")
+    found = results(built, "residual")["weights"]
+    optimizer = built.optimizer
+    slots = zip(built.trainable_variables, optimizer._momentums, optimizer._velocities, strict=True)
+    return found, [(devices_of(v), devices_of(s)) for v, *own in slots for s in own]
+
+
+def monitored(directory: str | None) -> dict[str, Any]:
+    """Trains in two stages, with all callbacks that observe steps if there is a directory.
+
+    Args:
+        directory: Directory of the timeline.
+    """
+    stages = [["dense", "dense_1"], ["dense_2", "dense_3"]]
+    with strategy(ONE_GROUP, stages=stages).scope():
+        built = compiled("residual")
+    x, y = data("residual")
+    callbacks = []
+    if directory is not None:
+        callbacks = [
+            tfdml.callbacks.PerformanceMetrics(),
+            tfdml.callbacks.StepMonitor(),
+            tfdml.callbacks.GradientNoiseScale(),
+            tfdml.callbacks.Timeline(directory, profile_batch=(2, 3)),
+        ]
+    options = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = built.fit(x, y, **options, callbacks=callbacks).history
+    return {"history": history, "weights": [v.numpy() for v in built.weights]}

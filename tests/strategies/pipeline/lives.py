@@ -182,6 +182,25 @@ def both_in_any_order(cut: str, model: str) -> tuple[dict, dict]:
     return used_in_any_order("plain", model), used_in_any_order(cut, model)
 
 
+def predicted(cut: str) -> np.ndarray:
+    """Returns the predictions of a model that is not compiled."""
+    use_float64()
+    x, _ = cases.data("residual")
+    keras.utils.set_random_seed(11)
+    if CUTS[cut] is None:
+        return cases.residual().predict(x, batch_size=cases.BATCH, verbose=0)
+    with cases.strategy(CUTS[cut]).scope():
+        made = cases.residual()
+    found = made.predict(x, batch_size=cases.BATCH, verbose=0)
+    assert len({devices_of(v) for v in made.weights}) > 1
+    return found
+
+
+def both_predicted(cut: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the predictions of plain Keras, and those in stages."""
+    return predicted("plain"), predicted(cut)
+
+
 def with_callbacks(cut: str, directory: str) -> dict[str, Any]:
     """Trains with Keras's callbacks, which read and restore weights."""
     use_float64()

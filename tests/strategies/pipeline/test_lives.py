@@ -51,6 +51,11 @@ def test_calls_in_any_order(ranks, cut):
     assert_close(plain, staged, **FLOAT64)
 
 
+def test_a_model_that_is_not_compiled_predicts(ranks):
+    ((plain, staged),) = ranks(4, "mirrored").run(lives.both_predicted, "two_groups")
+    assert_close(plain, staged, **FLOAT64)
+
+
 @pytest.mark.slow
 def test_callbacks(ranks, tmp_path):
     args = "two_groups", str(tmp_path)

@@ -11,12 +11,14 @@ from tfdml.strategies.keras_seam.current import get_extended
 from tfdml.strategies.keras_seam.pipeline.cutting import get_stages
 from tfdml.strategies.replicas.extended import ReplicaExtended
 from tfdml.strategies.replicas.variable_places import move
+from tfdml.strategies.sharded.variable_parts import is_cut
 
 
 def place(model: keras.Model, extended: ReplicaExtended) -> bool:
     """Moves a model's variables and their optimizer's slots to the devices of their stages.
 
-    A variable that several stages use belongs to the first. What is there already stays.
+    A variable that several stages use belongs to the first. So do this rank's parts of variables
+    whose slots are divided among the ranks. What is there already stays.
 
     Args:
         model: The model, with built layers.
@@ -29,13 +31,15 @@ def place(model: keras.Model, extended: ReplicaExtended) -> bool:
     owners = graph.owners()
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = None if optimizer is None else extended.optimizer_parts.get(optimizer)
     moved = False
     for variable in model.variables:
         call = owners.get(id(variable))
         if call is None:
             continue
         devices = [group[assignment[call]] for group in extended.device_groups]
-        for own in [variable, *_slots(optimizer, variable)]:
+        parts_of_it = [] if parts is None else parts.of([variable])
+        for own in [variable, *parts_of_it, *_slots(optimizer, variable)]:
             moved |= move(own, devices)
     return moved
 
@@ -69,8 +73,10 @@ def restore_cut(model: keras.Model, cut: Sequence[int] | None) -> None:
 def _slots(optimizer: keras.Optimizer | None, variable: keras.Variable) -> list[keras.Variable]:
     """Returns an optimizer's variables that it has made for one of the model's."""
     prefix = f"{variable.path.replace('/', '_')}_"
-    return [
-        slot
-        for slot in getattr(optimizer, "variables", ())
-        if slot.path.rsplit("/", 1)[-1].startswith(prefix) and slot.shape == variable.shape
-    ]
+
+    def is_its(slot: keras.Variable) -> bool:
+        if is_cut(slot):
+            return slot.ownership.whole is variable
+        return slot.path.rsplit("/", 1)[-1].startswith(prefix) and slot.shape == variable.shape
+
+    return [slot for slot in getattr(optimizer, "variables", ()) if is_its(slot)]
