@@ -12,6 +12,7 @@ have hand-written loops of TensorFlow, whose halves are under `tf.device`. PyTor
 tool makes (.venv-torch in the checkout). "Two jobs at once" trains the one-core job twice, which
 shows what two cores of this machine do more than one.
 
+Memory is measured in a run of its own, in which it is given back at once, which makes steps slower.
 "activations" compares the memory of schedules, with activations far larger than the weights.
 "first step" traces a transformer of 8 blocks in 8 stages, with 8, 16 and 32 microbatches.
 """
@@ -31,8 +32,16 @@ TENSORFLOW, TORCH, FIRST_STEP = (
 )
 FIRST = "first step"
 PARTS = (*MODELS, FIRST)
-# Large tensors are given back when they are freed, so that the peak is that of what is in use.
-AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
+# By which memory is given back when it is freed, so that the peak is that of what is in use. The
+# allocator of oneDNN would keep it.
+AT_ONCE = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 16),
+    "MALLOC_MMAP_MAX_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
+    "MALLOC_ARENA_MAX": "1",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
 TIMEOUT = 900.0
 
 
@@ -52,15 +61,23 @@ def measure(
         The plan of two stages, and the results by library.
     """
     small = ["--tiny"] if tiny else []
-    variables = environment(1, **(AT_ONCE if model == "activations" else {}))
-    plan = run(module_command(TENSORFLOW, "plan", model, *small), variables, TIMEOUT)
+    plan = run(module_command(TENSORFLOW, "plan", model, *small), environment(1), TIMEOUT)
     layers = ";".join(",".join(stage) for stage in plan["layers"])
-    counts = ["--steps", str(steps), "--rounds", str(rounds), *small]
-    ours = module_command(TENSORFLOW, "turns", model, "--layers", layers, *counts)
-    found = {"TensorFlow": run(ours, variables, TIMEOUT, progress=True)}
+    jobs = {"TensorFlow": module_command(TENSORFLOW, "turns", model, "--layers", layers, *small)}
     if peers and (python := torch_python()):
-        theirs = module_command(TORCH, model, *counts, python=python)
-        found["PyTorch"] = run(theirs, variables, TIMEOUT, progress=True)
+        jobs["PyTorch"] = module_command(TORCH, model, *small, python=python)
+    found = {}
+    for library, job in jobs.items():
+        once = [*job, "--steps", "2", "--rounds", "1"]
+        memory = run(once, environment(1, **AT_ONCE), TIMEOUT, progress=True)
+        if model == "activations":
+            found[library] = memory
+            continue
+        turns = [*job, "--steps", str(steps), "--rounds", str(rounds)]
+        found[library] = run(turns, environment(1), TIMEOUT, progress=True)
+        for name, parts in found[library].items():
+            for part, measured in zip(parts, memory[name], strict=True):
+                part["mib"] = measured["mib"]
     return plan, found
 
 
