@@ -397,7 +397,7 @@ def with_divided_slots() -> tuple[list, list]:
     """Trains with slots that are divided among the ranks.
 
     Returns:
-        The weights; and the devices of each weight with those of each of its slots.
+        The weights; and the devices of each weight with those of its part and each of its slots.
     """
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -405,7 +405,9 @@ def with_divided_slots() -> tuple[list, list]:
         built = compiled("residual")
     found = results(built, "residual")["weights"]
     optimizer = built.optimizer
-    slots = zip(built.trainable_variables, optimizer._momentums, optimizer._velocities, strict=True)
+    weights = built.trainable_variables
+    parts = built.distribute_strategy.extended.optimizer_parts[optimizer].of(weights)
+    slots = zip(weights, parts, optimizer._momentums, optimizer._velocities, strict=True)
     return found, [(devices_of(v), devices_of(s)) for v, *own in slots for s in own]
 
 
