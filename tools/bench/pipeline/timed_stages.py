@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfdml
 from tfdml.pipeline.schedule import max_in_flight
+from tools.bench.harness import start
 
 # Seconds of a pass of a stage on a microbatch.
 SECONDS = 0.05
@@ -99,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(__doc__, main)
