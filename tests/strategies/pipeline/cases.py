@@ -141,6 +141,21 @@ def momentum() -> keras.Optimizer:
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
+def clipped() -> keras.Optimizer:
+    """Returns an optimizer that clips by the norm of all stages' gradients together."""
+    return keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
+
+
+def averaged() -> keras.Optimizer:
+    """Returns an optimizer whose averages of weights replace them."""
+    return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_overwrite_frequency=2)
+
+
+def accumulating() -> keras.Optimizer:
+    """Returns an optimizer that updates after two steps."""
+    return keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+
+
 OPTIMIZERS = {"masked": momentum}
 
 

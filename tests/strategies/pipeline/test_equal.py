@@ -25,6 +25,21 @@ def test_four_stages(ranks, schedule):
     _assert_equal(ranks, "residual", cases.FOUR_STAGES, num_microbatches=6, schedule=schedule)
 
 
+@pytest.mark.parametrize("optimizer", [cases.clipped, cases.averaged])
+def test_optimizers(ranks, optimizer):
+    _assert_equal(ranks, "residual", cases.TWO_GROUPS, {"optimizer": optimizer})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": cases.accumulating}, {"steps_per_execution": 2}],
+    ids=["sums", "steps"],
+)
+def test_steps_that_belong_together(ranks, options):
+    _assert_equal(ranks, "residual", cases.TWO_GROUPS, options)
+
+
 @pytest.mark.parametrize("model", ["residual", "transformer"])
 @pytest.mark.parametrize("way", ["jit_compile", "run_eagerly"])
 def test_ways_to_run(ranks, model, way):
