@@ -62,6 +62,7 @@ SIGNATURES = {
     "SeedGenerator.next": "ordered",
     "keras.src.backend.tensorflow.core.remat": "f",
     "Layer.rematerialized_call": "layer_call args kwargs",
+    "Function._run_through_graph": "inputs operation_fn call_fn",
     "Layer.add_loss": "loss",
     "Embedding.call": "inputs",
     "Embedding.build": "input_shape",
