@@ -29,7 +29,7 @@ def _fits(cuts, memory, limits):
 
 
 def _merit(costs, cuts, transfer):
-    """What the best cut minimises, with ties: integers make it exact."""
+    """Returns the key that the best cut minimises, with ties: integers make it exact."""
     seconds = _seconds(costs, cuts, transfer)
     return max(seconds), sum(s * s for s in seconds), cuts[::-1]
 

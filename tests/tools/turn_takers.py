@@ -11,7 +11,7 @@ def make(rank: int, fault: str = "") -> Made:
 
     Args:
         rank: Number of the process; process 1 takes no part in "alone".
-        fault: What happens in process 1: "raises", "dies" or nothing.
+        fault: Fault of process 1: "raises", "dies" or none.
     """
     if rank and fault == "raises":
         raise ValueError("no model")

@@ -87,7 +87,7 @@ class Timeline(keras.callbacks.Callback):
             self._recorder.close()
 
     def get_state(self) -> dict:
-        """Returns an empty state: a `fit` that resumes records anew, or not at all."""
+        """Returns an empty state, because spans are not kept: a resumed `fit` may record anew."""
         return {}
 
     def set_state(self, state: dict) -> None:

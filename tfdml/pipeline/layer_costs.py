@@ -1,4 +1,4 @@
-"""What each call of a model's layers costs: measured times, and bytes."""
+"""Costs of each call of a model's layers: measured times, and bytes."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from tfdml.tensor_memory.graph_nodes import nbytes_of, variables_bytes
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """What one call of a layer costs for one microbatch.
+    """Cost of one call of a layer for one microbatch.
 
     Attributes:
         forward: Seconds of its forward pass.

@@ -22,7 +22,7 @@ _MOST_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class KeptTensors:
-    """What a call keeps for its backward pass.
+    """Tensors that a call keeps for its backward pass.
 
     Attributes:
         inside: Bytes of tensors that are neither its inputs nor its outputs.

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline do when, and where: order, transfers, places, size of the graph."""
+"""The stages of a pipeline: their order, transfers and places, and the size of the graph."""
 
 import pytest
 

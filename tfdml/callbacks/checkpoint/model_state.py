@@ -216,7 +216,7 @@ class ModelState:
 
     @property
     def has_other_optimizers(self) -> bool:
-        """Whether an optimizer begins without the state of the checkpoint that was checked last."""
+        """True if an optimizer does not get its state from the checkpoint that was checked last."""
         return any(name in self._kept_groups for name in self._optimizers)
 
     def _restore_rates(self) -> None:
