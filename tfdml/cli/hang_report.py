@@ -26,9 +26,8 @@ def hang_report(
 
     The job must use `HorovodStrategy` or `MultiWorkerMirroredStrategy`, and goes on. All ranks
     write the stacks of their threads and their last 200 exchanges, and rank 0 a summary, which is
-    printed. The process is asked by SIGUSR1, as `kill -USR1` does. A rank whose process is stopped,
-    or whose interpreter is locked, is looked at by another one on its machine. The exit code is 1
-    if no rank answers.
+    printed. A rank whose process is stopped, or whose interpreter is locked, is looked at by
+    another one on its machine. The exit code is 1 if no rank answers.
     """
     from tfdml.runtime.hang_report import asking
 

@@ -136,8 +136,6 @@ def test_a_rank_lost_while_variables_are_made_is_named(ranks):
     assert "Variables must be the same" not in str(failure.value)
 
 
-# Rarely, rank 0's message is missing: why is not known yet.
-@pytest.mark.slow
 def test_a_rank_that_gives_up_on_rank_0_tells_it(ranks):
     """It would be taken for dead otherwise, when only the network was cut."""
     with pytest.raises(RankFailure) as failure:

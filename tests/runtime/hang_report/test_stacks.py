@@ -1,4 +1,4 @@
-"""Checks stacks on a signal with real processes, whatever their main thread does."""
+"""Checks stacks that real processes are asked for, whatever their main thread does."""
 
 import inspect
 import os
@@ -32,11 +32,22 @@ from tfdml.runtime.hang_report.stacks import SIGNAL, StackFile
 if "handler" in sys.argv:
     signal.signal(SIGNAL, lambda *_: print("own", flush=True))
 file = StackFile(Path(sys.argv[1]))
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+def other():
+    while True:
+        time.sleep(0.1)
+        if "answers" in sys.argv:
+            file.was_asked()
+
+threading.Thread(target=other, daemon=True).start()
 print("ready", flush=True)
 
 def sleep():
     time.sleep(600)
+
+def loop():
+    while True:
+        pass
 
 def lock():
     lock = threading.Lock()
@@ -90,32 +101,45 @@ def stacks_after(path, seconds: float = 5.0) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize(("what", "line"), [("sleep", 12), ("lock", 17), ("gil", 22)])
+@pytest.mark.parametrize(("what", "line"), [("sleep", 18), ("lock", 27), ("gil", 32)])
 def test_stacks_are_written_whatever_the_main_thread_does(started, tmp_path, what, line):
     process = started(what)
     path = tmp_path / "rank3.stacks"
     assert job_files.open_stacks(process.pid) == (3, path)
     assert job_files.processes_of(tmp_path) == {3: process.pid}
-    job_files.ask(process.pid)
-    stacks = stacks_after(path)
+    stacks, python_runs = job_files.ask(process.pid)
+    assert not python_runs  # No thread answers.
     assert len(stacks.split("(most recent call first)")) == 3  # Two threads.
     frames = main_frames(stacks, main_thread_of(path))
     assert describe_place(frames) == f"in {what} at program.py:{line}"
     assert process.poll() is None
 
 
+@pytest.mark.parametrize("what", ["sleep", "loop"])
+def test_a_process_whose_python_runs_is_never_signalled(started, what):
+    """The handler in C could end it: it reads frames that change meanwhile."""
+    process = started(what, "answers", "handler")
+    stacks, python_runs = job_files.ask(process.pid)
+    assert python_runs
+    assert f"in {what}" in stacks
+    process.kill()
+    assert process.stdout.read() == ""  # Its own handler of the signal has printed nothing.
+
+
 def test_a_stopped_process_writes_when_it_goes_on(started, tmp_path):
-    process = started("sleep")
+    process = started("sleep", "answers", "handler")
     process.send_signal(signal.SIGSTOP)
-    job_files.ask(process.pid)
+    assert job_files.ask(process.pid) == ("", False)
     assert "Thread" not in stacks_after(tmp_path / "rank3.stacks", 0.5)
     process.send_signal(signal.SIGCONT)
     assert "in sleep" in stacks_after(tmp_path / "rank3.stacks")
+    process.kill()
+    assert process.stdout.read() == ""  # Not signalled: its Python runs again.
 
 
 def test_a_programs_own_handler_is_called_too(started, tmp_path):
     process = started("sleep", "handler")
-    job_files.ask(process.pid)
+    process.send_signal(SIGNAL)
     assert "in sleep" in stacks_after(tmp_path / "rank3.stacks")
     assert process.stdout.readline() == "own\n"
 
@@ -143,23 +167,23 @@ def write_own_stacks(path: str) -> None:
     """Writes this process's stacks with and without a signal."""
     file = StackFile(Path(path))
     try:
-        assert not file.was_signalled()
+        assert not file.was_asked()
         stacks = file.dump()
         frames = main_frames(stacks, main_thread_of(file.path))
         assert describe_place(frames).startswith("in write_own_stacks at ")
-        assert not file.was_signalled()
+        assert not file.was_asked()
         os.kill(os.getpid(), SIGNAL)
-        assert file.was_signalled()
-        assert not file.was_signalled()
+        assert file.was_asked()
+        assert not file.was_asked()
         assert read_from(file.path, 0).count("(most recent call first)") >= 2
     finally:
         file.remove()
     assert not file.path.exists()
     assert file.dump() == ""
-    assert not file.was_signalled()
+    assert not file.was_asked()
 
 
-def test_own_stacks_are_no_signal(tmp_path):
+def test_own_stacks_are_no_request(tmp_path):
     # In a process of its own: of more than 100 threads, the handler in C leaves out the first.
     call = f"test_stacks.write_own_stacks({str(tmp_path / 'rank0.stacks')!r})"
     program = f"from tests.runtime.hang_report import test_stacks; {call}"

@@ -251,7 +251,7 @@ class Guard:
                     rank, raised = int(message.get("rank", 0)), bool(message.get("raised"))
                     return self._end(str(message.get("message")), rank, raised)
                 self._reporting.hear(message)
-            self._reporting.answer_signal(now)
+            self._reporting.answer_request(now)
             if now >= next_beat:
                 next_beat = now + self._beat
                 own = self._heartbeats.next()

@@ -44,9 +44,9 @@ class OwnReports:
         self._stack_file = StackFile(job_files.stacks_path(self.directory, status.rank))
         self._collector = ExchangeCollector(EXCHANGE_LOG)
 
-    def was_signalled(self) -> bool:
-        """Returns whether somebody has asked this process for a report."""
-        return self._stack_file.was_signalled()
+    def was_asked(self) -> bool:
+        """Returns whether another process, or a signal, has asked this one for a report."""
+        return self._stack_file.was_asked()
 
     def report(self, name: str) -> RankReport:
         """Reports on this process, and writes its file.

@@ -1,7 +1,7 @@
 """A process's part in its job's reports: it asks, is asked, or collects.
 
 Rank 0 asks all ranks, then has some look at those that have not answered, and concludes. If rank 0
-does not answer, a rank that was asked for a report by a signal concludes alone.
+does not answer, a rank that was asked for a report from outside concludes alone.
 """
 
 import os
@@ -48,8 +48,8 @@ class Reporting:
         # On rank 0: the report that is collected now, and whether another rank wants one.
         self._job: JobReport | None = None
         self._wanted = False
-        # On the others: when a signal asked for a report that rank 0 has not begun since.
-        self._signalled: float | None = None
+        # On the others: when a report was asked for that rank 0 has not begun since.
+        self._asked: float | None = None
 
     def hear(self, message: dict) -> None:
         """Takes a message about reports, if it is one; answers from another thread."""
@@ -59,7 +59,7 @@ class Reporting:
         elif kind == "reported" and self._job and message["name"] == self._job.name:
             self._job.receive(RankReport.from_message(message["report"]))
         elif kind == "report":
-            self._signalled = None
+            self._asked = None
             self._answer(message["name"], lambda: self._own.report(message["name"]))
         elif kind == "look":
             known = RankReport.from_message(message["report"])
@@ -91,7 +91,7 @@ class Reporting:
         Returns:
             When a report is complete, the lines about it for people; None before.
         """
-        if self._own.was_signalled() or self._wanted or ending:
+        if self._own.was_asked() or self._wanted or ending:
             self._wanted = False
             self._begin(now, beat)
         if self._job is None or not self._job.is_over(now):
@@ -120,17 +120,17 @@ class Reporting:
 
     # -- The other ranks -----------------------------------------------------------------------
 
-    def answer_signal(self, now: float) -> None:
+    def answer_request(self, now: float) -> None:
         """Asks rank 0 for a report if this process was asked for one, or reports alone.
 
         Args:
             now: Current time, in seconds of the monotonic clock.
         """
-        if self._own.was_signalled():
-            self._signalled = now
+        if self._own.was_asked():
+            self._asked = now
             self._send_to(0, {"kind": "want report"})
-        if self._signalled is not None and now - self._signalled > _ALONE_SECONDS:
-            self._signalled = None
+        if self._asked is not None and now - self._asked > _ALONE_SECONDS:
+            self._asked = None
             self.report_alone()
 
     def report_alone(self) -> str:

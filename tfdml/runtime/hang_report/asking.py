@@ -4,8 +4,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from tfdml.runtime.hang_report import job_files
 from tfdml.runtime.hang_report.stacks import read_from
 
@@ -56,7 +54,7 @@ def find_processes(pid: int | None, directory: Path | None) -> list[Process]:
             f"`--job` must be the directory that `tfdml launch --job-dir` has given a job whose "
             f"ranks run on this machine. Received: --job {directory}, which no running rank uses."
         )
-    return sorted(processes, key=lambda p: (_is_stopped(p.pid), p.pid != pid))
+    return sorted(processes, key=lambda p: (job_files.is_stopped(p.pid), p.pid != pid))
 
 
 def ask_in_turn(processes: list[Process], seconds: float) -> Answer:
@@ -91,9 +89,3 @@ def ask_in_turn(processes: list[Process], seconds: float) -> Answer:
         lines += [f"rank {process.rank}, pid {process.pid}, {state}", stacks.rstrip()]
     return Answer("\n".join(filter(None, lines)) + "\n", False)
 
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return True

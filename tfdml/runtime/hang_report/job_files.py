@@ -2,7 +2,7 @@
 
 The job's directory has, on each machine:
 
-    rank3.stacks                        open in rank 3, which adds its threads' stacks on SIGUSR1
+    rank3.stacks                        open in rank 3, which adds its threads' stacks when asked
     report-2026-11-28T21-03-22.417/     a report
         rank3.txt                       rank 3's threads and exchanges
         summary.txt                     the first difference, by rank 0
@@ -15,17 +15,28 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from tfdml import topology
-from tfdml.runtime.hang_report.stacks import SIGNAL, is_in_use, main_thread_of
+from tfdml.runtime.hang_report.stacks import (
+    SIGNAL,
+    is_in_use,
+    main_thread_of,
+    read_from,
+    request,
+)
 
 _STACKS = re.compile(r"rank(\d+)\.stacks")
 SUMMARY = "summary.txt"
 _TEMPORARY = "tfdml-job-"
 # Age below which a directory without a report is left alone.
 _NEW_SECONDS = 3600.0
+# Seconds that a process gets to write its stacks itself, and then on a signal. Its guard's threads
+# look for requests twice a second.
+_ANSWER_SECONDS = 1.5
+_SIGNAL_SECONDS = 1.0
 
 
 def new_job_directory() -> Path:
@@ -130,7 +141,45 @@ def processes_of(directory: Path) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def ask(pid: int) -> None:
-    """Has a process write its stacks, and its job's guard a report."""
-    if open_stacks(pid) is not None:
-        os.kill(pid, SIGNAL)
+class Answer(NamedTuple):
+    """Answer of a process: its stacks, "" if it has none, and whether its Python runs."""
+
+    stacks: str
+    python_runs: bool
+
+
+def ask(pid: int) -> Answer:
+    """Has a process write its stacks, and its job's guard a report.
+
+    Only a process that does not write them itself, and is not stopped, is signalled: see `stacks`.
+    """
+    found = open_stacks(pid)
+    if found is None:
+        return Answer("", False)
+    begin = request(found[1])
+    stacks = _wait_for_stacks(found[1], begin, _ANSWER_SECONDS)
+    if stacks or is_stopped(pid) or open_stacks(pid) != found:
+        return Answer(stacks, bool(stacks))
+    os.kill(pid, SIGNAL)
+    return Answer(_wait_for_stacks(found[1], begin, _SIGNAL_SECONDS), False)
+
+
+def _wait_for_stacks(path: Path, begin: int, seconds: float) -> str:
+    """Returns the stacks that a file has from an offset on, once they grow no more."""
+    deadline = time.monotonic() + seconds
+    stacks = ""
+    while time.monotonic() < deadline and path.exists():
+        time.sleep(0.1)
+        latest = read_from(path, begin)
+        if latest and latest == stacks:
+            break
+        stacks = latest
+    return stacks
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process is stopped, or gone: it cannot answer."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
+        return True

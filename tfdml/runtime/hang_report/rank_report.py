@@ -16,7 +16,6 @@ from tfdml.runtime.hang_report.stacks import (
     describe_place,
     main_frames,
     main_thread_of,
-    read_from,
 )
 
 # States of ranks that did not report, as predicates of "rank N".
@@ -27,9 +26,8 @@ UNHEARD = "does not answer"
 
 # Characters of stacks in a message to rank 0; a rank's own file has all of them.
 _SENT_CHARACTERS = 100_000
-# Seconds that TensorFlow gets to hand out the notes of graphs, and a process to write its stacks.
+# Seconds that TensorFlow gets to hand out the notes of graphs.
 _COLLECT_SECONDS = 1.0
-_SIGNAL_SECONDS = 1.0
 
 
 @dataclasses.dataclass
@@ -140,20 +138,11 @@ def report_silent_rank(report: RankReport, pid: int, directory: Path) -> RankRep
         status = psutil.STATUS_ZOMBIE
     if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return dataclasses.replace(report, state=GONE)
-    if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+    if job_files.is_stopped(pid):
         text = "A stopped process cannot write its stacks."
         return dataclasses.replace(report, state=STOPPED, stacks=text)
     if job_files.open_stacks(pid) != (report.rank, path.resolve()):
         return dataclasses.replace(report, state=UNHEARD)
-    before = path.stat().st_size
-    job_files.ask(pid)
-    deadline = time.monotonic() + _SIGNAL_SECONDS
-    stacks = ""
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        latest = read_from(path, before)
-        if latest and latest == stacks:
-            break
-        stacks = latest
-    state = NO_PYTHON if stacks else UNHEARD
+    stacks, python_runs = job_files.ask(pid)
+    state = NO_PYTHON if stacks and not python_runs else UNHEARD
     return _with_stacks(dataclasses.replace(report, state=state), stacks, path)
