@@ -1,5 +1,7 @@
 """Checks the buckets of gradients and the sums over them."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -63,6 +65,35 @@ def test_sparse_gradients_are_gathered():
 
     wanted = ([2.0] * 3, [[1.0, 2.0], [2.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
     assert run_ranks(2, run) == [wanted, wanted]
+
+
+@pytest.mark.parametrize("values", [tf.float32, tf.float64, tf.bfloat16])
+@pytest.mark.parametrize("indices", [tf.int32, tf.int64])
+@pytest.mark.parametrize("shape", [[], [3], [2, 5]])
+def test_rows_of_any_kind_are_one_message(values, indices, shape):
+    """A second one takes a second round trip: Horovod remembers no message of changing size."""
+    sizes = []
+
+    def run(collective):
+        original = collective.all_gather
+
+        def counting(tensor, name):
+            sizes.append((name, tensor.shape[1]))
+            return original(tensor, name)
+
+        collective.all_gather = counting
+        count = 2 * collective.rank  # Rank 0 has no rows.
+        rows = tf.cast(tf.random.stateless_normal([count, *shape], [1, 2]), values)
+        numbers = tf.cast(tf.range(count) * 3, indices)
+        own = tf.IndexedSlices(rows, numbers, tf.constant([9, *shape], indices))
+        (total,) = sum_in_buckets(collective, [own], "g")
+        assert (total.values.dtype, total.indices.dtype) == (values, indices)
+        return tf.cast(total.values, F32).numpy().tolist(), total.indices.numpy().tolist()
+
+    rows = tf.cast(tf.random.stateless_normal([2, *shape], [1, 2]), values)
+    assert run_ranks(2, run) == [(tf.cast(rows, F32).numpy().tolist(), [0, 3])] * 2
+    width = math.prod(shape) * values.size + indices.size
+    assert sizes == [("g/sparse_0", width)] * 2
 
 
 def test_exchanges_are_named_and_ordered(monkeypatch):

@@ -12,7 +12,12 @@ import tensorflow as tf
 from tfdml.collectives.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, plan_buckets
 from tfdml.collectives.collective import Collective
 from tfdml.collectives.cut import Cut
-from tfdml.collectives.sparse_gradients import Gradient, add_up_rows
+from tfdml.collectives.sparse_gradients import (
+    Gradient,
+    add_up_rows,
+    bytes_of_rows,
+    rows_of_bytes,
+)
 
 
 class StepFactors(NamedTuple):
@@ -250,15 +255,10 @@ def gather_rows_of(collective: Collective, own: tf.IndexedSlices, name: str) -> 
     Args:
         collective: Collective that moves tensors between processes.
         own: This process's gradient.
-        name: Prefix of the exchanges' names, before `_values` and `_indices`.
+        name: Name of the exchange.
     """
-    return add_up_rows(
-        tf.IndexedSlices(
-            collective.all_gather(own.values, f"{name}_values"),
-            collective.all_gather(own.indices, f"{name}_indices"),
-            own.dense_shape,
-        )
-    )
+    rows = collective.all_gather(bytes_of_rows(own), name)
+    return add_up_rows(rows_of_bytes(rows, own))
 
 
 def sum_packed(collective: Collective, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:

@@ -25,6 +25,41 @@ def add_up_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
+def bytes_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """Returns the values of each row and its index as bytes, which are one message.
+
+    Args:
+        gradient: A sparse gradient of n rows.
+
+    Returns:
+        uint8, `[n, bytes of the values and the index]`.
+    """
+    count = tf.shape(gradient.indices)[0]
+    parts = []
+    for tensor in (gradient.values, gradient.indices):
+        # Collectives of TensorFlow send words if the width is known.
+        width = tensor.shape[1:].num_elements()
+        width = tf.reduce_prod(tf.shape(tensor)[1:]) if width is None else width
+        width *= tensor.dtype.size
+        parts.append(tf.reshape(tf.bitcast(tensor, tf.uint8), [count, width]))
+    return tf.concat(parts, 1)
+
+
+def rows_of_bytes(rows: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the sparse gradient that `bytes_of_rows` has made bytes of.
+
+    Args:
+        rows: The bytes, of any number of rows.
+        like: A gradient with the same dtypes, and the same shape but for the number of rows.
+    """
+    index, value = like.indices.dtype, like.values.dtype
+    values, indices = tf.split(rows, [-1, index.size], 1)
+    shape = tf.concat([[tf.shape(rows)[0]], tf.shape(like.values)[1:], [value.size]], 0)
+    values = tf.bitcast(tf.reshape(values, shape), value)
+    values.set_shape([None, *like.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.bitcast(indices, index), like.dense_shape)
+
+
 def values_of(gradient: Gradient) -> tf.Tensor:
     """Returns a gradient's numbers; of a sparse one those of its rows, shape `[rows, ...]`."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -101,7 +101,7 @@ def stacks_after(path, seconds: float = 5.0) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize(("what", "line"), [("sleep", 18), ("lock", 27), ("gil", 32)])
+@pytest.mark.parametrize(("what", "line"), [("sleep", 19), ("lock", 28), ("gil", 33)])
 def test_stacks_are_written_whatever_the_main_thread_does(started, tmp_path, what, line):
     process = started(what)
     path = tmp_path / "rank3.stacks"
@@ -129,6 +129,8 @@ def test_a_process_whose_python_runs_is_never_signalled(started, what):
 def test_a_stopped_process_writes_when_it_goes_on(started, tmp_path):
     process = started("sleep", "answers", "handler")
     process.send_signal(signal.SIGSTOP)
+    while not job_files.is_stopped(process.pid):
+        time.sleep(0.01)
     assert job_files.ask(process.pid) == ("", False)
     assert "Thread" not in stacks_after(tmp_path / "rank3.stacks", 0.5)
     process.send_signal(signal.SIGCONT)

@@ -2,9 +2,8 @@
 
 import tensorflow as tf
 
-from tfdml.collectives.aggregator import StepGradients, on_device
+from tfdml.collectives.aggregator import StepGradients, gather_rows_of, on_device
 from tfdml.collectives.collective import Collective
-from tfdml.collectives.sparse_gradients import add_up_rows
 
 _INDEX_BYTES = 8
 
@@ -65,11 +64,7 @@ def _sum(
     collective: Collective, own: tf.IndexedSlices, rows: tf.Tensor, name: str
 ) -> tf.IndexedSlices:
     def gathered() -> tuple[tf.Tensor, tf.Tensor]:
-        union = tf.IndexedSlices(
-            collective.all_gather(own.values, f"{name}_values"),
-            collective.all_gather(own.indices, f"{name}_indices"),
-        )
-        total = add_up_rows(union)
+        total = gather_rows_of(collective, own, name)
         return total.values, total.indices
 
     def summed() -> tuple[tf.Tensor, tf.Tensor]:

@@ -88,4 +88,3 @@ def ask_in_turn(processes: list[Process], seconds: float) -> Answer:
         state = "has written its stacks:" if stacks else "has not written its stacks."
         lines += [f"rank {process.rank}, pid {process.pid}, {state}", stacks.rstrip()]
     return Answer("\n".join(filter(None, lines)) + "\n", False)
-
