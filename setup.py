@@ -31,6 +31,8 @@ RECORDS = ["h5py", "pillow>=10", "pyarrow>=14"]
 HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
 # `PrometheusExporter` serves numbers with it.
 PROMETHEUS = ["prometheus_client>=0.20"]
+# `tfdml.integrations.ray` runs on it. Later versions may move the notices of preemption.
+RAY = ["ray[train,tune]>=2.60,<2.61"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
@@ -100,6 +102,7 @@ setup(
         "horovod": HOROVOD,
         "hubs": HUBS,
         "prometheus": PROMETHEUS,
+        "ray": RAY,
         "recipes": RECIPES,
         "records": RECORDS,
         "test": TEST,

@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "checkpointing": set(),
     "callbacks": {"topology", "collectives", "strategies", "checkpointing", "runtime", "timeline"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
+    "integrations": {"topology", "callbacks", "runtime"},
     "tensor_memory": set(),
     "reports": set(),
     "memory": {
@@ -88,6 +89,7 @@ MAY_IMPORT_WITHIN = {
     "data/read": {"format"},
     "data/write": {"format", "sources"},
     "data/check": {"format", "read", "sources"},
+    "integrations/ray": set(),
     "runtime/hang_report": set(),
     "runtime/timing": set(),
     "runtime/guard": {"hang_report", "timing"},

@@ -6,10 +6,12 @@ import pytest
 
 from tfdml.topology import (
     Topology,
+    change_environment,
     is_first_on_host,
     launched,
     local_variables,
     own_host,
+    setting,
     started_together,
 )
 
@@ -104,6 +106,13 @@ def test_host_named_by_the_launcher():
     assert own_host({"TF_CONFIG": json.dumps(address)}) == "fd00::1"
     assert own_host({}) is None
     assert own_host({"TF_CONFIG": '{"task": {"type": "worker", "index": 3}}'}) is None
+
+
+def test_variables_are_changed_and_removed(monkeypatch):
+    monkeypatch.setenv("TFDML_TEST_OLD", "1")
+    monkeypatch.setenv("TFDML_TEST_NEW", "1")
+    change_environment({"TFDML_TEST_OLD": None, "TFDML_TEST_NEW": "2", "TFDML_TEST_NONE": None})
+    assert (setting("TFDML_TEST_OLD", "none"), setting("TFDML_TEST_NEW")) == ("none", "2")
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,15 @@ def set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def change_environment(changes: Mapping[str, str | None]) -> None:
+    """Sets environment variables of this process and its children; None removes one."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def _integer(environment: Mapping[str, str], name: str, launcher: str) -> int:
     value = environment.get(name)
     if value is None or not value.strip().isdecimal():

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -343,6 +344,45 @@ def train_with_notice(directory: str) -> dict:
     # Immediately: a fast machine may finish training before any delay that a test could choose.
     preemption.SECONDS = 0.01
     return cases.train(directory, on_preemption=lambda: True)
+
+
+def test_ranks_that_stay_after_a_notice_save_once_and_train_on(ranks, tmp_path):
+    """As under Ray, which ends them itself."""
+    job = ranks(2)
+    whole = job.run(train, (str(tmp_path / "whole"),), {"strategy": True})
+    stayed = job.run(train_and_stay, str(tmp_path / "stayed"))
+    assert [r["code"] for r in stayed] == [0, 0]
+    same(whole, stayed)
+    notice, end = stayed[0]["saved"]
+    assert int(notice[-10:]) in (3, 4)
+    assert int(end[-10:]) == 3 * cases.STEPS
+
+
+def train_and_stay(directory: str) -> dict:
+    """Trains with a notice on rank 1 after step 3; nothing else saves, but the end."""
+    from tfdml.callbacks import FaultTolerantCheckpoint
+    from tfdml.callbacks.checkpoint import preemption
+
+    notice, seen = threading.Event(), threading.Event()
+
+    def watcher() -> bool:
+        if notice.is_set():
+            seen.set()
+        return notice.is_set()
+
+    def notify() -> None:
+        notice.set()
+        seen.wait(10.0)
+        time.sleep(0.1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preemption, "SECONDS", 0.02)
+        stay = FaultTolerantCheckpoint.forget_preemption
+        patch.setattr(FaultTolerantCheckpoint, "leave", stay)
+        return cases.train(
+            directory, at=3, number=notify, rank=1, strategy=True, save_freq=10**6,
+            on_preemption=watcher,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

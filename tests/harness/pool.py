@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.forkserver import FORK_SERVERS, fork_server
+from tfdml.runtime.launch.horovod_rendezvous import HorovodRendezvous
 from tfdml.runtime.launch.processes import alive, end_processes, process_tree
 from tfdml.runtime.launch.supervisor import free_ports
 from tfdml.topology import job_variables
@@ -57,7 +58,7 @@ class RankPool:
         self._ranks_of = {name: each + (i < more) for i, name in enumerate(names)}
         self.pids: list[int] = []
         self._connections: dict[int, Connection] = {}
-        self._rendezvous: Any = None
+        self._rendezvous: HorovodRendezvous | None = None
         self._closing = threading.Lock()
         self._directory = tempfile.TemporaryDirectory(prefix="tfdml-ranks-")
         self._log = Path(self._directory.name, "output")
@@ -158,20 +159,10 @@ class RankPool:
 
     def _horovod_environments(self) -> list[dict[str, str]]:
         """Replaces `horovodrun`, which cannot fork ranks."""
-        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-        from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-        from horovod.runner.http.http_server import RendezvousServer
-
-        self._rendezvous = RendezvousServer()
-        port = self._rendezvous.start()
-        infos = [HostInfo(name, own) for name, own in self._ranks_of.items()]
-        slots = get_host_assignments(infos, self.size)
-        self._rendezvous.init(slots)
+        self._rendezvous = HorovodRendezvous(list(self._ranks_of.items()), "127.0.0.1")
         # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
         # tenth of a core.
-        job = {**create_run_env_vars("127.0.0.1", ["lo"], port), "HOROVOD_CYCLE_TIME": 5}
-        variables = [{**job, **create_slot_env_vars(slot)} for slot in slots]
-        return [{name: str(value) for name, value in own.items()} for own in variables]
+        return [{**own, "HOROVOD_CYCLE_TIME": "5"} for own in self._rendezvous.variables()]
 
     def _answers(self, timeout: float) -> dict[int, tuple[bool, Any]]:
         """Collects the ranks' answers until all have arrived or the time is over."""

@@ -28,6 +28,11 @@ def loggers_python() -> Path:
     return _python(".venv-loggers", ["mlflow==3.17.*", "wandb==0.31.*"])
 
 
+def ray_python() -> Path:
+    """Returns a Python with Ray Train, Tune and Data."""
+    return _python(".venv-ray", ["ray[train,tune]==2.60.*"])
+
+
 def _python(name: str, requirements: list[str]) -> Path:
     """Returns an environment's Python; creates it if missing or of other requirements.
 

@@ -178,6 +178,10 @@ class FaultTolerantCheckpoint(ResumingCallback):
         """Handles no SIGTERM: it ends one rank of an elastic job, and the others continue."""
         self._preemption.ignore()
 
+    def forget_preemption(self) -> None:
+        """Continues after the save that a preemption has asked for; all ranks call this."""
+        self._preemption.forget()
+
     def on_train_begin(self, logs=None):
         """Restores the state, if there is one."""
         self._run.start(self.data, self.params["epochs"])
@@ -195,7 +199,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         self._run.note_batch(batch)
         if self._preemption.agreed and self._run.ranks.is_synchronized:
             self._run.save()
-            self._leave()
+            self.leave()
         elif self._run.is_due():
             self._run.save()
 
@@ -210,7 +214,7 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if best or finished or asked or self._options.save_freq == "epoch":
             self._run.save(finished)
         if asked:
-            self._leave()
+            self.leave()
 
     def on_train_end(self, logs=None):
         """Waits for the last write, and repeats it if it was given up when a rank was lost."""
@@ -231,7 +235,8 @@ class FaultTolerantCheckpoint(ResumingCallback):
         # After an error the next `fit`, such as a notebook's cell that is run again, resumes it.
         use_directory(self.directory).end_fit(self._run, error)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Ends this process after the save that a preemption has asked for; all ranks call this."""
         self._run.collect()
         # The first rank to exit ends the others, so wait until all parts are written.
         self._run.ranks.any_rank(True)

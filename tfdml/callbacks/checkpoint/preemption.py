@@ -71,6 +71,12 @@ class Preemption:
             self._vote.request()
         return self._vote.decided
 
+    def forget(self) -> None:
+        """Forgets that a rank was asked to end; all ranks call this after the same step."""
+        self._asked.clear()
+        if self._vote is not None:
+            self._vote.reset()
+
     def start(self) -> None:
         """Starts to listen; signals are handled only if called in the main thread."""
         if not self._wanted:
