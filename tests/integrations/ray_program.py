@@ -3,12 +3,12 @@
 python -m tests.integrations.ray_program NAME DIRECTORY
 """
 
+import concurrent.futures
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +141,7 @@ def trainer(config: dict[str, Any], workers: Any = 2, **options: Any) -> KerasTr
 
 def start(cpus: int) -> None:
     ray.init(
+        "local",
         num_cpus=cpus,
         object_store_memory=OBJECTS,
         _node_ip_address="127.0.0.1",
@@ -204,8 +205,11 @@ def search(config: dict[str, Any]) -> dict[str, Any]:
 def grown(config: dict[str, Any]) -> dict[str, Any]:
     """One worker, which a second one joins on a new node."""
     cluster = cluster_of(1)
-    at_marker(config, lambda: cluster.add_node(num_cpus=1, object_store_memory=OBJECTS))
-    return trainer({**config, "event": "wait"}, workers=(1, 2)).fit().return_value
+    return fit_and(
+        cluster,
+        lambda: cluster.add_node(num_cpus=1, object_store_memory=OBJECTS),
+        {**config, "event": "wait"},
+    )
 
 
 def preempted(config: dict[str, Any]) -> dict[str, Any]:
@@ -215,9 +219,11 @@ def preempted(config: dict[str, Any]) -> dict[str, Any]:
     drain = [Path(sys.executable).with_name("ray"), "drain-node", "--node-id", node.node_id]
     drain += ["--address", cluster.address, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     drain += ["--reason-message", "test", "--deadline-remaining-seconds", "25"]
-    at_marker(config, lambda: subprocess.run(drain, check=True, stdout=sys.stderr))
-    config = {**config, "event": "slow", "save_freq": 10**6, "epochs": 12}
-    return trainer(config, workers=(1, 2)).fit().return_value
+    return fit_and(
+        cluster,
+        lambda: subprocess.run(drain, check=True, stdout=sys.stderr),
+        {**config, "event": "slow", "save_freq": 10**6, "epochs": 12},
+    )
 
 
 def cluster_of(cpus: int) -> Cluster:
@@ -225,16 +231,19 @@ def cluster_of(cpus: int) -> Cluster:
     return Cluster(initialize_head=True, connect=True, head_node_args=head)
 
 
-def at_marker(config: dict[str, Any], action: Callable[[], Any]) -> None:
-    """Does something, in a thread, once a worker has come to the event."""
+def fit_and(cluster: Cluster, action: Callable[[], Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Trains on one or two workers, and does something once they have come to the event."""
     marker = Path(config["directory"], "event")
-
-    def wait() -> None:
-        while not marker.exists():
+    # Ray starts nodes in the main thread alone.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        result = pool.submit(trainer(config, workers=(1, 2)).fit)
+        while not (marker.exists() or result.done()):
             time.sleep(0.2)
         action()
-
-    threading.Thread(target=wait, daemon=True).start()
+        found = result.result().return_value
+    ray.shutdown()
+    cluster.shutdown()
+    return found
 
 
 def alone(config: dict[str, Any]) -> dict[str, Any]:
