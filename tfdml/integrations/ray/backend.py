@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import ray
 from ray.train import BackendConfig
@@ -40,7 +41,7 @@ class KerasBackend(Backend):
     def __init__(self) -> None:
         self._rendezvous: HorovodRendezvous | None = None
 
-    def on_start(self, worker_group, backend_config: KerasConfig) -> None:
+    def on_start(self, worker_group: Any, backend_config: KerasConfig) -> None:
         """Sets the variables of a launcher on the workers, before TensorFlow is imported there."""
         self._stop()
         addresses = worker_group.execute(ray.util.get_node_ip_address)
@@ -58,7 +59,7 @@ class KerasBackend(Backend):
             ]
         )
 
-    def on_shutdown(self, worker_group, backend_config: KerasConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: KerasConfig) -> None:
         """Stops Horovod's rendezvous server."""
         self._stop()
 
@@ -68,7 +69,7 @@ class KerasBackend(Backend):
             self._rendezvous = None
 
 
-def _cluster_variables(worker_group, hosts: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
+def _cluster_variables(worker_group: Any, hosts: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
     """Returns the variables of each worker of a TensorFlow cluster."""
     workers: list[str] = []
     for host, count in hosts:

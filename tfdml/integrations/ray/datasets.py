@@ -28,6 +28,6 @@ def read_shard(
         feature_columns, label_columns, batch_size=batch_size, **options
     )
     # The strategy asks for the size of the last `batch`; Ray's dataset, a generator, has none.
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return rows.unbatch().batch(batch_size).with_options(options)
+    own_part = tf.data.Options()
+    own_part.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return rows.unbatch().batch(batch_size).with_options(own_part)

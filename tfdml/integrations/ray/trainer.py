@@ -1,6 +1,6 @@
 """`KerasTrainer`: a training function on Ray Train's workers, and their parts of Ray's datasets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.train import DataConfig
@@ -49,7 +49,9 @@ class WholeDataConfig(DataConfig):
     more, and `fit` trains on all of them.
     """
 
-    def configure(self, datasets, world_size, worker_handles, worker_node_ids, **kwargs):
+    def configure(
+        self, datasets: Mapping[str, Any], world_size: int, *_: Any, **more: Any
+    ) -> list[dict[str, Any]]:
         """Returns the parts of each worker, by the datasets' names."""
         parts: list[dict[str, Any]] = [{} for _ in range(world_size)]
         for name, dataset in datasets.items():
