@@ -23,6 +23,7 @@ import importlib.util
 from typing import Any
 
 _MODULES = (
+    "aggregation",
     "callbacks",
     "compression",
     "data",

@@ -51,6 +51,11 @@ class StepGradients:
             no optimizer state is divided.
         may_overflow: Whether the gradients contain a loss scale, so that all ranks must see the
             same overflows.
+        weight: The caller's part of the batch's rows, from 0 to 1, by which its mean gradient was
+            multiplied: float64, shape `[]`. None if the aggregator does not ask for it.
+        note_cut: Function that is told, in a step's graph, how much of each rank's gradient this
+            caller has left out of its part of the result; None if nobody asks. See
+            `OutlierWatch.note`.
     """
 
     values: Sequence[Gradient]
@@ -61,6 +66,8 @@ class StepGradients:
     places: Sequence[Sequence[str]] = ()
     cuts: Sequence[Cut | None] = ()
     may_overflow: bool = False
+    weight: tf.Tensor | None = None
+    note_cut: Callable[[tf.Tensor, tf.Tensor], None] | None = None
 
     def at(self, indices: Sequence[int]) -> "StepGradients":
         """Returns the gradients of the given indices.
@@ -87,6 +94,8 @@ class GradientAggregator(abc.ABC):
     # Whether each replica calls `aggregate` with its own gradients, in replica context. If not, the
     # process calls it once, with the sums of its replicas.
     per_replica = False
+    # Whether `aggregate` needs to know each caller's `weight`.
+    needs_weight = False
 
     @abc.abstractmethod
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:

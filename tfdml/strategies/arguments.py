@@ -6,9 +6,11 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+from tfdml.aggregation import RobustRule
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.compression import Compressor, DeepGradientCompression, get
 from tfdml.compression.auto.auto_aggregator import goes_to_owners
+from tfdml.compression.compressor import ChunkCompressor
 from tfdml.local_updates import LocalUpdates
 from tfdml.pipeline.device_groups import check_device_groups
 from tfdml.pipeline.parallel import PipelineParallel
@@ -33,6 +35,7 @@ class ReplicaOptions:
         silence_limit: Seconds of silence after which another process is taken for lost.
         sharding: Division of optimizer state among the processes; None for no division.
         local_updates: Method of local updates; None if each step is synchronous.
+        gradient_aggregation: Rule that combines the ranks' gradients; None for their mean.
         pipeline: Division of models into stages; None for whole models on each device.
     """
 
@@ -44,6 +47,7 @@ class ReplicaOptions:
     silence_limit: float = dataclasses.field(default=60.0, metadata=_OWN)
     sharding: Sharding | None = None
     local_updates: LocalUpdates | None = None
+    gradient_aggregation: RobustRule | None = None
     pipeline: PipelineParallel | None = None
 
     @property
@@ -69,6 +73,7 @@ def check(
     batch_split: Sequence[float] | str | None = None,
     sharding: Sharding | None = None,
     local_updates: LocalUpdates | None = None,
+    gradient_aggregation: RobustRule | None = None,
     pipeline: PipelineParallel | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments that the strategies share; returns them as options.
@@ -83,6 +88,7 @@ def check(
         batch_split: A positive number for each replica, "auto", or None for equal parts.
         sharding: Division of optimizer state among the processes; None for no division.
         local_updates: Method of local updates; None if each step is synchronous.
+        gradient_aggregation: Rule that combines the ranks' gradients; None for their mean.
         pipeline: Division of models into stages; None for whole models on each device.
 
     Raises:
@@ -127,6 +133,7 @@ def check(
             f"the device of its stage."
         )
     _check_local_updates(local_updates, compressor, sharding, batch_split)
+    _check_gradient_aggregation(gradient_aggregation, compressor, sharding)
     return ReplicaOptions(
         compressor,
         bucket_bytes,
@@ -136,8 +143,46 @@ def check(
         silence_limit,
         sharding,
         local_updates,
+        gradient_aggregation,
         pipeline,
     )
+
+
+def _check_gradient_aggregation(
+    rule: RobustRule | None, compressor: Compressor | None, sharding: Sharding | None
+) -> None:
+    if rule is None:
+        return
+    if not isinstance(rule, RobustRule):
+        raise ValueError(
+            f"`gradient_aggregation` must be a rule of `tfdml.aggregation`, or None. Received: "
+            f"gradient_aggregation={rule!r}. Use for example "
+            f"`tfdml.aggregation.TrimmedMean(num_byzantine=1)`."
+        )
+    if compressor is not None and not can_be_combined(compressor):
+        raise ValueError(
+            f"`compression` must encode all numbers of each rank's gradient on its own with "
+            f"`gradient_aggregation`, which compares the ranks' numbers. Received: "
+            f"compression={compressor!r}. Use Float16(), BFloat16(), QSGD(), "
+            f"NaturalCompression(), TernGrad() or OneBit(), or leave out `compression`."
+        )
+    if sharding is not None and sharding.embeddings:
+        raise ValueError(
+            f"`sharding` must not have `embeddings` with `gradient_aggregation`, because a row's "
+            f"gradient is added up where the row is, before ranks can be compared. Received: "
+            f"sharding={sharding!r}. Leave out `embeddings`."
+        )
+
+
+def can_be_combined(compressor: Compressor) -> bool:
+    """Returns whether a codec sends all numbers of each rank, which a robust rule can compare.
+
+    Codecs whose sums alone are decoded, or that select numbers, on each rank others, do not.
+
+    Args:
+        compressor: The codec.
+    """
+    return isinstance(compressor, ChunkCompressor) and compressor.static
 
 
 def _check_local_updates(

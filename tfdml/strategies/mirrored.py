@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml import topology
+from tfdml.aggregation import RobustRule
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
@@ -40,6 +41,9 @@ class MirroredStrategy(ReplicaStrategy):
             each, in the order of `devices`, such as `[3, 1]`; or "auto", which measures each
             replica's time per row and gives faster ones more rows, in new parts from the next
             epoch on. The numbers of a training do not depend on them. None for equal parts.
+        gradient_aggregation: Rule that combines the devices' gradients so that a few wrong ones do
+            little: `tfdml.aggregation.TrimmedMean(num_byzantine=1)` or
+            `CenteredClipping(radius, momentum)`. None for the mean.
         pipeline: Division of models into stages on several devices:
             `tfdml.PipelineParallel(num_microbatches=8)`. Then `devices` are groups of them, such as
             `[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]]`: each group is one replica. None for whole
@@ -57,6 +61,7 @@ class MirroredStrategy(ReplicaStrategy):
         compression: Compressor | str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
+        gradient_aggregation: RobustRule | None = None,
         pipeline: PipelineParallel | None = None,
     ):
         options = arguments.check(
@@ -64,12 +69,13 @@ class MirroredStrategy(ReplicaStrategy):
             compression,
             bucket_bytes=bucket_bytes,
             batch_split=batch_split,
+            gradient_aggregation=gradient_aggregation,
             pipeline=pipeline,
         )
         devices = keras_seam.devices_of_run(devices)
         own = own_devices(flat_devices(devices), topology.on_this_host())
         devices = grouped_like(own, devices)
-        _check_cross_device_ops(cross_device_ops, options.compression, len(devices))
+        _check_cross_device_ops(cross_device_ops, options, len(devices))
         super().__init__(LocalCollective(), devices, options)
         choice = self.extended.aggregator_choice
         choice.cross_device_ops = cross_device_ops
@@ -83,7 +89,7 @@ class MirroredStrategy(ReplicaStrategy):
 
 def _check_cross_device_ops(
     cross_device_ops: tf.distribute.CrossDeviceOps | None,
-    compressor: Compressor | None,
+    options: arguments.ReplicaOptions,
     num_devices: int,
 ) -> None:
     if not isinstance(cross_device_ops, tf.distribute.CrossDeviceOps | None):
@@ -93,12 +99,13 @@ def _check_cross_device_ops(
             f"`tf.distribute.HierarchicalCopyAllReduce()`; compressors are passed by "
             f"`compression=...`."
         )
-    if cross_device_ops is not None and compressor is not None:
-        raise ValueError(
-            f"`cross_device_ops` must be None with `compression`, which exchanges "
-            f"gradients itself. Received: cross_device_ops={cross_device_ops!r}, "
-            f"compression={compressor!r}. Leave one of them out."
-        )
+    for name in ("compression", "gradient_aggregation"):
+        if cross_device_ops is not None and getattr(options, name) is not None:
+            raise ValueError(
+                f"`cross_device_ops` must be None with `{name}`, which exchanges gradients itself. "
+                f"Received: cross_device_ops={cross_device_ops!r}, "
+                f"{name}={getattr(options, name)!r}. Leave one of them out."
+            )
     hierarchical = isinstance(cross_device_ops, tf.distribute.HierarchicalCopyAllReduce)
     if hierarchical and num_devices > 1 and num_devices % 2:
         raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdml import topology
+from tfdml.aggregation import RobustRule
 from tfdml.collectives.buckets import BUCKET_BYTES
 from tfdml.collectives.collective import LocalCollective
 from tfdml.collectives.device_group import device_group
@@ -63,6 +64,10 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         sharding: Division of optimizer state among the processes, so that each of N keeps 1/N of
             the slots: `tfdml.Sharding(optimizer_state=True)`; with `embeddings=True` of large
             embedding tables, too. None for no division.
+        gradient_aggregation: Rule that combines the workers' gradients so that a few wrong ones do
+            little: `tfdml.aggregation.TrimmedMean(num_byzantine=1)` or
+            `CenteredClipping(radius, momentum)`. In a single process its devices are the workers.
+            None for the mean.
         pipeline: Division of models into stages on several devices:
             `tfdml.PipelineParallel(num_microbatches=8)`. Then `devices` are groups of them, such as
             `[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]]`: each group is one replica. None for whole
@@ -84,6 +89,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
         bucket_bytes: int = BUCKET_BYTES,
         batch_split: Sequence[float] | str | None = None,
         local_updates: LocalUpdates | None = None,
+        gradient_aggregation: RobustRule | None = None,
         pipeline: PipelineParallel | None = None,
         sharding: Sharding | None = None,
         silence_limit: float = 60.0,
@@ -106,6 +112,7 @@ class MultiWorkerMirroredStrategy(ReplicaStrategy):
             batch_split=batch_split,
             sharding=sharding,
             local_updates=local_updates,
+            gradient_aggregation=gradient_aggregation,
             pipeline=pipeline,
         )
         arguments.check_seconds("start_limit", start_limit)

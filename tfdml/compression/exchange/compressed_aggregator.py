@@ -29,7 +29,6 @@ from tfdml.compression.exchange.compressed_buckets import compressed_buckets
 from tfdml.compression.exchange.host_state import HostState
 from tfdml.compression.exchange.kept_state import KeptState
 from tfdml.compression.exchange.native_rounds import all_have_operations
-from tfdml.compression.exchange.redistribution import CHUNK_LAYOUT, OWNER_RESIDUAL
 from tfdml.compression.exchange.rounds import sum_in_rounds
 from tfdml.compression.exchange.sparse import sum_sparse
 from tfdml.compression.exchange.state_bytes import state_bytes
@@ -43,7 +42,7 @@ from tfdml.compression.exchange.step_state import (
     step_scales,
     values_of,
 )
-from tfdml.compression.exchange.two_phase import chunk_length, sum_in_two_phases
+from tfdml.compression.exchange.two_phase import sum_in_two_phases
 from tfdml.compression.exchange.way_choice import is_faster_by_hosts
 
 
@@ -253,7 +252,12 @@ class CompressedAggregator(GradientAggregator):
         """
         own, names, label = gradients.values, gradients.names, self._name(gradients)
         servers = [
-            self._server(codec, [own[i] for i in indices], f"{label}/{names[indices[0]]}")
+            self._kept.owner_residual(
+                f"{label}/{names[indices[0]]}",
+                codec,
+                sum(own[i].shape.num_elements() for i in indices),
+                self._collective.size,
+            )
             for codec, indices in self._compressor.parts([g.shape for g in own])
         ]
         return (
@@ -298,22 +302,6 @@ class CompressedAggregator(GradientAggregator):
 
         state = HostState(self._kept, self._hosts, self._collective.rank)
         return state.way(self._name(gradients), choose)
-
-    def _server(
-        self, codec: ChunkCompressor, gradients: Sequence[tf.Tensor], name: str
-    ) -> dict[str, tf.Variable]:
-        """Returns the residual that a chunk's owner keeps for a part of a bucket.
-
-        It is named after the part's first variable, so a part that has changed is detected by its
-        length.
-        """
-        if not codec.biased:
-            return {}
-        length = sum(g.shape.num_elements() for g in gradients)
-        chunk = chunk_length(length, self._collective.size, codec.block)
-        # Needed to cut the residual into new chunks when the number of processes changes.
-        self._kept.value(f"{CHUNK_LAYOUT}{name}", lambda: tf.constant([length, codec.block]))
-        return {"residual": self._kept.value(f"{OWNER_RESIDUAL}{name}", lambda: tf.zeros([chunk]))}
 
     def _in_rounds(
         self,

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.unmanaged_variable import unmanaged_variable
+from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.error_feedback import State
+from tfdml.compression.exchange.native_stages import chunk_length
 from tfdml.compression.exchange.redistribution import (
     CHUNK_LAYOUT,
     HOST_PART,
@@ -99,6 +101,25 @@ class KeptState:
             dtype: Its dtype.
         """
         return self.value(name, lambda: tf.zeros([], dtype))
+
+    def owner_residual(
+        self, name: str, codec: ChunkCompressor, length: int, ranks: int
+    ) -> dict[str, tf.Variable]:
+        """Returns what a chunk's owner keeps for a part of a bucket: a residual, if it is biased.
+
+        Args:
+            name: Name of the part: that of its first variable, so a part that has changed is
+                detected by its length.
+            codec: The part's codec.
+            length: Number of the part's values.
+            ranks: The number of ranks that own chunks of it.
+        """
+        if not codec.biased:
+            return {}
+        chunk = chunk_length(length, ranks, codec.block)
+        # Needed to cut the residual into new chunks when the number of processes changes.
+        self.value(f"{CHUNK_LAYOUT}{name}", lambda: tf.constant([length, codec.block]))
+        return {"residual": self.value(f"{OWNER_RESIDUAL}{name}", lambda: tf.zeros([chunk]))}
 
     def value(
         self,

@@ -12,6 +12,8 @@ from tfdml.compression.exchange.native_stages import chunk_length
 _DEVICE = re.compile(r"device_(\d+)/")
 # State of each rank that will enter the sum over the ranks.
 _OWN = ("residual/", "velocity/")
+# State of each rank that stays with it; a new rank gets that of an earlier one.
+OF_RANK = "momentum/"
 # The chunk owners' residuals of a part of a bucket, and the part's length and block size.
 OWNER_RESIDUAL, CHUNK_LAYOUT = "server_residual/", "part/"
 # The host of each rank; whether an optimizer's gradients are summed by hosts; how a part of a
@@ -46,8 +48,8 @@ def redistributed(
 
     Gradients are summed over the ranks, so the unsent part is the sum of all ranks' residuals, and
     each new rank gets an equal share of it. (Where ranks average gradients, that is the mean.) The
-    chunk owners' residuals are concatenated and cut into new chunks; the rest is the same on all
-    ranks.
+    chunk owners' residuals are concatenated and cut into new chunks; a rank's momentum stays with
+    it; the rest is the same on all ranks.
 
     Args:
         states: `CompressedAggregator.state` of each rank, in the order of the ranks.
@@ -73,6 +75,8 @@ def redistributed(
         elif name.startswith(OWNER_RESIDUAL):
             length, block = map(int, states[0][CHUNK_LAYOUT + name.removeprefix(OWNER_RESIDUAL)])
             parts = _cut(np.concatenate(values)[:length], block, size)
+        elif name.startswith(OF_RANK):
+            parts = [values[rank % len(values)] for rank in range(size)]
         else:
             parts = values[:1] * size
         for rank, part in enumerate(parts):

@@ -169,18 +169,18 @@ def compiled_stages(compressor: ChunkCompressor, size: int) -> tuple[Callable, C
         values, middles, rows = before(gradients, states, scale, memory_scale)
         payload = compressor.encode(rows, seed)
         states = after(values, middles, compressor.decode(payload, rows.shape[1]))
-        return _padded(compressor, payload), states
+        return padded(compressor, payload), states
 
     def add(received, server, memory_scale, chunk, seed):
-        total = compressor.decode_sum(_unpadded(compressor, received, chunk), chunk)
+        total = compressor.decode_sum(unpadded(compressor, received, chunk), chunk)
         total = added(total, server, memory_scale)
         encoded = compressor.encode(total[None, :], seed)
         states = {key: residual(total, compressor.decode(encoded, chunk)[0]) for key in server}
-        return _padded(compressor, encoded), states
+        return padded(compressor, encoded), states
 
     def decode(gathered, shapes, dtypes, scale):
         chunk = chunk_length(sum(map(math.prod, shapes)), size, compressor.block)
-        total = compressor.decode(_unpadded(compressor, gathered, chunk), chunk)
+        total = compressor.decode(unpadded(compressor, gathered, chunk), chunk)
         return results(total, scale, shapes, dtypes)
 
     three = (encode, add, decode)
@@ -207,11 +207,13 @@ def payload_bytes(compressor: ChunkCompressor, length: int) -> int:
     return size + -size % _WORD
 
 
-def _padded(compressor: ChunkCompressor, payload: tf.Tensor) -> tf.Tensor:
+def padded(compressor: ChunkCompressor, payload: tf.Tensor) -> tf.Tensor:
+    """Returns encoded rows, padded to whole words if their size is known."""
     if not compressor.static:
         return payload
     return tf.pad(payload, [[0, 0], [0, -payload.shape[1] % _WORD]])
 
 
-def _unpadded(compressor: ChunkCompressor, payload: tf.Tensor, length: int) -> tf.Tensor:
+def unpadded(compressor: ChunkCompressor, payload: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the encoded rows of `length` values, without padding."""
     return payload[:, : compressor.row_bytes(length)] if compressor.static else payload

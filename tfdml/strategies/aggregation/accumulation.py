@@ -38,20 +38,16 @@ class Accumulator:
         # The division of each variable that is a table dealt to the ranks, else None.
         self.deals = [getattr(getattr(v, "ownership", None), "cut", None) for v in variables]
         with strategy.scope():
-            self._sums = [
-                tf.Variable(
-                    tf.zeros(v.shape, v.dtype),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.SUM,
-                )
-                for v in variables
-            ]
+            self._sums = [_zeros(v.shape, v.dtype) for v in variables]
+            # The sum of the replica's weights, if a rule compares the replicas' gradients.
+            compares = strategy.extended.options.gradient_aggregation is not None
+            self._weights = [_zeros([], tf.float64)] if compares else []
+        self.deals += [None] * len(self._weights)
 
     @property
     def parts(self) -> list[list[tf.Variable]]:
         """The accumulators, for each variable those of this process's replicas."""
-        return [list(getattr(v, "values", [v])) for v in self._sums]
+        return [list(getattr(v, "values", [v])) for v in [*self._sums, *self._weights]]
 
     def branch(self, step: Callable[[], Any]) -> Any:
         """Runs `step()` with `updates` set to whether this step ends with an update."""
@@ -72,8 +68,15 @@ class Accumulator:
         finally:
             self.updates = before
 
-    def keep(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
-        """Adds a replica's gradients to its accumulators."""
+    def keep(
+        self,
+        gradients: Sequence,
+        variables: Sequence[keras.Variable],
+        weight: tf.Tensor | None = None,
+    ) -> None:
+        """Adds a replica's gradients, and their weight if it is needed, to its accumulators."""
+        for gathered in self._weights:
+            gathered.assign_add(weight)
         for gradient, variable in zip(gradients, variables, strict=True):
             gathered = self._gathered_variable(variable)
             if gradient is None:
@@ -103,8 +106,26 @@ class Accumulator:
                 gathered.assign(tf.zeros_like(total))
         return means
 
+    def take_weight(self, weight: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns the mean over steps of a replica's weight, and clears its accumulator."""
+        for gathered in self._weights:
+            weight = (gathered.read_value() + weight) / self.steps
+            with tf.control_dependencies([weight]):
+                gathered.assign(tf.zeros_like(weight))
+        return weight
+
     def _gathered_variable(self, variable: keras.Variable) -> tf.Variable:
         return self._sums[self.optimizer._get_variable_index(variable)]
+
+
+def _zeros(shape: Sequence[int], dtype: Any) -> tf.Variable:
+    """Returns a variable of zeros of which each replica has its own, created in the scope."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
 
 
 class SharedGatheredGradients:

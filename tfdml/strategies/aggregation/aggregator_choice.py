@@ -1,5 +1,6 @@
 """Choice of the way in which a strategy sums an optimizer's gradients."""
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -11,9 +12,12 @@ from tfdml.collectives.hosts import Hosts
 from tfdml.collectives.observed_collective import ExchangeListener, ObservedExchange
 from tfdml.compression.auto.auto_aggregator import make_aggregator
 from tfdml.compression.auto.sent_bytes import SentBytes
+from tfdml.compression.compressor import Compressor
+from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.strategies.aggregation.cross_device_aggregator import CrossDeviceAggregator
 from tfdml.strategies.aggregation.device_aggregator import DeviceAggregator
 from tfdml.strategies.aggregation.device_group_aggregator import DeviceGroupAggregator
+from tfdml.strategies.aggregation.robust_aggregator import RobustAggregator
 from tfdml.strategies.arguments import ReplicaOptions
 
 
@@ -61,17 +65,35 @@ class AggregatorChoice:
         """
         bucket_bytes = options.bucket_bytes
         compressor = options.compression if self.compresses(collective, options) else None
+        if options.gradient_aggregation is not None:
+            return self._make_robust(collective, compressor, options)
         if options.shards_optimizers and collective.size > 1:
             return make_aggregator(collective, compressor, bucket_bytes, to_owners=True)
         if self.cross_device_ops is not None:
             return CrossDeviceAggregator(self.cross_device_ops)
         if compressor is not None and self.compresses_between_devices:
-            return DeviceAggregator(self._devices, compressor, bucket_bytes)
+            make = functools.partial(
+                CompressedAggregator, compressor=compressor, bucket_bytes=bucket_bytes
+            )
+            return DeviceAggregator(self._devices, make)
         # The group has one device of each replica; those of a pipeline's stages are others.
         is_group = self.device_group is not None and options.pipeline is None
         if compressor is None and is_group:
             return DeviceGroupAggregator(self._exchange, collective, bucket_bytes)
         return make_aggregator(collective, compressor, bucket_bytes, self.hosts)
+
+    def _make_robust(
+        self, collective: Collective, compressor: Compressor | None, options: ReplicaOptions
+    ) -> GradientAggregator:
+        """Creates an aggregator between processes, or between the devices of a single one."""
+        make = functools.partial(
+            RobustAggregator,
+            rule=options.gradient_aggregation,
+            bucket_bytes=options.bucket_bytes,
+            compressor=compressor,
+        )
+        between_devices = collective.size == 1 and len(self._devices) > 1
+        return DeviceAggregator(self._devices, make) if between_devices else make(collective)
 
     def make_local(self, collective: Collective, options: ReplicaOptions) -> GradientAggregator:
         """Creates the aggregator of a local step: it sums without compression, and keeps nothing.
@@ -100,6 +122,7 @@ class AggregatorChoice:
             options: The strategy's options.
         """
         compressor = options.compression if self.compresses(collective, options) else None
-        to_owners = options.shards_optimizers and collective.size > 1
-        hosts = None if to_owners else self.hosts
+        is_robust = options.gradient_aggregation is not None
+        to_owners = options.shards_optimizers and collective.size > 1 and not is_robust
+        hosts = None if to_owners or is_robust else self.hosts
         return SentBytes(collective.size, compressor, options.bucket_bytes, hosts, to_owners)

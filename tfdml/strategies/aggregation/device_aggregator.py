@@ -1,4 +1,4 @@
-"""Compressed gradient sums over the devices of one process, each device acting as a rank.
+"""Gradient sums over the devices of one process, each device acting as a rank.
 
 Each replica traces in its own thread. `merge_call` brings the replicas together, and there the
 transfers between devices are traced.
@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepGradients
 from tfdml.collectives.collective import Collective
-from tfdml.compression import Compressor
-from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.topology import Topology
 
 
@@ -101,21 +99,18 @@ class DeviceCollective(Collective):
 
 
 class DeviceAggregator(GradientAggregator):
-    """Aggregator of compressed gradients over the devices of one process, each acting as a rank.
+    """Aggregator over the devices of one process, each acting as a rank.
 
     Args:
         devices: The devices, one per replica.
-        compressor: Compressor of the transfers between devices.
-        bucket_bytes: Size of a gradient bucket in bytes.
+        make: Function that returns a rank's aggregator, from its collective.
     """
 
     per_replica = True
 
-    def __init__(self, devices: Sequence[str], compressor: Compressor, bucket_bytes: int):
-        self._parts = [
-            CompressedAggregator(DeviceCollective(devices, rank), compressor, bucket_bytes)
-            for rank in range(len(devices))
-        ]
+    def __init__(self, devices: Sequence[str], make: Callable[[Collective], GradientAggregator]):
+        self._parts = [make(DeviceCollective(devices, rank)) for rank in range(len(devices))]
+        self.needs_weight = self._parts[0].needs_weight
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Sums a replica's gradients with the others'; see `GradientAggregator`."""

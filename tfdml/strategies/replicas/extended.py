@@ -147,6 +147,21 @@ class ReplicaExtended(BatchExtended):
             )
         return self._aggregators[optimizer]
 
+    def current_weight(self) -> tf.Tensor | None:
+        """Returns the calling replica's part of the batch's rows, if a rule compares gradients.
+
+        Outside of a step of Keras all replicas have equal parts.
+
+        Returns:
+            float64, shape `[]`; None without `gradient_aggregation`.
+        """
+        if self.options.gradient_aggregation is None:
+            return None
+        share = self.current_share()
+        if share is None:
+            return tf.constant(1 / self._num_replicas_in_sync, tf.float64)
+        return share.fraction(tf.float64)
+
     # -- Local updates -------------------------------------------------------------------------
 
     @property

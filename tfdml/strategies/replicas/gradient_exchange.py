@@ -47,13 +47,15 @@ def _by_process(
     """
     places = gradients.places or [extended.local_devices] * len(gradients.values)
 
-    def merge(_, *per_replica):
+    def merge(_, weight, *per_replica):
         _note_replicas(extended, per_replica)
         buckets = aggregator.buckets(gradients)
         replicas = spread(buckets, len(per_replica), range(extended.num_local_replicas))
         devices = [own[replica] for own, replica in zip(places, replicas, strict=True)]
         sums = [extended.local_sum(v, d) for v, d in zip(per_replica, devices, strict=True)]
-        local = dataclasses.replace(gradients, values=sums, devices=devices)
+        if aggregator.needs_weight:
+            weight = tf.add_n(extended.parts_of(weight))
+        local = dataclasses.replace(gradients, values=sums, devices=devices, weight=weight)
         clock = extended.observer(StepClock)
         if clock is not None:
             clock.note_gradients(local.values)
@@ -66,7 +68,8 @@ def _by_process(
         _observe_noise(extended, per_replica, sums, gradients.factors)
         return [extended.copied_to(total, own) for total, own in zip(sums, places, strict=True)]
 
-    return tf.distribute.get_replica_context().merge_call(merge, args=gradients.values)
+    arguments = (gradients.weight, *gradients.values)
+    return tf.distribute.get_replica_context().merge_call(merge, args=arguments)
 
 
 def _by_replica(

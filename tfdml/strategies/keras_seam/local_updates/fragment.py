@@ -77,7 +77,10 @@ class Fragment:
             for anchor, weight in zip(self.anchors, self.weights, strict=True)
         ]
         own = StepGradients(
-            [move * tf.cast(part, move.dtype) for move in moves], self._names, self._label
+            [move * tf.cast(part, move.dtype) for move in moves],
+            self._names,
+            self._label,
+            weight=part,
         )
         aggregator = self._extended.get_aggregator(self.outer)
         totals = sum_over_replicas(self._extended, aggregator, own)

@@ -76,7 +76,7 @@ def _update(
         with updating(), observed_update(optimizer, grads):
             keras_apply(optimizer, grads, given)
         return
-    accumulator = extended.accumulator
+    accumulator, weight = extended.accumulator, extended.current_weight()
     if inner.gradient_accumulation_steps:
         if accumulator is None or accumulator.optimizer is not inner:
             raise ValueError(
@@ -87,10 +87,10 @@ def _update(
             )
         if not accumulator.updates:
             note_kept(extended, grads)
-            accumulator.keep(grads, variables)
+            accumulator.keep(grads, variables, weight)
             return
-        grads = accumulator.take(grads, variables)
-    grads = _summed(extended, optimizer, grads, variables)
+        grads, weight = accumulator.take(grads, variables), accumulator.take_weight(weight)
+    grads = _summed(extended, optimizer, grads, variables, weight)
     before = tf.convert_to_tensor(inner._iterations)
     parts = get_parts(extended, inner)
     if parts is None:
@@ -139,7 +139,11 @@ def _whole_variables(
 
 
 def _summed(
-    extended: ReplicaExtended, outer: keras.Optimizer, grads: list, variables: list
+    extended: ReplicaExtended,
+    outer: keras.Optimizer,
+    grads: list,
+    variables: list,
+    weight: tf.Tensor | None,
 ) -> list:
     """Sums gradients over replicas; takes the maximum of those that replace their variable."""
     inner, label = inner_of(outer), f"gradients/{distinct_name(outer)}"
@@ -159,6 +163,7 @@ def _summed(
         places=_places(variables) if extended.options.pipeline is not None else (),
         cuts=() if parts is None else parts.cuts(variables),
         may_overflow=inner is not outer,
+        weight=weight,
     )
     sums = sum_over_replicas(extended, extended.get_aggregator(outer), given)
     indices = [i for i, g in enumerate(grads) if replaces[i] and g is not None]
