@@ -16,6 +16,7 @@ SOURCES = [*FILES, *TOOLS]
 # as `strategies/fit_session.py`, may use all of the package; its subpackages may use those modules.
 MAY_IMPORT = {
     "topology": set(),
+    "aggregation": set(),
     "collectives": {"topology"},
     "timeline": set(),
     "runtime": {"topology", "collectives", "checkpointing", "timeline"},
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "known_versions": set(),
     "strategies": {
         "topology",
+        "aggregation",
         "collectives",
         "compression",
         "local_updates",

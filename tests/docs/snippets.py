@@ -72,6 +72,7 @@ PAGES = {
         "parameter_server", smaller=(SHORT, ("epochs=10", "epochs=1"))
     ),
     "docs/recommenders.md": Page(),
+    "docs/robust.md": Page(size=3),
     "docs/slow_networks.md": Page(),
     "docs/tfrecords.md": Page(
         around=(

@@ -23,7 +23,7 @@ class Combined(NamedTuple):
     cut: tf.Tensor
 
 
-class RobustRule(abc.ABC):
+class RobustRule:
     """Base class of rules that combine the ranks' gradients so that a few wrong ones do little.
 
     Attributes:
@@ -52,7 +52,7 @@ class RobustRule(abc.ABC):
         return f"{type(self).__name__}({arguments})"
 
 
-class CoordinateRule(RobustRule):
+class CoordinateRule(RobustRule, abc.ABC):
     """Base class of rules that combine each number of the gradients on its own."""
 
     @abc.abstractmethod
@@ -68,7 +68,7 @@ class CoordinateRule(RobustRule):
         """
 
 
-class VectorRule(RobustRule):
+class VectorRule(RobustRule, abc.ABC):
     """Base class of rules that give each rank's whole gradient a coefficient.
 
     Gradients are seen from a center, the combined gradient of the last step, at first 0. The

@@ -1,5 +1,6 @@
 """Trimmed mean: the mean of each number without the ranks' highest and lowest ones."""
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -71,7 +72,7 @@ def _trimmed_mean(
     present = weights[:, tf.newaxis] > 0
     # Ranks without rows come last, after those that are not finite.
     keys = tf.where(tf.math.is_finite(means), means, means.dtype.max)
-    keys = tf.where(present, keys, means.dtype.max * 2)
+    keys = tf.where(present, keys, math.inf)
     places = tf.zeros_like(keys, tf.int32)
     ranks = tf.range(keys.shape[0])[:, tf.newaxis]
     for rank in range(keys.shape[0]):
@@ -83,5 +84,8 @@ def _trimmed_mean(
     # `tf.where`, not a product with 0: a number that is left out may be NaN.
     total = tf.reduce_sum(tf.where(is_kept, means * kept, tf.zeros_like(means)), 0)
     share = tf.math.divide_no_nan(tf.reduce_sum(weights), tf.reduce_sum(kept, 0))
-    left_out = tf.cast(~is_kept & present, means.dtype)
-    return total * share, tf.reduce_mean(left_out, 1)
+    # Of equal numbers none lies outside.
+    lowest = tf.reduce_min(tf.where(is_kept, means, math.inf), 0)
+    highest = tf.reduce_max(tf.where(is_kept, means, -math.inf), 0)
+    is_outside = present & ~((means >= lowest) & (means <= highest))
+    return total * share, tf.reduce_mean(tf.cast(is_outside, means.dtype), 1)

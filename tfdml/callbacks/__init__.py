@@ -4,6 +4,7 @@ from tfdml.callbacks.checkpoint.fault_tolerant_checkpoint import FaultTolerantCh
 from tfdml.callbacks.chief_only import ChiefOnly
 from tfdml.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfdml.callbacks.optimizer_log import OptimizerLog
+from tfdml.callbacks.outlier_monitor import OutlierMonitor
 from tfdml.callbacks.performance_metrics import PerformanceMetrics
 from tfdml.callbacks.prometheus_exporter import PrometheusExporter
 from tfdml.callbacks.step_monitor import StepMonitor
@@ -14,6 +15,7 @@ __all__ = [
     "FaultTolerantCheckpoint",
     "GradientNoiseScale",
     "OptimizerLog",
+    "OutlierMonitor",
     "PerformanceMetrics",
     "PrometheusExporter",
     "StepMonitor",

@@ -34,7 +34,8 @@ class GradientNoiseScale(AddsToLogs):
             and slower estimates. The default averages over some 100 steps.
 
     Raises:
-        ValueError: If `decay` is not from 0 to below 1, or the strategy has `local_updates`.
+        ValueError: If `decay` is not from 0 to below 1, or the strategy has `local_updates` or
+            `gradient_aggregation`.
     """
 
     def __init__(self, decay: float = 0.99):
@@ -57,6 +58,13 @@ class GradientNoiseScale(AddsToLogs):
                 "each rank's gradient with the sum over ranks, and a local step has no sum. "
                 f"Received: local_updates={extended.local_updates!r}. Estimate the noise scale in "
                 "a synchronous training, or leave the callback out."
+            )
+        if extended.options.gradient_aggregation is not None:
+            raise ValueError(
+                "`GradientNoiseScale` must not be used with `gradient_aggregation`, because it "
+                "compares each rank's gradient with their mean, which a rule does not compute. "
+                f"Received: gradient_aggregation={extended.options.gradient_aggregation!r}. Leave "
+                "one of them out."
             )
         session = get_session(model)
         if self._scale is None or session.observer(NoiseScale) is not self._scale:

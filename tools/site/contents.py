@@ -8,6 +8,7 @@ CONTENTS: dict[str, list[str]] = {
         "tfrecords",
         "compression",
         "slow_networks",
+        "robust",
         "large_batches",
         "recommenders",
         "half_precision",

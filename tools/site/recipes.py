@@ -80,6 +80,16 @@ RECIPES = (
         _DIGITS,
     ),
     Recipe(
+        "robust",
+        "One rank has wrong data",
+        (
+            "horovodrun -np 4 python recipes/robust.py --data digits --epochs 8 --batch-size 32",
+            "horovodrun -np 4 python recipes/robust.py --rule mean --data digits --epochs 8 "
+            "--batch-size 32",
+        ),
+        _DIGITS,
+    ),
+    Recipe(
         "large_batch",
         "Large batches",
         (

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.harness.pool import RankFailure
 from tests.runtime.guard import guard_cases as cases
+from tfdml.aggregation import TrimmedMean
 from tfdml.compression import Float16
 from tfdml.local_updates import LocalSGD
 from tfdml.pipeline.parallel import PipelineParallel
@@ -41,6 +42,7 @@ OPTIONS = {
     "bucket_bytes": (64, 128),
     "check_desync": (1, 2),
     "local_updates": (LocalSGD(8), LocalSGD(16)),
+    "gradient_aggregation": (TrimmedMean(0), None),
     "pipeline": (PipelineParallel(2), PipelineParallel(3)),
     "sharding": (Sharding(), None),
     "communication_options": (

@@ -101,9 +101,7 @@ def test_float64_is_computed_in_float64(rule):
 def test_without_trimming_or_clipping_it_is_the_mean(rule, weights):
     (first, *_) = _results(rule, weights=weights)
     for step, result in enumerate(first):
-        mean = sum(
-            np.float32(w) * _flat(_means(r, step)) for r, w in enumerate(weights)
-        )
+        mean = sum(np.float32(w) * _flat(_means(r, step)) for r, w in enumerate(weights))
         if weights[0] == 0.25:
             np.testing.assert_array_equal(result, mean)
         np.testing.assert_allclose(result, mean, rtol=1e-5, atol=1e-5)
@@ -151,7 +149,9 @@ def test_overflow_of_few_ranks_is_left_out_and_of_half_skips_the_step(rule, wron
         own = [np.array_equal(kept[0][n], kept[1][n]) for n in kept[0] if n.startswith("momentum")]
         assert all(own) == (rank < wrong or wrong == 2)
         centers = [n for n in kept[0] if n.startswith("center")]
-        assert all(np.array_equal(kept[0][n], kept[1][n]) for n in centers) == (wrong == 2 or not centers)
+        assert all(np.array_equal(kept[0][n], kept[1][n]) for n in centers) == (
+            wrong == 2 or not centers
+        )
     for found, _ in results[1:]:
         np.testing.assert_array_equal(np.stack(found), np.stack(results[0][0]))
 
@@ -212,8 +212,10 @@ def test_owners_get_their_parts():
         aggregator = RobustAggregator(collective, TRIMMED, BUCKET)
         return aggregator.aggregate(_given(_means(collective.rank, 0), 0.25, cuts=cuts))
 
-    whole = run_ranks(RANKS, lambda c: RobustAggregator(c, TRIMMED, BUCKET).aggregate(
-        _given(_means(c.rank, 0), 0.25)))[0]
+    whole = run_ranks(
+        RANKS,
+        lambda c: RobustAggregator(c, TRIMMED, BUCKET).aggregate(_given(_means(c.rank, 0), 0.25)),
+    )[0]
     for rank, parts in enumerate(run_ranks(RANKS, run)):
         for cut, part, full in zip(cuts, parts, whole, strict=True):
             expected = full if cut is None else cut.part_of(full, rank)

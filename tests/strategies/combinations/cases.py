@@ -98,7 +98,8 @@ def compressor(features: Iterable[str], servers: bool = False) -> compression.Co
         return compression.Auto([CODECS[other]])
     if not families:
         # Gradients are summed by hosts only if they are compressed.
-        encodes = "hosts" in features and "sharding" not in features and not servers
+        by_hosts = "hosts" in features and not {"sharding", "robust"} & set(features)
+        encodes = by_hosts and not servers
         return CODECS["quantising"] if encodes else None
     if len(families) > 1:
         return [CODECS[name] for name in families]
@@ -113,6 +114,8 @@ def make_strategy(features: Iterable[str]) -> tf.distribute.Strategy:
     if "pipeline" in features:
         groups = GROUPS[: given.get("devices", 1)]
         given = {"pipeline": tfdml.PipelineParallel(num_microbatches=3), "devices": groups}
+    if "robust" in features:
+        given["gradient_aggregation"] = tfdml.aggregation.TrimmedMean(0)
     servers = {"ps_sync", "ps_async"} & set(features)
     if {"sharding", "tables"} & set(features):
         given["sharding"] = tfdml.Sharding(

@@ -40,6 +40,8 @@ FEATURES = {
     "synchronous_hosts": "LocalSGD(synchronous_hosts=True)",
     # Several devices for a replica.
     "pipeline": "PipelineParallel",
+    # Sums in which a few wrong ranks do little.
+    "robust": "TrimmedMean, CenteredClipping",
 }
 CODECS = ("cast", "quantising", "sign", "sparse", "low_rank", "momentum", "auto")
 
@@ -57,6 +59,7 @@ ARGUMENTS = {
     "max_staleness": "",
     "batch_split": "batch_split",
     "local_updates": "local_updates",
+    "gradient_aggregation": "robust",
     "pipeline": "pipeline",
     "sharding": "sharding",
     "bucket_bytes": "",
@@ -146,6 +149,7 @@ NO_PIPELINE = Apart(
     "__init__() got an unexpected keyword argument 'pipeline'",
 )
 NO_LOOKUPS_IN_STAGES = Refused("`sharding` must not have `embeddings` with `pipeline`")
+NOT_COMPARED = Refused("`compression` must encode all numbers of each rank's gradient")
 NO_SERVERS = Apart(
     "`horovodrun` starts ranks, not a cluster", "`TF_CONFIG` must describe the cluster"
 )
@@ -502,5 +506,33 @@ TABLE: dict[str, dict[str, Outcome]] = {
         "tables": NO_LOOKUPS_IN_STAGES,
         "local_updates": EQUAL,
         "synchronous_hosts": EQUAL,
+    },
+    # Nothing is trimmed, so the result is the mean.
+    "robust": {
+        "cast": ROUNDED,
+        "quantising": SHOWN,
+        "sign": EQUAL,
+        "sparse": NOT_COMPARED,
+        "low_rank": NOT_COMPARED,
+        "momentum": NOT_COMPARED,
+        "auto": NOT_COMPARED,
+        "accumulation": SHOWN,
+        "loss_scaling": EQUAL,
+        "jit": EQUAL,
+        "local_devices": EQUAL,
+        "sharded_input": EQUAL,
+        "mixed_data": EQUAL,
+        "checkpoint_resume": EQUAL,
+        "batch_split": EQUAL,
+        "ps_sync": EQUAL,
+        "ps_async": Refused("`gradient_aggregation` must be None without `synchronous=True`"),
+        "elastic": EQUAL,
+        "hosts": EQUAL,
+        "remat": EQUAL,
+        "sharding": EQUAL,
+        "tables": Refused("`sharding` must not have `embeddings` with `gradient_aggregation`"),
+        "local_updates": EQUAL,
+        "synchronous_hosts": EQUAL,
+        "pipeline": EQUAL,
     },
 }

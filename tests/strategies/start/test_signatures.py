@@ -12,7 +12,8 @@ from tests.strategies.start import signature_cases as cases
 NAMES = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"]
 # Order of the keyword-only arguments, if a strategy has them.
 OURS = ["devices", "synchronous", "backup_workers", "max_staleness", "compression"]
-OURS += ["bucket_bytes", "batch_split", "local_updates", "pipeline", "sharding"]
+OURS += ["bucket_bytes", "batch_split", "local_updates", "gradient_aggregation"]
+OURS += ["pipeline", "sharding"]
 OURS += ["silence_limit", "check_desync", "start_limit", "restart_limit"]
 
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfdml.collectives.aggregator import StepGradients
 from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
-from tfdml.compression.error_feedback import Memory, Scales
+from tfdml.compression.error_feedback import Scales
 from tfdml.compression.exchange.kept_state import KeptState
 from tfdml.compression.exchange.native_stages import chunk_length
 from tfdml.compression.exchange.step_state import Commit, commits_of, memories_of, values_of
-from tfdml.compression.exchange.two_phase import padded, seed_of, stages, unpadded
+from tfdml.compression.exchange.two_phase import exchanged, padded, seed_of, stages, unpadded
 
 
 class ExactChunks:
@@ -93,7 +93,6 @@ class EncodedChunks(ExactChunks):
         gradients: This rank's gradients: float32, without loss scale.
         label: Name of the part, with that of its exchange.
         kept: The state that is kept between steps.
-        memory: Rule by which this rank's errors enter later steps.
         memory_scale: Factor of all kept state.
         step: The step, which seeds the random numbers: int32, shape `[]`.
     """
@@ -105,7 +104,6 @@ class EncodedChunks(ExactChunks):
         gradients: StepGradients,
         label: str,
         kept: KeptState,
-        memory: Memory,
         memory_scale: tf.Tensor,
         step: tf.Tensor,
     ):
@@ -114,7 +112,7 @@ class EncodedChunks(ExactChunks):
         self._codec = codec
         self._scales = Scales(tf.constant(1.0), memory_scale)
         self._seed = seed_of(step, collective.rank, label)
-        self._memories = memories_of(kept, memory, gradients)
+        self._memories = memories_of(kept, codec.memory(self._size), gradients)
         self._server = kept.owner_residual(
             f"{label}/{gradients.names[0]}", codec, self._length, collective.size
         )
@@ -144,3 +142,52 @@ class EncodedChunks(ExactChunks):
     def results(self, gathered: tf.Tensor) -> list[tf.Tensor]:
         """Returns the decoded results; see `ExactChunks`."""
         return super().results(self.decoded(gathered))
+
+
+class OwnedBucket:
+    """Exchange of a bucket's gradients: chunks to their owners, and then a result to all ranks.
+
+    Args:
+        collective: Collective between the owners, on the device that exchanges the bucket.
+        parts: The bucket's chunks, each with the indices of its gradients.
+        name: Prefix of the exchanges' names.
+
+    Attributes:
+        indices: Indices of the bucket's gradients.
+        parts: As passed.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        parts: Sequence[tuple[list[int], ExactChunks]],
+        name: str,
+    ):
+        self.indices = [i for indices, _ in parts for i in indices]
+        self.parts = list(parts)
+        self._collective, self._name = collective, name
+
+    def receive(self) -> list[tf.Tensor]:
+        """Sends all chunks to their owners; returns the ranks' rows of each owned chunk."""
+        sent = [chunks.to_owners() for _, chunks in self.parts]
+        received = exchanged(self._collective.all_to_all, sent, f"{self._name}/to_owner")
+        return [
+            chunks.decoded(rows) for (_, chunks), rows in zip(self.parts, received, strict=True)
+        ]
+
+    def give(self, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gives all ranks what the owners have made of their chunks.
+
+        Args:
+            totals: The owned chunk of each part's result.
+
+        Returns:
+            The whole results, in the order of `indices`.
+        """
+        sent = [c.to_all(total) for (_, c), total in zip(self.parts, totals, strict=True)]
+        gathered = exchanged(self._collective.all_gather, sent, f"{self._name}/to_all")
+        results = []
+        for (_, chunks), rows, own in zip(self.parts, gathered, sent, strict=True):
+            rows = tf.ensure_shape(rows, [self._collective.size, own.shape[1]])
+            results += chunks.results(rows)
+        return results

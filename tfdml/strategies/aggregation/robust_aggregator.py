@@ -15,7 +15,7 @@ from tfdml.collectives.collective import Collective
 from tfdml.compression.compressor import ChunkCompressor
 from tfdml.compression.exchange.compressed_buckets import compressed_buckets
 from tfdml.compression.exchange.kept_state import KeptState
-from tfdml.compression.exchange.owner_chunks import EncodedChunks, ExactChunks
+from tfdml.compression.exchange.owner_chunks import EncodedChunks, ExactChunks, OwnedBucket
 from tfdml.compression.exchange.redistribution import OF_RANK
 from tfdml.compression.exchange.step_state import (
     Commit,
@@ -24,36 +24,11 @@ from tfdml.compression.exchange.step_state import (
     counted_step,
     step_scales,
 )
-from tfdml.compression.exchange.two_phase import exchanged
 
 # Names of what is kept for each gradient.
 _MOMENTUM, _CENTER = OF_RANK.removesuffix("/"), "center"
-# Function of the ranks' gradients in a chunk, `[ranks, chunk]`, and of the center there.
+# Function of the ranks' mean gradients in a chunk, `[ranks, chunk]`, and of the center there.
 _Combination = Callable[[tf.Tensor, tf.Tensor | None], Combined]
-
-
-@dataclasses.dataclass
-class _Part:
-    """Gradients of a bucket that are sent as one row of numbers to each owner.
-
-    Attributes:
-        indices: Indices of the gradients.
-        chunks: Their chunks.
-        means: Each rank's mean gradient in the owned chunk, once received: `[ranks, chunk]`.
-    """
-
-    indices: list[int]
-    chunks: ExactChunks
-    means: tf.Tensor | None = None
-
-
-@dataclasses.dataclass
-class _Bucket:
-    """Gradients that are exchanged together, on a device, under a name."""
-
-    indices: list[int]
-    parts: list[_Part]
-    name: str
 
 
 class RobustAggregator(GradientAggregator):
@@ -108,47 +83,93 @@ class RobustAggregator(GradientAggregator):
 
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Combines the ranks' gradients; see `GradientAggregator`."""
-        loss_scale = gradients.factors().loss_scale
-        own = [_unscaled(g, loss_scale) for g in gradients.values]
-        is_own_finite = _all_finite(own)
+        loss_scale, rank = gradients.factors().loss_scale, self._collective.rank
+        values = [_unscaled(g, loss_scale) for g in gradients.values]
         # Updates by this rank's own gradients, and by the result, which is the same on all ranks.
         of_rank: list[Commit] = []
         of_result: list[Commit] = []
         weights = self._weights(gradients)
-        own = self._averaged(own, gradients.names, weights[self._collective.rank], of_rank)
-        buckets = self._send(gradients, own, weights, of_result)
-        combine = self._combination(buckets, gradients, own, weights)
-        results = self._give(buckets, combine, gradients, own)
-        is_finite = _all_finite(results)
-        for part in (part for bucket in buckets for part in bucket.parts):
-            of_rank += part.chunks.own_commits
-            of_result += part.chunks.owner_commits
+        sent = self._averaged(values, gradients.names, weights[rank], of_rank)
+        own = dataclasses.replace(gradients, values=sent)
+        buckets = self._buckets_of(own, *self._divided(gradients), of_result)
+        received = []
+        for bucket in buckets:
+            with on_device(own.devices, bucket.indices):
+                received.append([_means(rows, weights) for rows in bucket.receive()])
+        combine = self._combination(buckets, received, own, weights)
+        results: list[tf.Tensor] = [None] * len(sent)
+        for bucket, means in zip(buckets, received, strict=True):
+            with on_device(own.devices, bucket.indices):
+                combined = self._combined(bucket, means, own, combine)
+                for i, result in zip(bucket.indices, bucket.give(combined), strict=True):
+                    results[i] = result
+        for _, chunks in (part for bucket in buckets for part in bucket.parts):
+            of_rank += chunks.own_commits
+            of_result += chunks.owner_commits
         if isinstance(self._rule, VectorRule):
-            of_result += zip(self._kept_for(_CENTER, gradients.names, own), results, strict=True)
+            of_result += zip(self._kept_of(_CENTER, own), results, strict=True)
+        is_finite = _all_finite(results)
         commit_if(is_finite, of_result)
         # A rank without rows in the batch has sent nothing.
-        commit_if(is_finite & is_own_finite & (weights[self._collective.rank] > 0), of_rank)
-        return self._parts_of(results, gradients, loss_scale, is_finite)
+        commit_if(is_finite & _all_finite(values) & (weights[rank] > 0), of_rank)
+        return self._as_given(results, gradients, loss_scale, is_finite)
 
     def _divided(self, gradients: StepGradients) -> tuple[list[Bucket], list[Bucket]]:
         """Returns the buckets of gradients that are encoded, and those of the others."""
-        indices = range(len(gradients.values))
-        encoded = [i for i in indices if self._encodes(gradients.values[i])]
-        exact = [i for i in indices if i not in encoded]
-        dtypes = [_computed(gradients.values[i].dtype) for i in exact]
-        sizes = [gradients.values[i].shape.num_elements() for i in exact]
-        nbytes = [size * dtype.size for size, dtype in zip(sizes, dtypes, strict=True)]
-        plain = [
-            Bucket([exact[i] for i in bucket.indices], bucket.nbytes)
-            for bucket in plan_buckets(nbytes, dtypes, self._bucket_bytes)
+        values, limit = gradients.values, self._bucket_bytes
+        encoded = [i for i in range(len(values)) if self._encodes(values[i])]
+        exact = [i for i in range(len(values)) if i not in encoded]
+        dtypes = [_computed(values[i].dtype) for i in exact]
+        nbytes = [
+            values[i].shape.num_elements() * dtype.size
+            for i, dtype in zip(exact, dtypes, strict=True)
         ]
+        buckets = plan_buckets(nbytes, dtypes, limit)
+        plain = [Bucket([exact[i] for i in bucket.indices], bucket.nbytes) for bucket in buckets]
         if not encoded:
             return [], plain
-        limit = self._bucket_bytes
         return compressed_buckets(self._compressor, encoded, gradients, limit), plain
 
     def _encodes(self, gradient: Gradient) -> bool:
         return self._compressor is not None and can_be_compressed(gradient, self._compressor)
+
+    def _buckets_of(
+        self,
+        gradients: StepGradients,
+        encoded: Sequence[Bucket],
+        exact: Sequence[Bucket],
+        commits: list[Commit],
+    ) -> list[OwnedBucket]:
+        """Returns the exchanges of unscaled gradients.
+
+        Args:
+            gradients: The gradients.
+            encoded: Which of them are encoded.
+            exact: Which are sent as they are.
+            commits: Updates of the step, which get those that encoding needs.
+        """
+        made = []
+        if encoded:
+            scales = step_scales(self._kept, self._compressor, gradients, commits)
+            step = counted_step(self._kept, commits)
+        for number, (indices, _) in enumerate(encoded):
+            own, name = gradients.at(indices), f"{gradients.label}/encoded_{number}"
+            parts = []
+            for codec, of_part in self._compressor.parts([g.shape for g in own.values]):
+                part = own.at(of_part)
+                chunks = EncodedChunks(
+                    self._collective, codec, part, name, self._kept, scales.memory, step
+                )
+                parts.append(([indices[i] for i in of_part], chunks))
+            made.append(OwnedBucket(self._on_device_of(own), parts, name))
+        for number, (indices, _) in enumerate(exact):
+            own, name = gradients.at(indices), f"{gradients.label}/exact_{number}"
+            parts = [(indices, ExactChunks(self._collective, own.values))]
+            made.append(OwnedBucket(self._on_device_of(own), parts, name))
+        return made
+
+    def _on_device_of(self, gradients: StepGradients) -> Collective:
+        return self._collective.on(gradients.devices[0] if gradients.devices else None)
 
     def _weights(self, gradients: StepGradients) -> tf.Tensor:
         """Returns all ranks' weights: float64, `[ranks]`."""
@@ -161,7 +182,7 @@ class RobustAggregator(GradientAggregator):
 
     def _averaged(
         self,
-        own: list[tf.Tensor],
+        values: list[tf.Tensor],
         names: Sequence[str],
         weight: tf.Tensor,
         commits: list[Commit],
@@ -169,15 +190,18 @@ class RobustAggregator(GradientAggregator):
         """Returns what this rank sends: its momentum times its weight, if the rule has one."""
         factor = self._rule.momentum
         if not factor:
-            return own
+            return values
         sent = []
-        for gradient, kept in zip(own, self._kept_for(_MOMENTUM, names, own), strict=True):
+        for gradient, kept in zip(values, self._kept_for(_MOMENTUM, names, values), strict=True):
             part = tf.cast(weight, gradient.dtype)
-            before = kept.read_value()
-            after = factor * before + (1 - factor) * tf.math.divide_no_nan(gradient, part)
+            mean = tf.math.divide_no_nan(gradient, part)
+            after = factor * kept.read_value() + (1 - factor) * mean
             commits.append((kept, after))
             sent.append(after * part)
         return sent
+
+    def _kept_of(self, key: str, gradients: StepGradients) -> list[tf.Variable]:
+        return self._kept_for(key, gradients.names, gradients.values)
 
     def _kept_for(
         self, key: str, names: Sequence[str], values: Sequence[tf.Tensor]
@@ -188,145 +212,83 @@ class RobustAggregator(GradientAggregator):
             for name, value in zip(names, values, strict=True)
         ]
 
-    def _send(
-        self,
-        gradients: StepGradients,
-        own: Sequence[tf.Tensor],
-        weights: tf.Tensor,
-        commits: list[Commit],
-    ) -> list[_Bucket]:
-        """Sends this rank's gradients to the owners of their chunks; receives the owned chunks."""
-        given = dataclasses.replace(gradients, values=own)
-        buckets = self._buckets_of(given, *self._divided(gradients), commits)
-        for bucket in buckets:
-            with on_device(gradients.devices, bucket.indices) as device:
-                rows = [part.chunks.to_owners() for part in bucket.parts]
-                all_to_all = self._collective.on(device).all_to_all
-                received = exchanged(all_to_all, rows, f"{bucket.name}/to_owner")
-                for part, payload in zip(bucket.parts, received, strict=True):
-                    decoded = part.chunks.decoded(payload)
-                    parts = tf.cast(weights, decoded.dtype)[:, tf.newaxis]
-                    # Without rows, what a rank sends is 0.
-                    part.means = decoded / tf.where(parts > 0, parts, 1)
-        return buckets
-
-    def _buckets_of(
-        self,
-        gradients: StepGradients,
-        encoded: Sequence[Bucket],
-        exact: Sequence[Bucket],
-        commits: list[Commit],
-    ) -> list[_Bucket]:
-        """Returns the buckets of unscaled gradients, with their parts."""
-        label, made = gradients.label, []
-        if encoded:
-            scales = step_scales(self._kept, self._compressor, gradients, commits)
-            step = counted_step(self._kept, commits)
-            memory = self._compressor.memory(self._collective.size)
-        for number, (indices, _) in enumerate(encoded):
-            name = f"{label}/encoded_{number}"
-            own = gradients.at(indices)
-            parts = [
-                _Part(
-                    [indices[i] for i in of_part],
-                    EncodedChunks(
-                        self._collective,
-                        codec,
-                        own.at(of_part),
-                        name,
-                        self._kept,
-                        memory,
-                        scales.memory,
-                        step,
-                    ),
-                )
-                for codec, of_part in self._compressor.parts([g.shape for g in own.values])
-            ]
-            made.append(_Bucket(indices, parts, name))
-        for number, (indices, _) in enumerate(exact):
-            chunks = ExactChunks(self._collective, gradients.at(indices).values)
-            made.append(_Bucket(indices, [_Part(indices, chunks)], f"{label}/exact_{number}"))
-        return made
-
-    def _combination(
-        self,
-        buckets: Sequence[_Bucket],
-        gradients: StepGradients,
-        own: Sequence[tf.Tensor],
-        weights: tf.Tensor,
-    ) -> _Combination:
-        """Returns the function that combines the ranks' gradients in a chunk."""
-        rule = self._rule
-        if not isinstance(rule, VectorRule):
-            return lambda means, _: rule.combine(means, tf.cast(weights, means.dtype))
-        products = []
-        for bucket in buckets:
-            with on_device(gradients.devices, bucket.indices):
-                for part in bucket.parts:
-                    apart = part.means - self._center_of(part, gradients, own)
-                    products.append(tf.cast(tf.matmul(apart, apart, transpose_b=True), tf.float64))
-        (products,) = self._collective.all_reduce(
-            [tf.add_n(products)], f"{gradients.label}/products"
-        )
-        is_finite = tf.math.is_finite(tf.linalg.diag_part(products))
-        both = is_finite & is_finite[:, tf.newaxis]
-        known = tf.where(is_finite, weights, 0)
-        coefficients, cut = rule.coefficients(tf.where(both, products, 0), known)
-        present = tf.reduce_sum(tf.cast(weights > 0, tf.int32))
-        is_majority = 2 * tf.reduce_sum(tf.cast(known > 0, tf.int32)) > present
-        coefficients = tf.where(is_majority, coefficients, math.nan)
-        cut = tf.where(is_finite, cut, 1)
-
-        def combine(means: tf.Tensor, center: tf.Tensor) -> Combined:
-            apart = tf.where(is_finite[:, tf.newaxis], means - center, 0)
-            factors = tf.cast(coefficients, means.dtype)
-            return Combined(center + tf.linalg.matvec(apart, factors, transpose_a=True), cut)
-
-        return combine
-
-    def _center_of(
-        self, part: _Part, gradients: StepGradients, own: Sequence[tf.Tensor]
+    def _center(
+        self, indices: Sequence[int], chunks: ExactChunks, gradients: StepGradients
     ) -> tf.Tensor | None:
         """Returns the owned chunk of the last step's result, if the rule has a center."""
         if not isinstance(self._rule, VectorRule):
             return None
-        names = [gradients.names[i] for i in part.indices]
-        kept = self._kept_for(_CENTER, names, [own[i] for i in part.indices])
-        return part.chunks.own_chunk([variable.read_value() for variable in kept])
+        kept = self._kept_of(_CENTER, gradients.at(indices))
+        return chunks.own_chunk([variable.read_value() for variable in kept])
 
-    def _give(
+    def _combination(
         self,
-        buckets: Sequence[_Bucket],
-        combine: _Combination,
+        buckets: Sequence[OwnedBucket],
+        received: Sequence[Sequence[tf.Tensor]],
         gradients: StepGradients,
-        own: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Gives all ranks the combined gradients, each chunk from its owner; returns all."""
-        results: list[tf.Tensor] = [None] * len(own)
-        for bucket in buckets:
-            with on_device(gradients.devices, bucket.indices) as device:
-                payloads = []
-                for part in bucket.parts:
-                    values, cut = combine(part.means, self._center_of(part, gradients, own))
-                    if gradients.note_cut is not None:
-                        gradients.note_cut(cut, part.means - values)
-                    payloads.append(part.chunks.to_all(values))
-                all_gather = self._collective.on(device).all_gather
-                gathered = exchanged(all_gather, payloads, f"{bucket.name}/to_all")
-                for part, payload, sent in zip(bucket.parts, gathered, payloads, strict=True):
-                    payload = tf.ensure_shape(payload, [self._collective.size, sent.shape[1]])
-                    for i, result in zip(part.indices, part.chunks.results(payload), strict=True):
-                        results[i] = result
-        return results
+        weights: tf.Tensor,
+    ) -> _Combination:
+        """Returns the function that combines the ranks' gradients in a chunk.
 
-    def _parts_of(
+        Args:
+            buckets: The exchanges.
+            received: The ranks' mean gradients in each owned chunk of each bucket.
+            gradients: This rank's gradients.
+            weights: All ranks' weights.
+        """
+        rule = self._rule
+        if not isinstance(rule, VectorRule):
+            return lambda means, _: rule.combine(means, tf.cast(weights, means.dtype))
+        products = []
+        for bucket, of_bucket in zip(buckets, received, strict=True):
+            with on_device(gradients.devices, bucket.indices):
+                for (indices, chunks), means in zip(bucket.parts, of_bucket, strict=True):
+                    apart = means - self._center(indices, chunks, gradients)
+                    products.append(tf.cast(tf.matmul(apart, apart, transpose_b=True), tf.float64))
+        name = f"{gradients.label}/products"
+        (products,) = self._collective.all_reduce([tf.add_n(products)], name)
+        is_finite = tf.math.is_finite(tf.linalg.diag_part(products))
+        both = is_finite & is_finite[:, tf.newaxis]
+        known = tf.where(is_finite, weights, 0)
+        coefficients, cut = rule.coefficients(tf.where(both, products, 0), known)
+        is_majority = 2 * tf.math.count_nonzero(known) > tf.math.count_nonzero(weights)
+        coefficients = tf.where(is_majority, coefficients, math.nan)
+
+        def combine(means: tf.Tensor, center: tf.Tensor) -> Combined:
+            apart = tf.where(is_finite[:, tf.newaxis], means - center, 0)
+            factors = tf.cast(coefficients, means.dtype)
+            values = center + tf.linalg.matvec(apart, factors, transpose_a=True)
+            return Combined(values, tf.where(is_finite, cut, 1))
+
+        return combine
+
+    def _combined(
+        self,
+        bucket: OwnedBucket,
+        received: Sequence[tf.Tensor],
+        gradients: StepGradients,
+        combine: _Combination,
+    ) -> list[tf.Tensor]:
+        """Returns the combined chunks that this rank owns of a bucket."""
+        found = []
+        for (indices, chunks), means in zip(bucket.parts, received, strict=True):
+            values, cut = combine(means, self._center(indices, chunks, gradients))
+            if gradients.note_cut is not None:
+                gradients.note_cut(cut, means - values)
+            found.append(values)
+        return found
+
+    def _as_given(
         self,
         results: Sequence[tf.Tensor],
         gradients: StepGradients,
         loss_scale: tf.Tensor | None,
         is_finite: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the results as the optimizer gets them: scaled, this rank's parts of them."""
+        """Returns the results with the loss scale, in the gradients' dtypes.
+
+        Of gradients that are cut, this rank's parts are returned.
+        """
         if loss_scale is not None:
             results = [result * tf.cast(loss_scale, result.dtype) for result in results]
         typed = [
@@ -338,12 +300,9 @@ class RobustAggregator(GradientAggregator):
         # Ranks that have different parts must see the same overflows.
         factor = tf.where(is_finite, 1.0, math.nan)
         return [
-            result if cut is None else cut.part_of(result, self._collective.rank)
-            for result, cut in zip(
-                [result * tf.cast(factor, result.dtype) for result in typed],
-                gradients.cuts,
-                strict=True,
-            )
+            (result if cut is None else cut.part_of(result, self._collective.rank))
+            * tf.cast(factor, result.dtype)
+            for result, cut in zip(typed, gradients.cuts, strict=True)
         ]
 
 
@@ -357,6 +316,12 @@ def _unscaled(gradient: Gradient, loss_scale: tf.Tensor | None) -> tf.Tensor:
     dense = tf.convert_to_tensor(gradient)
     dense = tf.ensure_shape(tf.cast(dense, _computed(dense.dtype)), gradient.shape)
     return dense if loss_scale is None else dense / tf.cast(loss_scale, dense.dtype)
+
+
+def _means(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns the ranks' mean gradients; a rank without rows has sent 0."""
+    weights = tf.cast(weights, rows.dtype)[:, tf.newaxis]
+    return rows / tf.where(weights > 0, weights, 1)
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

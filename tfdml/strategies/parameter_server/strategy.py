@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfdml.aggregation import RobustRule
 from tfdml.compression import Compressor
 from tfdml.runtime.gpus import hide_all
 from tfdml.runtime.rendezvous import exit_after
@@ -80,6 +81,10 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
             worker's time per row and gives faster ones more rows, in new parts from the next epoch
             on. None for equal parts. Asynchronous workers take whole batches, each at its own
             pace.
+        gradient_aggregation: Rule by which the chief combines the workers' gradients in synchronous
+            training, so that a few wrong ones do little:
+            `tfdml.aggregation.TrimmedMean(num_byzantine=1)`. Rules that keep something from step to
+            step, such as `CenteredClipping`, cannot be used. None for the mean.
         start_limit: Seconds to wait for the workers and servers to start.
         silence_limit: Seconds without a sign of life after which a process is taken for lost. A
             process that dies is noticed at once.
@@ -108,6 +113,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         max_staleness: int | None = None,
         compression: Compressor | str | None = None,
         batch_split: Sequence[float] | str | None = None,
+        gradient_aggregation: RobustRule | None = None,
         silence_limit: float = 60.0,
         start_limit: float = 300.0,
         restart_limit: float = 0.0,
@@ -116,8 +122,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
             synchronous, backup_workers, max_staleness, variable_partitioner, batch_split
         )
         options = arguments.check(
-            None, compression, silence_limit=silence_limit, batch_split=batch_split
+            None,
+            compression,
+            silence_limit=silence_limit,
+            batch_split=batch_split,
+            gradient_aggregation=gradient_aggregation,
         )
+        checks.check_gradient_aggregation(synchronous, gradient_aggregation)
         compressor = check_compressor(options.compression)
         arguments.check_seconds("start_limit", start_limit)
         if restart_limit:
@@ -129,6 +140,9 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         task = chief_task(cluster_resolver)
         workers = len(task.cluster[WORKER])
         arguments.check_number_of_parts(options.batch_split, workers, f"workers ({workers})")
+        if gradient_aggregation is not None:
+            gradient_aggregation.check_ranks(workers - backup_workers)
+        self.gradient_aggregation = gradient_aggregation
         self.batch_split = BatchSplit(options.batch_split, workers)
         self.share_clock = ShareClock(workers)
         self.worker_clock = WorkerClock(workers)

@@ -9,6 +9,7 @@ from tfdml.collectives.aggregator import Gradient, GradientAggregator, StepFacto
 from tfdml.collectives.buckets import spread
 from tfdml.strategies.observers.gradient_watch import GradientWatch
 from tfdml.strategies.observers.noise_scale import NoiseScale
+from tfdml.strategies.observers.outlier_watch import OutlierWatch
 from tfdml.strategies.observers.replica_clock import ReplicaClock
 from tfdml.strategies.observers.step_clock import StepClock
 from tfdml.strategies.replicas.extended import ReplicaExtended
@@ -31,6 +32,9 @@ def sum_over_replicas(
     indices = [i for i, g in enumerate(gradients.values) if g is not None]
     result: list[Gradient | None] = [None] * len(gradients.values)
     if indices:
+        watch = extended.observer(OutlierWatch)
+        if watch is not None:
+            gradients = dataclasses.replace(gradients, note_cut=watch.note)
         exchange = _by_replica if aggregator.per_replica else _by_process
         sums = exchange(extended, aggregator, gradients.at(indices))
         for i, total in zip(indices, sums, strict=True):

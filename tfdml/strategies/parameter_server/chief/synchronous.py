@@ -5,6 +5,7 @@ one is done before it has begun, its share goes to that one. Nothing changes bef
 arrived, so a step is atomic.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.aggregation import CoordinateRule
 from tfdml.strategies.input.local_batch import BatchSplitter, as_tensors
 from tfdml.strategies.parameter_server.chief.remote_function import LoggingFunction
 from tfdml.strategies.parameter_server.extended import CHIEF_DEVICE, Shares
@@ -90,7 +92,10 @@ class SynchronousTraining(LoggingFunction):
         vectors, gradients = map(list, zip(*results, strict=True))
         with self._strategy.scope():
             update = self._update_for(function, len(results))
-            self._logs.add(update(vectors, gradients).numpy())
+            weights = tf.constant(of_taken, tf.float64) / tf.cast(
+                local_batch.global_rows, tf.float64
+            )
+            self._logs.add(update(vectors, gradients, weights).numpy())
         self._strategy.worker_clock.add_step(taken, of_taken, self._seconds, data_wait)
 
     def _update_for(self, function: Callable, shares: int) -> Callable:
@@ -100,7 +105,7 @@ class SynchronousTraining(LoggingFunction):
                 lambda t: tf.TensorSpec(t.shape, t.dtype), function.structured_outputs
             )
             self._updates[function] = tf.function(self._apply).get_concrete_function(
-                [vector] * shares, [gradients] * shares
+                [vector] * shares, [gradients] * shares, tf.TensorSpec([shares], tf.float64)
             )
         return self._updates[function]
 
@@ -116,11 +121,13 @@ class SynchronousTraining(LoggingFunction):
         self.worker_of_share = {task.share: task.worker for task in first}
         return [task.value for task in first]
 
-    def _apply(self, vectors: list, gradients: list) -> tf.Tensor:
+    def _apply(self, vectors: list, gradients: list, weights: tf.Tensor) -> tf.Tensor:
         """Applies the sum of all shares' gradients; returns the metrics and own results, summed."""
+        rule = self._strategy.gradient_aggregation
+        add = _sum if rule is None else functools.partial(_combined, rule, weights)
         with tf.device(CHIEF_DEVICE):
             whole = [self._step.decode(g) for g in gradients]
-            sums = [_sum(parts) for parts in zip(*whole, strict=True)]
+            sums = [add(parts) for parts in zip(*whole, strict=True)]
             vector = tf.add_n(vectors)
             rest = self._step.assign_state(vector, vectors[0])
         optimizer, variables = self._model.optimizer, self._model.trainable_variables
@@ -138,3 +145,17 @@ def _sum(parts: tuple) -> Any:
             parts[0].dense_shape,
         )
     return tf.add_n(list(parts))
+
+
+def _combined(rule: CoordinateRule, weights: tf.Tensor, parts: tuple) -> tf.Tensor:
+    """Returns a gradient combined from the shares' by a rule, dense.
+
+    Args:
+        rule: The rule.
+        weights: The shares' parts of the batch's rows: float64, `[shares]`.
+        parts: The shares' gradients, times their weights.
+    """
+    rows = tf.stack([tf.reshape(tf.convert_to_tensor(part), [-1]) for part in parts])
+    weights = tf.cast(weights, rows.dtype)
+    means = rows / tf.where(weights > 0, weights, 1)[:, tf.newaxis]
+    return tf.reshape(rule.combine(means, weights).values, parts[0].shape)

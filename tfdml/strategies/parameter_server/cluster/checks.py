@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.aggregation import CoordinateRule, RobustRule
 from tfdml.runtime.servers.server_task import SERVER, name_of
 from tfdml.strategies.parameter_server.partition import is_partitioned
 from tfdml.strategies.parameter_server.remote_datasets import HOW_TO_READ
@@ -67,6 +68,28 @@ def check_arguments(
             f"`variable_partitioner` must be a function of `shape` and `dtype`, such as "
             f"`tf.distribute.experimental.partitioners.MinSizePartitioner(...)`. Received: "
             f"variable_partitioner={partitioner!r}."
+        )
+
+
+def check_gradient_aggregation(synchronous: bool, rule: RobustRule | None) -> None:
+    """Checks the rule that combines the workers' gradients.
+
+    Raises:
+        ValueError: If the chief cannot use it.
+    """
+    if rule is None:
+        return
+    if not synchronous:
+        raise ValueError(
+            f"`gradient_aggregation` must be None without `synchronous=True`, because each worker "
+            f"applies its own gradients. Received: gradient_aggregation={rule!r}. Leave it out, or "
+            f"train with `synchronous=True`."
+        )
+    if not isinstance(rule, CoordinateRule):
+        raise ValueError(
+            f"`gradient_aggregation` must keep nothing from step to step, because workers may be "
+            f"lost, and their shares go to others. Received: gradient_aggregation={rule!r}. Use "
+            f"`tfdml.aggregation.TrimmedMean`, or another strategy."
         )
 
 
