@@ -11,6 +11,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# What importing PyTorch needs; its GPU libraries are left out.
+_OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "mpmath", "typing_extensions")
 
 
 def hub_python() -> Path:
@@ -31,6 +33,9 @@ def loggers_python() -> Path:
 def ray_python() -> Path:
     """Returns a Python with Ray Train, Tune and Data."""
     return _python(".venv-ray", ["ray[train,tune]==2.60.*"])
+def byzfl_python() -> Path:
+    """Returns a Python with ByzFL, of which the rules are imported, and not the plots."""
+    return _python(".venv-byzfl", ["--no-deps", "byzfl==0.0.11", "torch==2.13.*", *_OF_TORCH])
 
 
 def _python(name: str, requirements: list[str]) -> Path:

@@ -48,6 +48,7 @@ PARTS = {
     "tools.bench.recovery.rank": "tools.bench.recovery",
     "tools.bench.remat.keras_job": "tools.bench.remat",
     "tools.bench.remat.torch_job": "tools.bench.remat",
+    "tools.bench.robust.job": "tools.bench.robust",
     "tools.bench.sharding.rank": "tools.bench.sharding",
     "tools.bench.sharding.torch_rank": "tools.bench.sharding",
     "tools.bench.slow_networks.loss_rank": "tools.bench.slow_networks",

@@ -38,12 +38,12 @@ class ReplicaStrategy(tf.distribute.Strategy):
         processes, local = collective.size, len(devices)
         what = f"processes ({processes}) times devices of each ({local})"
         check_number_of_parts(options.batch_split, processes * local, what)
-        if options.gradient_aggregation is not None:
-            options.gradient_aggregation.check_ranks(processes if processes > 1 else local)
         keras_seam.install()
         tensorflow_seam.install()
         hooks = keras_seam.replica_hooks()
         options = hooks.strategy_options(options)
+        if options.gradient_aggregation is not None:
+            options.gradient_aggregation.check_ranks(processes if processes > 1 else local)
         guard = None
         if collective.size == 1:
             check_started_alone(type(self).__name__)

@@ -91,10 +91,10 @@ class EncodedChunks(ExactChunks):
         collective: Collective between the owners.
         codec: The codec.
         gradients: This rank's gradients: float32, without loss scale.
-        label: Name of the part, with that of its exchange.
+        name: Name of the part, which seeds its random numbers.
         kept: The state that is kept between steps.
         memory_scale: Factor of all kept state.
-        step: The step, which seeds the random numbers: int32, shape `[]`.
+        step: The step, which seeds them, too: int32, shape `[]`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EncodedChunks(ExactChunks):
         collective: Collective,
         codec: ChunkCompressor,
         gradients: StepGradients,
-        label: str,
+        name: str,
         kept: KeptState,
         memory_scale: tf.Tensor,
         step: tf.Tensor,
@@ -111,10 +111,10 @@ class EncodedChunks(ExactChunks):
         self.chunk = chunk_length(self._length, self._size, codec.block)
         self._codec = codec
         self._scales = Scales(tf.constant(1.0), memory_scale)
-        self._seed = seed_of(step, collective.rank, label)
+        self._seed = seed_of(step, collective.rank, name)
         self._memories = memories_of(kept, codec.memory(self._size), gradients)
         self._server = kept.owner_residual(
-            f"{label}/{gradients.names[0]}", codec, self._length, collective.size
+            f"{gradients.label}/{gradients.names[0]}", codec, self._length, collective.size
         )
 
     def to_owners(self) -> tf.Tensor:

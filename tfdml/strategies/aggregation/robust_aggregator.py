@@ -155,10 +155,11 @@ class RobustAggregator(GradientAggregator):
         for number, (indices, _) in enumerate(encoded):
             own, name = gradients.at(indices), f"{gradients.label}/encoded_{number}"
             parts = []
-            for codec, of_part in self._compressor.parts([g.shape for g in own.values]):
-                part = own.at(of_part)
+            codecs = self._compressor.parts([g.shape for g in own.values])
+            for of_bucket, (codec, of_part) in enumerate(codecs):
+                part, seeds = own.at(of_part), f"{name}/{of_bucket}"
                 chunks = EncodedChunks(
-                    self._collective, codec, part, name, self._kept, scales.memory, step
+                    self._collective, codec, part, seeds, self._kept, scales.memory, step
                 )
                 parts.append(([indices[i] for i in of_part], chunks))
             made.append(OwnedBucket(self._on_device_of(own), parts, name))

@@ -203,8 +203,9 @@ class ReplicaExtended(BatchExtended):
     @property
     def works_on_shares(self) -> bool:
         """Whether replicas work on shares, which may have no rows."""
-        is_divided = self._num_replicas_in_sync > 1 or self.options.pipeline is not None
-        return is_divided or self.is_local
+        options = self.options
+        is_divided = self._num_replicas_in_sync > 1 or options.pipeline is not None
+        return is_divided or options.gradient_aggregation is not None or self.is_local
 
     def number_of_replica(self, replica_id: int) -> int:
         """Returns the number of one of this process's replicas in the whole job.

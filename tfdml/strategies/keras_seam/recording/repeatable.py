@@ -25,13 +25,13 @@ from tfdml.strategies.keras_seam.replacing import Replacement
 from tfdml.strategies.replicas.replica_step import metric_variables
 from tfdml.verification.request import Request
 
-_LEFT_OUT = ("local_updates", "sharding")
+_LEFT_OUT = ("local_updates", "gradient_aggregation", "sharding")
 # Dtypes of layers in mixed precision.
 _SHORT = ("float16", "bfloat16")
 
 
 def left_out(options: ReplicaOptions, compresses: bool) -> tuple[ReplicaOptions, list[str]]:
-    """Returns options with synchronous steps of whole variables, and what was left out, in words.
+    """Returns options with synchronous sums for whole variables, and what was left out, in words.
 
     Args:
         options: The script's options.
