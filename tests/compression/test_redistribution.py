@@ -103,3 +103,11 @@ def test_states_of_another_job_are_refused():
 
     with pytest.raises(ValueError, match="`before` must be of the same model"):
         run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_momentum_stays_with_its_rank(size):
+    before = [{"momentum/kernel": np.full(3, rank), "center/kernel": np.ones(3)} for rank in (0, 1)]
+    after = redistributed(before, size)
+    assert [state["momentum/kernel"][0] for state in after] == [0, 1, 0, 1, 0][:size]
+    assert all(state["center/kernel"][0] == 1 for state in after)

@@ -48,23 +48,18 @@ def train(
     ranks: int,
     wrong: int | None = None,
     rows: int = 50,
-    epochs: int = 2,
-    compile_options: dict | None = None,
+    accumulate: int | None = None,
     **options,
 ) -> dict:
     """Trains on rows of which one rank's may be wrong; returns weights and the clean rows' loss."""
     made = RULES.get(rule, rule)
     strategy = rank_job.strategy(gradient_aggregation=made, **options)
-    given = {
-        "optimizer": InScope(keras.optimizers.SGD, RATE),
-        "metrics": [],
-        **(compile_options or {}),
-    }
-    model = compiled(strategy, **given)
+    optimizer = InScope(keras.optimizers.SGD, RATE, gradient_accumulation_steps=accumulate)
+    model = compiled(strategy, optimizer=optimizer, metrics=[])
     x, y = _inputs(wrong, ranks, rows)
     monitor = tfdml.callbacks.OutlierMonitor()
     history = model.fit(
-        x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=[monitor]
+        x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[monitor]
     )
     history.history.pop("outlier_steps", None)
     clean = model.evaluate(*data(rows), batch_size=BATCH, verbose=0)
@@ -72,8 +67,17 @@ def train(
     return {**found, "clean": np.array(clean), "outliers": monitor.epochs}
 
 
-def oracle(rule: str, ranks: int, wrong: int | None = None, rows: int = 50) -> dict:
+def oracle(
+    rule: str, ranks: int, wrong: int | None = None, rows: int = 50, accumulate: int = 1
+) -> dict:
     """Trains in one process, which plays all ranks in turn and combines their gradients in NumPy.
+
+    Args:
+        rule: Name of the rule.
+        ranks: The number of ranks.
+        wrong: A rank with wrong rows.
+        rows: The number of rows.
+        accumulate: Steps of an update.
 
     Returns:
         The weights.
@@ -83,12 +87,17 @@ def oracle(rule: str, ranks: int, wrong: int | None = None, rows: int = 50) -> d
     x, y = _inputs(wrong, ranks, rows)
     momentum, weights = numpy_rules.Momentum(made.momentum), model.trainable_variables
     sizes = [int(np.prod(w.shape)) for w in weights]
-    center = np.zeros(sum(sizes))
+    center, gathered = np.zeros(sum(sizes)), []
     for start in [*range(0, rows, BATCH)] * 2:
         batch = np.arange(start, min(start + BATCH, rows))
         parts = [batch[own] for own in rows_of(ranks, len(batch))]
         means = np.stack([_gradient(model, x[own], y[own], sum(sizes)) for own in parts])
         fractions = np.array([len(own) / len(batch) for own in parts])
+        gathered.append((means * fractions[:, None], fractions))
+        if len(gathered) < accumulate:
+            continue
+        sent, fractions = (np.mean(values, 0) for values in zip(*gathered, strict=True))
+        means, gathered = sent / np.where(fractions > 0, fractions, 1)[:, None], []
         if isinstance(made, TrimmedMean):
             combined = numpy_rules.trimmed_mean(means, fractions, made.num_byzantine)
         else:

@@ -33,6 +33,23 @@ def test_training_is_that_of_one_process_that_plays_all_ranks(ranks, kind, rule)
         assert_close(expected["weights"], result["weights"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        # A single rank clips and averages its own gradients.
+        (1, {}),
+        pytest.param(3, {"devices": 2}, marks=pytest.mark.slow),
+        pytest.param(3, {"accumulate": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_rank_sends_is_the_mean_of_its_rows(ranks, size, options):
+    """Rows of its devices, and of several steps, count together."""
+    accumulate = options.get("accumulate", 1)
+    expected = ranks(1).run(cases.oracle, "clipped", size, None, 50, accumulate)[0]
+    for result in ranks(size).run(cases.train, "clipped", size, **options):
+        assert_close(expected["weights"], result["weights"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_wrong_rank_does_little(ranks):
     clean = ranks(3).run(cases.train, None, 3)[0]
     mean = ranks(3).run(cases.train, None, 3, 1)[0]
