@@ -5,7 +5,7 @@
 
 25 workers train a small CNN on Fashion-MNIST, not IID: each honest one has one or two classes. Five
 are wrong. tfdml's are 25 logical devices of one `MirroredStrategy`. The median and Krum, which are
-known to fail, are ByzFL's; tfdml does not have them. Results are kept by attack; `--report` writes
+known to fail, are ByzFL's; tfdml does not have them. Results are kept by attack; `--report` prints
 the table without a run.
 """
 
@@ -28,7 +28,7 @@ from tools.bench.harness import (
 )
 from tools.bench.robust.attacks import ATTACKS
 
-RESULTS, TABLE = BENCHMARKS / "robust.json", BENCHMARKS / "robust.md"
+RESULTS = BENCHMARKS / "robust.json"
 BYZFL = ROOT / ".venv-byzfl" / "bin" / "python"
 
 
@@ -36,9 +36,9 @@ def main(
     attack: Annotated[list[str] | None, typer.Option(help=", ".join(ATTACKS))] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 600,
     python: Annotated[Path, typer.Option(help="A Python that has ByzFL.")] = BYZFL,
-    report: Annotated[bool, typer.Option(help="Only write the table of what is kept.")] = False,
+    report: Annotated[bool, typer.Option(help="Only print the table of what is kept.")] = False,
 ) -> None:
-    """Train under each attack, and write the table."""
+    """Train under each attack, and print the table."""
     attacks = attack or list(ATTACKS)
     check_choice("--attack", attacks, ATTACKS)
     if not report and not python.exists():
@@ -54,30 +54,20 @@ def main(
         rows = [row for row in rows if row[0] != name]
         rows += [[name, *row, steps, when] for row in found]
         note(rows, RESULTS)
-    TABLE.write_text(_table(rows), encoding="utf-8")
+    print(_table(rows))
 
 
 def _table(rows: list[list]) -> str:
-    """Returns the page of the stored results."""
+    """Returns the table of the stored results: accuracies in percent, by rule and attack."""
     rules = list(dict.fromkeys((engine, rule) for _, engine, rule, *_ in rows))
     by_name = {(attack, engine, rule): value for attack, engine, rule, value, *_ in rows}
     attacks = [name for name in ATTACKS if any(row[0] == name for row in rows)]
-    lines = [
-        "# Robust rules under attacks",
-        "",
-        "Validation accuracy in percent of a small CNN on Fashion-MNIST, trained by 25 workers, of",
-        "which 20 have one or two classes each and five are wrong, in batches of 32 for each.",
-        "`python -m tools.bench.robust` makes this page; see [Wrong ranks](../../docs/robust.md).",
-        "",
-        f"| rule | {' | '.join(attacks)} |",
-        f"|---|{'---:|' * len(attacks)}",
-    ]
+    lines = [f"| rule | {' | '.join(attacks)} |", f"|---|{'---:|' * len(attacks)}"]
     for engine, rule in rules:
         values = [by_name.get((attack, engine, rule)) for attack in attacks]
         cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
         lines.append(f"| {engine}: {rule} | {' | '.join(cells)} |")
     measured = {(row[-2], row[-1]) for row in rows}
-    lines += ["", "Each worker has momentum 0.9, unless said otherwise."]
     lines += [f"\n{steps} steps: {when}." for steps, when in sorted(measured)]
     return "\n".join(lines) + "\n"
 
