@@ -84,20 +84,20 @@ class RobustAggregator(GradientAggregator):
     def aggregate(self, gradients: StepGradients) -> list[Gradient]:
         """Combines the ranks' gradients; see `GradientAggregator`."""
         loss_scale, rank = gradients.factors().loss_scale, self._collective.rank
-        values = [_unscaled(g, loss_scale) for g in gradients.values]
+        unscaled = [_unscaled(g, loss_scale) for g in gradients.values]
         # Updates by this rank's own gradients, and by the result, which is the same on all ranks.
         of_rank: list[Commit] = []
         of_result: list[Commit] = []
         weights = self._weights(gradients)
-        sent = self._averaged(values, gradients.names, weights[rank], of_rank)
-        own = dataclasses.replace(gradients, values=sent)
+        own = dataclasses.replace(gradients, values=unscaled)
+        own = self._averaged(own, weights[rank], of_rank)
         buckets = self._buckets_of(own, *self._divided(gradients), of_result)
         received = []
         for bucket in buckets:
             with on_device(own.devices, bucket.indices):
                 received.append([_means(rows, weights) for rows in bucket.receive()])
         combine = self._combination(buckets, received, own, weights)
-        results: list[tf.Tensor] = [None] * len(sent)
+        results: list[tf.Tensor] = [None] * len(unscaled)
         for bucket, means in zip(buckets, received, strict=True):
             with on_device(own.devices, bucket.indices):
                 combined = self._combined(bucket, means, own, combine)
@@ -111,7 +111,7 @@ class RobustAggregator(GradientAggregator):
         is_finite = _all_finite(results)
         commit_if(is_finite, of_result)
         # A rank without rows in the batch has sent nothing.
-        commit_if(is_finite & _all_finite(values) & (weights[rank] > 0), of_rank)
+        commit_if(is_finite & _all_finite(unscaled) & (weights[rank] > 0), of_rank)
         return self._as_given(results, gradients, loss_scale, is_finite)
 
     def _divided(self, gradients: StepGradients) -> tuple[list[Bucket], list[Bucket]]:
@@ -182,35 +182,27 @@ class RobustAggregator(GradientAggregator):
         return tf.ensure_shape(gathered, [size])
 
     def _averaged(
-        self,
-        values: list[tf.Tensor],
-        names: Sequence[str],
-        weight: tf.Tensor,
-        commits: list[Commit],
-    ) -> list[tf.Tensor]:
+        self, gradients: StepGradients, weight: tf.Tensor, commits: list[Commit]
+    ) -> StepGradients:
         """Returns what this rank sends: its momentum times its weight, if the rule has one."""
         factor = self._rule.momentum
         if not factor:
-            return values
+            return gradients
         sent = []
-        for gradient, kept in zip(values, self._kept_for(_MOMENTUM, names, values), strict=True):
+        kept = self._kept_of(_MOMENTUM, gradients)
+        for gradient, variable in zip(gradients.values, kept, strict=True):
             part = tf.cast(weight, gradient.dtype)
             mean = tf.math.divide_no_nan(gradient, part)
-            after = factor * kept.read_value() + (1 - factor) * mean
-            commits.append((kept, after))
+            after = factor * variable.read_value() + (1 - factor) * mean
+            commits.append((variable, after))
             sent.append(after * part)
-        return sent
+        return dataclasses.replace(gradients, values=sent)
 
     def _kept_of(self, key: str, gradients: StepGradients) -> list[tf.Variable]:
-        return self._kept_for(key, gradients.names, gradients.values)
-
-    def _kept_for(
-        self, key: str, names: Sequence[str], values: Sequence[tf.Tensor]
-    ) -> list[tf.Variable]:
         """Returns a variable that is kept for each gradient, at first zeros of its shape."""
         return [
             self._kept.gradient_state(name, lambda v: {key: tf.zeros(v.shape, v.dtype)}, value)[key]
-            for name, value in zip(names, values, strict=True)
+            for name, value in zip(gradients.names, gradients.values, strict=True)
         ]
 
     def _center(
