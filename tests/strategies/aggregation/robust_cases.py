@@ -47,13 +47,13 @@ def train(
     rule: str | RobustRule | None,
     ranks: int,
     wrong: int | None = None,
-    rows: int = 50,
+    devices: int = 1,
     accumulate: int | None = None,
-    **options,
+    rows: int = 50,
 ) -> dict:
     """Trains on rows of which one rank's may be wrong; returns weights and the clean rows' loss."""
     made = RULES.get(rule, rule)
-    strategy = rank_job.strategy(gradient_aggregation=made, **options)
+    strategy = rank_job.strategy(devices, gradient_aggregation=made)
     optimizer = InScope(keras.optimizers.SGD, RATE, gradient_accumulation_steps=accumulate)
     model = compiled(strategy, optimizer=optimizer, metrics=[])
     x, y = _inputs(wrong, ranks, rows)
@@ -68,7 +68,7 @@ def train(
 
 
 def oracle(
-    rule: str, ranks: int, wrong: int | None = None, rows: int = 50, accumulate: int = 1
+    rule: str, ranks: int, wrong: int | None = None, accumulate: int = 1, rows: int = 50
 ) -> dict:
     """Trains in one process, which plays all ranks in turn and combines their gradients in NumPy.
 
@@ -76,8 +76,8 @@ def oracle(
         rule: Name of the rule.
         ranks: The number of ranks.
         wrong: A rank with wrong rows.
-        rows: The number of rows.
         accumulate: Steps of an update.
+        rows: The number of rows.
 
     Returns:
         The weights.
@@ -152,10 +152,10 @@ def resumed_with_the_same_bits(rule: str, directory: str) -> tuple[dict, dict]:
     return whole, resumed(rule, f"{directory}/stopped", None)
 
 
-def error_of(rule: str, **options) -> str:
-    """Returns the message with which a strategy refuses its arguments."""
+def error_of(rule: str) -> str:
+    """Returns the message with which a strategy refuses a rule."""
     try:
-        rank_job.strategy(gradient_aggregation=RULES.get(rule, rule), **options)
+        rank_job.strategy(gradient_aggregation=RULES.get(rule, rule))
     except ValueError as error:
         return str(error)
     return "nothing was raised"
