@@ -33,6 +33,13 @@ def launch(
             metavar="NAME:N,...",
         ),
     ] = "",
+    spares: Annotated[
+        str,
+        typer.Option(
+            help="Standby machines, each used at a restart in place of one that does not answer.",
+            metavar="NAME,...",
+        ),
+    ] = "",
     horovod: Annotated[
         bool, typer.Option("--horovod", help="Start the job with horovodrun, for HorovodStrategy.")
     ] = False,
@@ -90,9 +97,11 @@ def launch(
     dies is started again.
 
     With `--max-restarts 3` a job that fails, or is asked to end, is restarted up to three times;
-    with `FaultTolerantCheckpoint` it resumes where it was. `--min-workers 2` restarts it on the
-    hosts that still answer, if they have at least two ranks. A script that fails in the same way
-    twice at its start is not restarted again.
+    with `FaultTolerantCheckpoint` it resumes where it was. A host that does not answer then is
+    replaced by a spare: `--hosts node1:4,node2:4 --spares node3` runs four ranks on `node3`. When
+    no spare is left, `--min-workers 2` restarts the job on the hosts that still answer, if they
+    have at least two ranks. A script that fails in the same way twice at its start is not
+    restarted again.
 
     Each line of output begins with its rank. When a rank fails, its last lines are printed, and
     its exit code becomes this command's. No process is left running, however this command ends.
@@ -111,12 +120,12 @@ def launch(
 
     try:
         if ps:
-            if hosts or horovod or job_dir:
+            if hosts or spares or horovod or job_dir:
                 raise ValueError(
-                    "`--ps` must be used without `--hosts`, `--horovod` and `--job-dir`: it starts "
-                    "the job on this machine only, and its processes make no reports. Received: "
-                    "one of them. For several machines see `--print-slurm` and "
-                    "`--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
+                    "`--ps` must be used without `--hosts`, `--spares`, `--horovod` and "
+                    "`--job-dir`: it starts the job on this machine only, and its processes make "
+                    "no reports. Received: one of them. For several machines see `--print-slurm` "
+                    "and `--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
                 )
             if print_slurm or print_kubernetes:
                 make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
@@ -129,6 +138,13 @@ def launch(
             raise ValueError(
                 f"`--min-workers` must be at most the number of ranks, {ranks}, and needs "
                 f"`--max-restarts`. Received: --min-workers {min_workers}, --max-restarts "
+                f"{max_restarts}."
+            )
+        standby = job_hosts.parse_spares(spares, parsed_hosts)
+        if standby and not (hosts and max_restarts):
+            raise ValueError(
+                f"`--spares` needs `--hosts` and `--max-restarts`: spares are used at restarts. "
+                f"Received: --spares {spares}, --hosts {hosts or 'none'}, --max-restarts "
                 f"{max_restarts}."
             )
         if job_dir and (print_slurm or print_kubernetes):
@@ -145,6 +161,7 @@ def launch(
         raise typer.Exit(
             rank_job.run_rank_job(
                 parsed_hosts,
+                standby,
                 program,
                 horovod,
                 max_restarts,

@@ -5,7 +5,6 @@ import ipaddress
 import shlex
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,6 +59,27 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
+def parse_spares(text: str, hosts: Sequence[Host]) -> list[str]:
+    """Parses the names of spare hosts, such as `node3,node4`.
+
+    Args:
+        text: The names; "" for none.
+        hosts: Hosts of the job.
+
+    Raises:
+        ValueError: If a name is empty, has a number of processes, or is given twice.
+    """
+    names = [name.strip() for name in text.split(",")] if text else []
+    all_names = [*names, *(host.name for host in hosts)]
+    if any(not name or ":" in name or all_names.count(name) > 1 for name in names):
+        raise ValueError(
+            f"`--spares` must be names of other machines than those of `--hosts`, each once and "
+            f"without a number: a spare runs the processes of the machine that it replaces. "
+            f"Received: {text!r}."
+        )
+    return names
+
+
 def hosts_of_job(hosts: str, workers: int | None, default: int) -> list[Host]:
     """Returns where a job's ranks run, from the options `--hosts` and `--workers`.
 
@@ -84,42 +104,17 @@ def hosts_of_job(hosts: str, workers: int | None, default: int) -> list[Host]:
     return parsed
 
 
-def wait_for_hosts(hosts: Sequence[Host], fewest: int, seconds: float = 300.0) -> list[Host]:
-    """Waits until enough hosts answer to restart a job.
+def answers(name: str) -> bool:
+    """Returns whether a host can be reached by ssh; this machine always can.
 
     Args:
-        hosts: Hosts of the job.
-        fewest: Minimum number of ranks to restart with.
-        seconds: Seconds to wait.
-
-    Returns:
-        The hosts that answer.
-
-    Raises:
-        ConnectionError: If they have fewer than `fewest` ranks after `seconds`.
+        name: Host name or address.
     """
-    deadline = time.monotonic() + seconds
-    while True:
-        there = [host for host in hosts if _answers(host)]
-        ranks = sum(host.ranks for host in there)
-        if ranks >= fewest:
-            return there
-        if time.monotonic() > deadline:
-            missing = ", ".join(host.name for host in hosts if host not in there)
-            raise ConnectionError(
-                f"`--min-workers` processes must have a host that answers, to restart the job. "
-                f"Received: {ranks} of {fewest} after {seconds:.0f} s; no answer from {missing}. "
-                f"Bring these machines back, or ask for fewer."
-            )
-        time.sleep(2.0)
-
-
-def _answers(host: Host) -> bool:
-    if host.is_local:
+    if Host(name, 1).is_local:
         return True
     try:
         return not subprocess.run(
-            [*_SSH, host.name, "true"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20
+            [*_SSH, name, "true"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20
         ).returncode
     except subprocess.TimeoutExpired:
         return False
