@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.checkpointing import cases
+from tests.harness.command import run_python
 from tests.harness.metadata_server import MetadataServer, aws_notice, azure_event, give_notice
 from tests.harness.pool import RankFailure
 from tests.strategies.seam.test_each_part_is_needed import RESUMING, without
@@ -329,6 +330,27 @@ def test_termination_request_after_the_last_step(ranks, tmp_path, plain):
     (ended,) = run(ranks, 1, str(tmp_path), at=3 * cases.STEPS, number=signal.SIGTERM)
     assert ended["code"] == 75
     same(plain, run(ranks, 1, str(tmp_path)))
+
+
+# Asks itself to end in the first epoch, and again while it exits.
+ASKED_TWICE = """
+import atexit, os, signal
+import numpy as np, keras, tfdml
+ask = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+atexit.register(ask)
+with tfdml.MirroredStrategy().scope():
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+asks = keras.callbacks.LambdaCallback(on_epoch_begin=ask)
+x = np.ones((8, 1))
+model.fit(x, x, epochs=9, callbacks=[asks, tfdml.callbacks.FaultTolerantCheckpoint(DIRECTORY)])
+"""
+
+
+@slow
+def test_second_termination_request_does_not_change_the_exit_code(tmp_path):
+    done = run_python("-c", ASKED_TWICE.replace("DIRECTORY", repr(str(tmp_path))))
+    assert done.returncode == 75, done.stderr
 
 
 def test_preemption_notice_from_a_watcher(ranks, tmp_path, plain):

@@ -1,8 +1,10 @@
 """Checkpoints of the whole training state, from which an interrupted job resumes."""
 
+import atexit
 import dataclasses
 import datetime
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -243,4 +245,6 @@ class FaultTolerantCheckpoint(ResumingCallback):
         if self._run.ranks.rank == 0:
             now = self.progress
             say(f"preempted, saved after step {now.step} of epoch {now.epoch}.")
+        # Launchers send SIGTERM to the others when the first rank has ended.
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
         sys.exit(PREEMPTED_EXIT_CODE)
