@@ -36,6 +36,9 @@ def ray_python() -> Path:
 def byzfl_python() -> Path:
     """Returns a Python with ByzFL, of which the rules are imported, and not the plots."""
     return _python(".venv-byzfl", ["--no-deps", "byzfl==0.0.11", "torch==2.13.*", *_OF_TORCH])
+def kubeflow_python() -> Path:
+    """Returns a Python with the official models of Kubeflow Trainer's resources."""
+    return _python(".venv-kubeflow", ["kubeflow-trainer-api==2.3.*"])
 
 
 def _python(name: str, requirements: list[str]) -> Path:

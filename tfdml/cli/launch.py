@@ -112,10 +112,11 @@ def launch(
     """
     from tfdml.runtime.launch import (
         job_hosts,
+        kubernetes_manifests,
         rank_job,
-        scheduler_scripts,
         server_job,
-        server_manifests,
+        slurm_scripts,
+        train_jobs,
     )
 
     try:
@@ -128,7 +129,9 @@ def launch(
                     "and `--print-kubernetes`, or run `tfdml serve` with a TF_CONFIG on each."
                 )
             if print_slurm or print_kubernetes:
-                make = server_manifests.slurm if print_slurm else server_manifests.kubernetes
+                make = train_jobs.parameter_servers
+                if print_slurm:
+                    make = slurm_scripts.parameter_servers
                 typer.echo(make(workers or 1, ps, program), nl=False)
                 return
             raise typer.Exit(server_job.run_server_job(workers or 1, ps, program, max_restarts))
@@ -154,8 +157,8 @@ def launch(
                 "they print."
             )
         if print_slurm or print_kubernetes:
-            make = scheduler_scripts.slurm if print_slurm else scheduler_scripts.kubernetes
-            nodes, each = scheduler_scripts.layout(parsed_hosts, print_slurm or horovod)
+            make = slurm_scripts.ranks if print_slurm else kubernetes_manifests.ranks
+            nodes, each = slurm_scripts.layout(parsed_hosts, print_slurm or horovod)
             typer.echo(make(nodes, each, program, horovod), nl=False)
             return
         raise typer.Exit(

@@ -22,6 +22,8 @@ CONTENTS: dict[str, list[str]] = {
     "Run": [
         "launching",
         "ray",
+        "slurm",
+        "kubernetes",
         "monitoring",
         "gallery/preemptible",
         "installing_horovod",

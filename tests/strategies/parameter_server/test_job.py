@@ -238,22 +238,6 @@ def test_an_sbatch_script_makes_the_same_cluster(tmp_path):
     assert [t.address.split(":")[0] for t in tasks] == ["node0", "node0", "node1", "node1"]
 
 
-def test_a_tf_job_has_every_role():
-    import yaml
-
-    done = run("launch", "--workers", "3", "--ps", "2", "--print-kubernetes", "train.py", "--x")
-    (job,) = yaml.safe_load_all(done.stdout)
-    assert job["kind"] == "TFJob"
-    specs = job["spec"]["tfReplicaSpecs"]
-    assert {role: spec["replicas"] for role, spec in specs.items()} == {
-        "Chief": 1,
-        "PS": 2,
-        "Worker": 3,
-    }
-    (chief,) = specs["Chief"]["template"]["spec"]["containers"]
-    assert chief["command"] == ["python", "train.py", "--x"]
-
-
 def kill(job: subprocess.Popen, role: str, index: int) -> None:
     """Kills the process that runs a task of a launched job, not its supervisor."""
     for process in psutil.Process(job.pid).children(recursive=True):
