@@ -162,7 +162,8 @@ class RankPool:
         self._rendezvous = HorovodRendezvous(list(self._ranks_of.items()), "127.0.0.1")
         # An idle rank polls for exchanges all the time. Every millisecond, the default, costs a
         # tenth of a core.
-        return [{**own, "HOROVOD_CYCLE_TIME": "5"} for own in self._rendezvous.variables()]
+        more = {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_GLOO_IFACE": "lo"}
+        return [{**own, **more} for own in self._rendezvous.variables()]
 
     def _answers(self, timeout: float) -> dict[int, tuple[bool, Any]]:
         """Collects the ranks' answers until all have arrived or the time is over."""

@@ -33,9 +33,13 @@ def loggers_python() -> Path:
 def ray_python() -> Path:
     """Returns a Python with Ray Train, Tune and Data."""
     return _python(".venv-ray", ["ray[train,tune]==2.60.*"])
+
+
 def byzfl_python() -> Path:
     """Returns a Python with ByzFL, of which the rules are imported, and not the plots."""
     return _python(".venv-byzfl", ["--no-deps", "byzfl==0.0.11", "torch==2.13.*", *_OF_TORCH])
+
+
 def kubeflow_python() -> Path:
     """Returns a Python with the official models of Kubeflow Trainer's resources."""
     return _python(".venv-kubeflow", ["kubeflow-trainer-api==2.3.*"])

@@ -21,9 +21,9 @@ CONTENTS: dict[str, list[str]] = {
     ],
     "Run": [
         "launching",
-        "ray",
         "slurm",
         "kubernetes",
+        "ray",
         "monitoring",
         "gallery/preemptible",
         "installing_horovod",

@@ -49,7 +49,7 @@ hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
     command = shlex.join(["python", *program])
     if horovod:
         return f"""{head}# Ranks meet at a server on this node. One rank that fails ends the job.
-python -m tfdml.runtime.launch.rendezvous "$(printf '%s:{ranks_per_node},' $hosts)" \\
+python -m tfdml.runtime.launch.horovod_rendezvous "$(printf '%s:{ranks_per_node},' $hosts)" \\
     {srun} bash -c '
     export HOROVOD_RANK=$SLURM_PROCID HOROVOD_SIZE=$SLURM_NTASKS
     export HOROVOD_LOCAL_RANK=$SLURM_LOCALID HOROVOD_LOCAL_SIZE={ranks_per_node}
