@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdml
 from tests.aggregation import numpy_rules
 from tests.harness import rank_job
-from tests.strategies.cases import InScope, compiled, data, outcome
+from tests.strategies.cases import MODELS, InScope, compiled, data, outcome
 from tfdml.aggregation import CenteredClipping, RobustRule, TrimmedMean
 from tfdml.callbacks.checkpoint.directory_use import leave_directory
 
@@ -29,7 +29,7 @@ def rows_of(ranks: int, rows: int) -> list[np.ndarray]:
 
 
 def poisoned(x: np.ndarray, wrong: int, ranks: int, value: float = 50.0) -> np.ndarray:
-    """Returns the inputs with those that a rank gets of each batch replaced by large numbers."""
+    """Returns the inputs, of which those that a rank gets of each batch are noise of a size."""
     x = x.copy()
     rng = np.random.default_rng(3)
     for start in range(0, len(x), BATCH):
@@ -38,33 +38,30 @@ def poisoned(x: np.ndarray, wrong: int, ranks: int, value: float = 50.0) -> np.n
     return x
 
 
-def _inputs(wrong: int | None, ranks: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = data(rows)
-    return (x if wrong is None else poisoned(x, wrong, ranks)), y
-
-
 def train(
     rule: str | RobustRule | None,
     ranks: int,
     wrong: int | None = None,
     devices: int = 1,
     accumulate: int | None = None,
+    model: str = "dense",
+    value: float = 50.0,
     rows: int = 50,
 ) -> dict:
     """Trains on rows of which one rank's may be wrong; returns weights and the clean rows' loss."""
     made = RULES.get(rule, rule)
     strategy = rank_job.strategy(devices, gradient_aggregation=made)
     optimizer = InScope(keras.optimizers.SGD, RATE, gradient_accumulation_steps=accumulate)
-    model = compiled(strategy, optimizer=optimizer, metrics=[])
-    x, y = _inputs(wrong, ranks, rows)
+    built = compiled(strategy, model, optimizer=optimizer, metrics=[])
+    clean, y = data(rows, shape=MODELS[model][1])
+    x = clean if wrong is None else poisoned(clean, wrong, ranks, value)
     monitor = tfdml.callbacks.OutlierMonitor()
-    history = model.fit(
+    history = built.fit(
         x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[monitor]
     )
     history.history.pop("outlier_steps", None)
-    clean = model.evaluate(*data(rows), batch_size=BATCH, verbose=0)
-    found = outcome(model, history)
-    return {**found, "clean": np.array(clean), "outliers": monitor.epochs}
+    loss = built.evaluate(clean, y, batch_size=BATCH, verbose=0)
+    return {**outcome(built, history), "clean": np.array(loss), "outliers": monitor.epochs}
 
 
 def oracle(
@@ -84,7 +81,8 @@ def oracle(
     """
     made = RULES[rule]
     model = compiled(rank_job.strategy())
-    x, y = _inputs(wrong, ranks, rows)
+    x, y = data(rows)
+    x = x if wrong is None else poisoned(x, wrong, ranks)
     momentum, weights = numpy_rules.Momentum(made.momentum), model.trainable_variables
     sizes = [int(np.prod(w.shape)) for w in weights]
     center, gathered = np.zeros(sum(sizes)), []

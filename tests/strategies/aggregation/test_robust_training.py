@@ -50,16 +50,18 @@ def test_what_a_rank_sends_is_the_mean_of_its_rows(ranks, size, devices, accumul
         assert_close(expected["weights"], result["weights"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_wrong_rank_does_little(ranks):
-    clean = ranks(3).run(cases.train, None, 3)[0]
-    mean = ranks(3).run(cases.train, None, 3, 1)[0]
+@pytest.mark.parametrize("value", [50.0, float("nan")])
+def test_a_wrong_rank_does_little_and_is_named(ranks, value):
+    plain = ranks(3).run(cases.train, None, 3, None, 1, None, "convolutional")[0]
+    wrong = (3, 1, 1, None, "convolutional", value)
+    mean = ranks(3).run(cases.train, None, *wrong)[0]
+    assert not mean["clean"] < plain["clean"] + 1
     for rule in RULES:
-        robust = ranks(3).run(cases.train, rule, 3, 1)[0]
-        assert robust["clean"] < clean["clean"] + 0.15
-        assert mean["clean"] > clean["clean"] + 1
-        (worst,) = [r for r in robust["outliers"][-1] if r.often > 0.5]
+        robust = ranks(3).run(cases.train, rule, *wrong)[0]
+        assert robust["clean"] < plain["clean"] + 0.3
+        (worst,) = [rank for rank in robust["outliers"][-1] if rank.often > 0.5]
         assert worst.rank == 1
-        assert worst.distance > 3
+        assert worst.distance > 3 or worst.not_finite == 5
 
 
 @pytest.mark.parametrize("rule", [TrimmedMean(0), CenteredClipping(float("inf"), momentum=0.0)])
