@@ -81,6 +81,14 @@ def test_a_failing_recipe_fails_the_build():
         gallery.run(wrong)
 
 
+def test_a_recipe_runs_in_its_environment(tmp_path):
+    command = tmp_path / "python"
+    command.write_text("#!/bin/sh\necho of the environment\n")
+    command.chmod(0o755)
+    other = recipes.Recipe("table", "A table", ("python",), python=lambda: command)
+    assert gallery.run(other) == "$ python\nof the environment\n"
+
+
 def test_an_output_is_kept_until_something_changes(monkeypatch):
     first, *_ = recipes.RECIPES
     assert gallery.digest(first) == gallery.digest(first)

@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What importing PyTorch needs; its GPU libraries are left out.
 _OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "mpmath", "typing_extensions")
+# What users start programs with; in an environment they start its own Python.
+COMMANDS = ("tfdml", "horovodrun")
 
 
 def hub_python() -> Path:
@@ -55,7 +57,9 @@ def _python(name: str, requirements: list[str]) -> Path:
     environment = ROOT / name
     own = environment / "bin" / "python"
     stamp = environment / "made_of"
-    made_of = hashlib.sha256("\0".join([*requirements, sys.version]).encode()).hexdigest()
+    made_of = hashlib.sha256(
+        "\0".join([*requirements, *COMMANDS, sys.version]).encode()
+    ).hexdigest()
     if stamp.exists() and stamp.read_text() == made_of:
         return own
     subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
@@ -64,5 +68,11 @@ def _python(name: str, requirements: list[str]) -> Path:
     entry.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *requirements], check=True)
+    for script in (Path(sys.executable).with_name(command) for command in COMMANDS):
+        if script.exists():
+            _, *lines = script.read_text().splitlines(keepends=True)
+            command = own.with_name(script.name)
+            command.write_text("".join([f"#!{own}\n", *lines]))
+            command.chmod(0o755)
     stamp.write_text(made_of)
     return own

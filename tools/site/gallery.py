@@ -102,20 +102,21 @@ def run(recipe: Recipe) -> str:
     Raises:
         RecipeFailed: If a command fails, or all take longer than `LIMIT_SECONDS`.
     """
+    python = recipe.python() if recipe.python else Path(sys.executable)
     deadline = time.monotonic() + LIMIT_SECONDS
     shown = []
     with tempfile.TemporaryDirectory(prefix="tfdml-gallery-") as folder:
         (Path(folder) / "recipes").symlink_to(ROOT / "recipes")
         for command in recipe.commands:
-            output = _said(recipe, command, folder, deadline - time.monotonic())
+            output = _said(recipe, python, command, folder, deadline - time.monotonic())
             shown.append(f"$ {command}\n{output}".rstrip())
     return "\n\n".join(shown) + "\n"
 
 
-def _said(recipe: Recipe, command: str, folder: str, seconds: float) -> str:
+def _said(recipe: Recipe, python: Path, command: str, folder: str, seconds: float) -> str:
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "1",

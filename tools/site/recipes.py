@@ -1,6 +1,10 @@
 """The recipes of the gallery: how each is run at build, on data that needs no download."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+from tests.harness import side_environment
 
 
 class Recipe(NamedTuple):
@@ -11,12 +15,14 @@ class Recipe(NamedTuple):
         title: Its heading.
         commands: The shell commands that are run, in turn, in a folder with `recipes/` in it.
         note: Differences from the recipe's own settings, for readers.
+        python: Returns the Python of another environment, which it makes if it is missing.
     """
 
     name: str
     title: str
     commands: tuple[str, ...]
     note: str = ""
+    python: Callable[[], Path] | None = None
 
 
 # What helps recipes, and is shown as source alone.
@@ -129,6 +135,16 @@ RECIPES = (
             "--characters 20000 --batch-size 32 --epochs 4",
         ),
         "Run on 20,000 characters.",
+    ),
+    Recipe(
+        "lora",
+        "A KerasHub model, fine-tuned with LoRA",
+        (
+            "tfdml launch --workers 2 recipes/lora.py --compression int8 --characters 100000 "
+            "--epochs 3",
+        ),
+        "Run on 100,000 characters of each text.",
+        side_environment.hub_python,
     ),
     Recipe(
         "resume",
