@@ -108,6 +108,11 @@ RECIPES = (
             "--batch-size 32",
         ),
         _DIGITS,
+        "federated",
+        "Federated learning with Flower",
+        ("python recipes/federated.py --data digits --clients 3 --rounds 6",),
+        _DIGITS,
+        side_environment.flower_python,
     ),
     Recipe(
         "large_batch",
