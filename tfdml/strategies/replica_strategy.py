@@ -1,11 +1,12 @@
 """Base class of tfdml's synchronous strategies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdml.collectives.collective import Collective
+from tfdml.collectives.objects import call_on_rank_0
 from tfdml.collectives.observed_collective import ObservedCollective
 from tfdml.runtime.guard.guard import get_guard
 from tfdml.strategies import keras_seam, tensorflow_seam
@@ -80,6 +81,33 @@ class ReplicaStrategy(tf.distribute.Strategy):
     def batch_weights(self) -> tuple[int, ...] | None:
         """Weights by which rows of a batch are dealt to the replicas now; None for equal parts."""
         return self.extended.batch_split.weights
+
+    def call_on_chief(self, function: Callable[[], Any]) -> Any:
+        """Calls a function on rank 0, and returns its result, or raises its error, on all ranks.
+
+        For decisions that must be alike: what a search tries next, a name for the run, whether a
+        file exists. All ranks call this together, outside of steps.
+
+        ```python
+        run = strategy.call_on_chief(lambda: f"run-{time.time():.0f}")
+        ```
+
+        Args:
+            function: Function without arguments, which other ranks do not call. They get a copy of
+                what it returns, by `pickle`.
+
+        Raises:
+            RuntimeError: If it is called in a step.
+            TypeError: If the result cannot be pickled.
+            Exception: What `function` has raised.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "`call_on_chief` must be called outside of steps, because it calls Python. "
+                "Received: a call while a graph is traced. Call it before, or in a callback."
+            )
+        with self.extended.collective_call("call_on_chief"):
+            return call_on_rank_0(self.extended.collective, function, "call_on_chief")
 
     def run(self, fn, args=(), kwargs=None, options=None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`."""

@@ -1,6 +1,7 @@
 """`ParameterServerStrategy`: `model.fit` with variables on servers and steps on workers."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -193,6 +194,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     def is_chief(self) -> bool:
         """Whether this process writes files and messages; always True, because it is the chief."""
         return True
+
+    def call_on_chief(self, function: Callable[[], Any]) -> Any:
+        """Returns what a function returns; see `tfdml.HorovodStrategy.call_on_chief`.
+
+        The program runs on the chief alone.
+        """
+        return function()
 
     @property
     def placement(self) -> str:
