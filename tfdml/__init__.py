@@ -46,6 +46,7 @@ _STRATEGIES = (
 _FUNCTIONS = {
     "alone": "strategies.alone",
     "estimate_memory": "memory",
+    "find_batch_size": "batch_size",
     "PipelineParallel": "pipeline.parallel",
     "remat": "strategies.remat",
     "Sharding": "strategies.sharding",

@@ -81,6 +81,9 @@ PAGES = {
         ),
         smaller=(("(224, 224)", "(8, 8)"), (", 256,", ", 4,"), ONCE),
     ),
+    "docs/tuning.md": Page(
+        smaller=(("(x, y), strategy)", "(x, y), strategy, start=64, limit=64)"),)
+    ),
     "docs/troubleshooting/saving.md": Page(),
     "docs/troubleshooting/speed.md": Page(smaller=(("batch_size=64", "batch_size=16"),)),
 }

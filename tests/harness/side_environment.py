@@ -48,6 +48,9 @@ def kubeflow_python() -> Path:
 def flower_python() -> Path:
     """Returns a Python with Flower and its simulation, which need older packages than tfdml."""
     return _python(".venv-flower", ["flwr[simulation]==1.42.*"])
+def tuners_python() -> Path:
+    """Returns a Python with KerasTuner and Optuna."""
+    return _python(".venv-tuners", ["keras-tuner==1.4.*", "optuna==5.*"])
 
 
 def _python(name: str, requirements: list[str]) -> Path:

@@ -14,6 +14,7 @@ CONTENTS: dict[str, list[str]] = {
         "recommenders",
         "half_precision",
         "memory",
+        "tuning",
         "checkpoints",
         "elastic",
         "parameter_servers",

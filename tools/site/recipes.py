@@ -124,6 +124,12 @@ RECIPES = (
         _DIGITS,
     ),
     Recipe(
+        "optuna_search",
+        "A search with Optuna",
+        ("tfdml launch --workers 2 recipes/optuna_search.py --data digits --trials 8",),
+        _DIGITS,
+    ),
+    Recipe(
         "pipeline",
         "A transformer in stages on several devices",
         (
