@@ -48,7 +48,6 @@ MAY_IMPORT = {
     "checkpointing": set(),
     "callbacks": {"topology", "collectives", "strategies", "checkpointing", "runtime", "timeline"},
     "elastic": {"topology", "collectives", "strategies", "callbacks", "schedules"},
-    "integrations": {"topology", "callbacks", "runtime"},
     "tensor_memory": set(),
     "reports": set(),
     "memory": {
@@ -60,7 +59,7 @@ MAY_IMPORT = {
         "reports",
     },
     "batch_size": {"topology", "collectives", "strategies", "callbacks"},
-    "integrations": {"collectives", "runtime", "strategies"},
+    "integrations": {"topology", "callbacks", "collectives", "runtime", "strategies"},
     "mixed_precision": set(),
     "pipeline": {"tensor_memory", "reports"},
     "data": {"row_split"},
