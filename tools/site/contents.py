@@ -26,6 +26,8 @@ CONTENTS: dict[str, list[str]] = {
         "slurm",
         "kubernetes",
         "ray",
+        "containers",
+        "clouds",
         "spark",
         "monitoring",
         "gallery/preemptible",
