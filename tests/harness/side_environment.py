@@ -55,6 +55,8 @@ def flower_python() -> Path:
 def tuners_python() -> Path:
     """Returns a Python with KerasTuner and Optuna."""
     return _python(".venv-tuners", ["keras-tuner==1.4.*", "optuna==5.*"])
+
+
 def spark_python() -> Path:
     """Returns a Python with Spark and its distributor of TensorFlow jobs."""
     return _python(".venv-spark", ["pyspark==4.3.*", "spark-tensorflow-distributor==1.*"])

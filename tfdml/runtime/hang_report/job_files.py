@@ -141,27 +141,27 @@ def processes_of(directory: Path) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-class Answer(NamedTuple):
+class AskedStacks(NamedTuple):
     """Answer of a process: its stacks, "" if it has none, and whether its Python runs."""
 
     stacks: str
     python_runs: bool
 
 
-def ask(pid: int) -> Answer:
+def ask(pid: int) -> AskedStacks:
     """Has a process write its stacks, and its job's guard a report.
 
     Only a process that does not write them itself, and is not stopped, is signalled: see `stacks`.
     """
     found = open_stacks(pid)
     if found is None:
-        return Answer("", False)
+        return AskedStacks("", False)
     begin = request(found[1])
     stacks = _wait_for_stacks(found[1], begin, _ANSWER_SECONDS)
     if stacks or is_stopped(pid) or open_stacks(pid) != found:
-        return Answer(stacks, bool(stacks))
+        return AskedStacks(stacks, bool(stacks))
     os.kill(pid, SIGNAL)
-    return Answer(_wait_for_stacks(found[1], begin, _SIGNAL_SECONDS), False)
+    return AskedStacks(_wait_for_stacks(found[1], begin, _SIGNAL_SECONDS), False)
 
 
 def _wait_for_stacks(path: Path, begin: int, seconds: float) -> str:

@@ -9,9 +9,8 @@ the step, and send a wrong gradient in their place, which their momentum average
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import images
 import keras
 import numpy as np
 import tensorflow as tf
@@ -20,6 +19,9 @@ import tfdml
 from tools.bench.harness import report
 from tools.bench.robust.attacks import ATTACKS, HONEST, WORKERS, Known, wrong_gradient
 from tools.bench.robust.byzfl_rules import import_rules
+
+if TYPE_CHECKING:
+    import images
 
 BATCH, RATE, RADIUS, ITERATIONS, MOMENTUM = 32, 0.01, 10.0, 3, 0.9
 WRONG = WORKERS - HONEST
@@ -97,7 +99,7 @@ class Data(NamedTuple):
         labels: Their labels, of which those of wrong workers may be wrong.
     """
 
-    dataset: images.Images
+    dataset: "images.Images"
     chosen: np.ndarray
     labels: np.ndarray
 
@@ -151,7 +153,7 @@ def _loss() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _accuracy(model: keras.Model, dataset: images.Images) -> float:
+def _accuracy(model: keras.Model, dataset: "images.Images") -> float:
     outputs = model.predict(dataset.x_val, batch_size=2500, verbose=0)
     return float(np.mean(outputs.argmax(1) == dataset.y_val))
 
@@ -166,6 +168,8 @@ def main(attack: str, steps: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * WORKERS
     tf.config.set_logical_device_configuration(cpu, devices)
+    import images
+
     dataset, rules = images.load(), import_rules()
     chosen = batches_of_workers(dataset.y, steps)
     y = dataset.y[chosen]
