@@ -7,7 +7,6 @@ workers in turn. Weights, batches and attacks are the same. Attackers know the h
 the step, and send a wrong gradient in their place, which their momentum averages.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tools.bench.harness import report
+from tools.bench.harness import check_choice, report, start
 from tools.bench.robust.attacks import ATTACKS, HONEST, WORKERS, Known, wrong_gradient
 from tools.bench.robust.byzfl_rules import import_rules
 
@@ -165,6 +164,7 @@ def main(attack: str, steps: int) -> None:
         attack: Name of the attack.
         steps: Number of steps.
     """
+    check_choice("attack", [attack], ATTACKS)
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * WORKERS
     tf.config.set_logical_device_configuration(cpu, devices)
@@ -196,6 +196,4 @@ def main(attack: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] not in ATTACKS:
-        sys.exit(f"The attack must be one of {', '.join(ATTACKS)}. Received: {sys.argv[1]}.")
-    main(sys.argv[1], int(sys.argv[2]))
+    start(__doc__, main)
