@@ -1,4 +1,4 @@
-"""Trains 25 workers under one attack, by tfdml's rules and by ByzFL's; reports the accuracies.
+"""Job of `tools.bench.robust`: trains 25 workers under one attack, by tfdml's and ByzFL's rules.
 
     .venv-byzfl/bin/python -m tools.bench.robust.job ALIE 200
 
