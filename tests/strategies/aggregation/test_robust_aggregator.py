@@ -147,7 +147,7 @@ def test_overflow_of_few_ranks_is_left_out_and_of_half_skips_the_step(rule, wron
     for rank, (_, kept) in enumerate(results):
         # The rank's own momentum does not take what is not finite.
         own = [np.array_equal(kept[0][n], kept[1][n]) for n in kept[0] if n.startswith("momentum")]
-        assert all(own) == (rank < wrong or wrong == 2)
+        assert not own or all(own) == (rank < wrong or wrong == 2)
         centers = [n for n in kept[0] if n.startswith("center")]
         assert all(np.array_equal(kept[0][n], kept[1][n]) for n in centers) == (
             wrong == 2 or not centers
