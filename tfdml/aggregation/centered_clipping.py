@@ -17,7 +17,7 @@ class CenteredClipping(VectorRule):
     a wrong one that hides within the ball does not average out.
 
     A rank whose gradient is not finite is left out, as one whose gradient is the center. If half of
-    the ranks or more are not finite, the result is not finite either: with loss scaling, an
+    all ranks or more are not finite, the result is not finite either: with loss scaling, an
     overflow.
 
     Args:

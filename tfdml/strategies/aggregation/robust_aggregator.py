@@ -244,8 +244,8 @@ class RobustAggregator(GradientAggregator):
         both = is_finite & is_finite[:, tf.newaxis]
         known = tf.where(is_finite, weights, 0)
         coefficients, cut = rule.coefficients(tf.where(both, products, 0), known)
-        is_majority = 2 * tf.math.count_nonzero(known) > tf.math.count_nonzero(weights)
-        coefficients = tf.where(is_majority, coefficients, math.nan)
+        wrong = tf.math.count_nonzero(~is_finite & (weights > 0))
+        coefficients = tf.where(2 * wrong < self._collective.size, coefficients, math.nan)
 
         def combine(means: tf.Tensor, center: tf.Tensor) -> Combined:
             apart = tf.where(is_finite[:, tf.newaxis], means - center, 0)
@@ -312,9 +312,12 @@ def _unscaled(gradient: Gradient, loss_scale: tf.Tensor | None) -> tf.Tensor:
 
 
 def _means(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the ranks' mean gradients; a rank without rows has sent 0."""
+    """Returns the ranks' mean gradients, 0 for a rank without rows.
+
+    Such a rank may have sent NaN, because it computes on a row of another one.
+    """
     weights = tf.cast(weights, rows.dtype)[:, tf.newaxis]
-    return rows / tf.where(weights > 0, weights, 1)
+    return tf.where(weights > 0, rows / weights, 0)
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
