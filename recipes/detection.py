@@ -73,14 +73,16 @@ def build_model(shape: tuple[int, ...], classes: int) -> keras.Model:
     half = convolution(picture, 16, strides=2)
     quarter = convolution(half, 32, strides=2)
     eighth = convolution(convolution(quarter, 64, strides=2), 64)
-    hidden = layers.Dense(128, activation="relu")(layers.Flatten()(eighth))
+    place = layers.Dense(128, activation="relu")(layers.Flatten()(eighth))
+    # What it is does not depend on where it is.
+    kind = layers.GlobalMaxPooling2D()(convolution(convolution(half, 64), 64))
     drawn = eighth
     for detail, filters in ((quarter, 32), (half, 16), (picture, 8)):
         drawn = layers.Concatenate()([layers.UpSampling2D()(drawn), detail])
         drawn = convolution(drawn, filters)
     outputs = {
-        "label": layers.Dense(classes, name="label")(hidden),
-        "box": layers.Dense(4, activation="sigmoid", name="box")(hidden),
+        "label": layers.Dense(classes, name="label")(kind),
+        "box": layers.Dense(4, activation="sigmoid", name="box")(place),
         "mask": layers.Conv2D(1, 1, name="mask")(drawn),
     }
     return keras.Model(picture, outputs)
