@@ -42,8 +42,9 @@ def test_each_page_is_made_smaller_where_it_says_so():
 
 @pytest.mark.parametrize("page", [p for p, s in snippets.PAGES.items() if s.kind == "horovod"])
 def test_python_on_horovod(page, ranks, tmp_path):
-    ran = ranks(2, "horovod").run(snippets.run, page, python_blocks(page), str(tmp_path))
-    assert ran == [len(python_blocks(page))] * 2
+    size = snippets.PAGES[page].size
+    ran = ranks(size, "horovod").run(snippets.run, page, python_blocks(page), str(tmp_path))
+    assert ran == [len(python_blocks(page))] * size
 
 
 @pytest.mark.parametrize("page", [p for p, s in snippets.PAGES.items() if s.kind == "multi_worker"])
