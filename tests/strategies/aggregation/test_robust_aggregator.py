@@ -166,7 +166,9 @@ def test_loss_scale_changes_nothing():
     np.testing.assert_array_equal(np.stack(plain), np.stack(scaled))
 
 
-@pytest.mark.parametrize("compressor", [None, QSGD(8)], ids=repr)
+@pytest.mark.parametrize(
+    "compressor", [None, pytest.param(QSGD(8), marks=pytest.mark.slow)], ids=repr
+)
 def test_restored_state_goes_on_with_the_same_bits(compressor):
     def run(collective: Collective, before: list | None, steps: range) -> tuple:
         aggregator = RobustAggregator(collective, CLIPPED, BUCKET, compressor)

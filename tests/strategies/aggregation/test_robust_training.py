@@ -22,7 +22,8 @@ def three_workers() -> Iterator[ServerCluster]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "kind", ["horovod", "mirrored", pytest.param("multi_worker", marks=pytest.mark.slow)]
+    "kind",
+    ["horovod", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mirrored", "multi_worker"))],
 )
 def test_training_is_that_of_one_process_that_plays_all_ranks(ranks, kind, rule):
     """The last batch has 2 rows for 3 ranks."""
@@ -50,7 +51,7 @@ def test_what_a_rank_sends_is_the_mean_of_its_rows(ranks, size, devices, accumul
         assert_close(expected["weights"], result["weights"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [50.0, float("nan")])
+@pytest.mark.parametrize("value", [pytest.param(50.0, marks=pytest.mark.slow), float("nan")])
 def test_a_wrong_rank_does_little_and_is_named(ranks, value):
     plain = ranks(3).run(cases.train, None, 3, None, 1, None, "convolutional")[0]
     wrong = (3, 1, 1, None, "convolutional", value)
