@@ -83,14 +83,14 @@ def main(
     with strategy.scope():
         model = build_model()
         compile_model(model, learning_rate=2e-3)
-    model.fit(*code, batch_size, epochs)
-    before = model.evaluate(*held_out, batch_size, verbose=0, return_dict=True)
+    model.fit(*code, batch_size=batch_size, epochs=epochs)
+    before = model.evaluate(*held_out, batch_size=batch_size, verbose=0, return_dict=True)
     weights = model.count_params()
     with strategy.scope():  # It creates weights.
         model.backbone.enable_lora(rank)
         compile_model(model, learning_rate=5e-3)
-    model.fit(*prose, batch_size, epochs, validation_data=held_out)
-    after = model.evaluate(*held_out, batch_size, verbose=0, return_dict=True)
+    model.fit(*prose, batch_size=batch_size, epochs=epochs, validation_data=held_out)
+    after = model.evaluate(*held_out, batch_size=batch_size, verbose=0, return_dict=True)
     if strategy.is_chief:
         tuned = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
         typer.echo(

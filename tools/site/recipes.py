@@ -110,13 +110,6 @@ RECIPES = (
         _DIGITS,
     ),
     Recipe(
-        "federated",
-        "Federated learning with Flower",
-        ("python recipes/federated.py --data digits --clients 3 --rounds 6",),
-        _DIGITS,
-        side_environment.flower_python,
-    ),
-    Recipe(
         "large_batch",
         "Large batches",
         (
