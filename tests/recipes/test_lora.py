@@ -38,4 +38,4 @@ def test_two_processes_tune_as_one(python, one, codec, tolerance):
     two = bits(python, *launch, *SMALL, codec)
     assert two == pytest.approx(one, abs=tolerance)
     after, before = two
-    assert after < before - 0.3
+    assert after < before - 0.02
