@@ -70,12 +70,12 @@ def test_the_slow_rank_is_named(ranks, kind):
         now = {name: values[epoch] for name, values in logs.items()}
         assert now["slowest_rank"] == 1
         assert now["slowest_rank_share"] > 0.8
-        assert now[f"{slow}_ms_max"] > 95
+        assert now[f"{slow}_ms_max"] > 80
         assert now[f"{slow}_ms_max"] > now[f"{slow}_ms_min"] + 60
         assert now[f"{fast}_ms_max"] < now[f"{slow}_ms_max"]
         assert now["wait_ms_max"] > 60
         assert now["wait_ms_min"] < now["wait_ms_max"] / 2
-        assert now["step_ms"] > 95
+        assert now["step_ms"] > 80
         of_monitor = np.array(first["shown"][epoch])
         assert of_monitor.mean(0).tolist() == pytest.approx([now["compute_ms"], now["wait_ms"]])
         assert of_monitor[:, 1].max() == pytest.approx(now["wait_ms_max"])

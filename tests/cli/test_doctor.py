@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import socket
 
 import psutil
@@ -22,7 +23,9 @@ WIDE = {"COLUMNS": "200"}
 
 
 def row(output: str, name: str) -> str:
-    return next(line for line in output.splitlines() if f" {name} " in line)
+    """Returns a finding's line; words of other findings' fixes may be its name."""
+    pattern = re.compile(rf"\s*(ok|warning|error)\s+{re.escape(name)}\s")
+    return next(line for line in output.splitlines() if pattern.match(line))
 
 
 def shown(findings: list[Finding], verbose: bool = False, width: int = 100) -> list[str]:
