@@ -59,7 +59,7 @@ def test_jobs_one_after_the_other_and_a_rank_that_fails():
     np.testing.assert_array_equal(np.concatenate(weights), np.concatenate(weights_again))
     assert process != other_process
     assert report["error"]
-    told = [log for log in report["logs"] if "because rank 1 raised an exception" in log]
-    assert len(told) == 2
-    assert all("ValueError: a callback's mistake" in log for log in told)
+    reports = [log for log in report["logs"] if "because rank 1 raised an exception" in log]
+    assert len(reports) == 2
+    assert all("ValueError: a callback's mistake" in log for log in reports)
     assert report["seconds"] < 300

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class Combined(NamedTuple):
-    """What a rule makes of the ranks' gradients.
+    """Result of a rule on the ranks' gradients.
 
     Attributes:
         values: The combined gradient, or each rank's coefficient in it; see the rule's method.

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True)
 class TrialSetting:
-    """What trials need to know of the rank that they stand for.
+    """Settings of the rank that trials stand for.
 
     Attributes:
         program: The pickled function that makes a model, and the data: a function of a number of
