@@ -33,7 +33,7 @@ def batches(most: int, end: str):
 
     Args:
         most: Rows that fit.
-        end: The event that follows: "killed" as by the kernel, "resources", "allocation" or "error".
+        end: The event that follows: "killed" by the kernel, "resources", "allocation" or "error".
     """
 
     def make(rows: int) -> tuple:
