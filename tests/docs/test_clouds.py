@@ -164,9 +164,11 @@ else:
 
 
 def ask_library(cloud: str, directory: Path, jobs: dict) -> subprocess.CompletedProcess:
-    python = side_environment.clouds_python()
+    own = (
+        side_environment.sagemaker_python if cloud == "toolkit" else side_environment.clouds_python
+    )
     return subprocess.run(
-        [python, "-c", CHECK, cloud, directory],
+        [own(), "-c", CHECK, cloud, directory],
         input=json.dumps(jobs),
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,

@@ -13,6 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What importing PyTorch needs; its GPU libraries are left out.
 _OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "mpmath", "typing_extensions")
+# What importing SageMaker's package needs.
+_OF_BOTO = ("boto3", "botocore", "jmespath", "s3transfer")
+_OF_PARAMIKO = ("paramiko", "bcrypt", "cffi", "cryptography", "pynacl")
 # What users start programs with; in an environment they start its own Python.
 COMMANDS = ("tfdml", "horovodrun")
 
@@ -58,9 +61,18 @@ def spark_python() -> Path:
 
 
 def clouds_python() -> Path:
-    """Returns a Python with the libraries by which clouds are given jobs, and SageMaker's own."""
-    libraries = ["azure-ai-ml==1.*", "botocore==1.*", "google-cloud-aiplatform==2.*"]
-    return _python(".venv-clouds", [*libraries, "sagemaker-tensorflow-training==20.5.0"])
+    """Returns a Python with the libraries by which clouds are given jobs."""
+    libraries = ["azure-ai-ml==1.35.*", "boto3==1.44.*", "google-cloud-aiplatform==2.7.*"]
+    return _python(".venv-clouds", libraries)
+
+
+def sagemaker_python() -> Path:
+    """Returns a Python with what SageMaker's images start a training with.
+
+    It asks for older packages than TensorFlow, so it is installed without its requirements.
+    """
+    own = ["sagemaker-tensorflow-training==20.5.0", "sagemaker-training==4.8.3"]
+    return _python(".venv-sagemaker", ["--no-deps", *own, "retrying", *_OF_BOTO, *_OF_PARAMIKO])
 
 
 def _python(name: str, requirements: list[str]) -> Path:
