@@ -44,7 +44,7 @@ def build_generator(shape: tuple[int, ...]) -> keras.Model:
 
 
 def build_discriminator(shape: tuple[int, ...]) -> keras.Model:
-    """Builds the network that tells real images from made ones: one logit for each image.
+    """Builds the network that judges images to be real or generated: one logit for each image.
 
     Args:
         shape: Shape of one image.
@@ -63,7 +63,8 @@ class GAN(keras.Model):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         self.generator, self.discriminator = build_generator(shape), build_discriminator(shape)
-        self.trackers = [keras.metrics.Mean(name=f"{kind}_loss") for kind in ("made", "told")]
+        networks = (self.generator, self.discriminator)
+        self.trackers = [keras.metrics.Mean(name=f"{network.name}_loss") for network in networks]
 
     def compile(
         self,
@@ -79,19 +80,20 @@ class GAN(keras.Model):
         """Trains the discriminator, then the generator; returns the losses of the epoch so far."""
         noise, real = batch
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
-            told_loss = ops.mean(
+            generated = self.generator(noise, training=True)
+            discriminator_loss = ops.mean(
                 ops.softplus(-self.discriminator(real, training=True))
-                + ops.softplus(self.discriminator(made, training=True))
+                + ops.softplus(self.discriminator(generated, training=True))
             )
         weights = self.discriminator.trainable_variables
-        self.discriminator_optimizer.apply(tape.gradient(told_loss, weights), weights)
+        self.discriminator_optimizer.apply(tape.gradient(discriminator_loss, weights), weights)
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
-            made_loss = ops.mean(ops.softplus(-self.discriminator(made, training=True)))
+            generated = self.generator(noise, training=True)
+            generator_loss = ops.mean(ops.softplus(-self.discriminator(generated, training=True)))
         weights = self.generator.trainable_variables
-        self.generator_optimizer.apply(tape.gradient(made_loss, weights), weights)
-        for tracker, loss in zip(self.trackers, (made_loss, told_loss), strict=True):
+        self.generator_optimizer.apply(tape.gradient(generator_loss, weights), weights)
+        losses = (generator_loss, discriminator_loss)
+        for tracker, loss in zip(self.trackers, losses, strict=True):
             tracker.update_state(loss)
         return {tracker.name: tracker.result() for tracker in self.trackers}
 
