@@ -127,6 +127,26 @@ def test_a_rank_without_rows_is_not_counted():
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_rank_without_rows_is_no_outlier(rule):
+    """Its gradient, of a row that is another rank's, may be anything."""
+    weights = [0.5, 0.25, 0.0, 0.25]
+
+    def run(collective: Collective) -> list[np.ndarray]:
+        noted = []
+        given = _given(
+            _means(collective.rank, 0),
+            weights[collective.rank],
+            note_cut=lambda cut, apart: noted.append((cut.numpy(), apart.numpy())),
+        )
+        RobustAggregator(collective, rule, BUCKET).aggregate(given)
+        return noted
+
+    for noted in run_ranks(RANKS, run):
+        assert noted
+        assert all(np.isfinite(apart).all() and cut[2] < 1 for cut, apart in noted)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_overflow_of_few_ranks_is_left_out_and_of_half_skips_the_step(rule, wrong):
     def run(collective: Collective) -> tuple:
