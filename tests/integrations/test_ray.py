@@ -111,7 +111,7 @@ def test_the_page_runs(python, tmp_path):
         PYTHONPATH=str(side_environment.ROOT), HOME=str(tmp_path), RAY_ADDRESS="local",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-6000:]
-    assert "\n{'epoch': 3, 'loss': " in ran.stdout
+    assert ran.stdout.startswith("{'epoch': 3, 'loss': ")
 
 
 def test_importing_the_package_imports_no_tensorflow(python):

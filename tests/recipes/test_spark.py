@@ -60,6 +60,6 @@ def test_jobs_one_after_the_other_and_a_rank_that_fails():
     assert process != other_process
     assert report["error"]
     reports = [log for log in report["logs"] if "because rank 1 raised an exception" in log]
-    assert len(reports) == 2
+    assert reports, "The rank that waited names the one that failed."
     assert all("ValueError: a callback's mistake" in log for log in reports)
     assert report["seconds"] < 300
