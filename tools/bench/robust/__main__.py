@@ -1,12 +1,13 @@
 """Measures the accuracy of robust rules under attacks, beside ByzFL's on the same batches.
 
-    python -m tools.bench.robust --steps 200
+    python -m tools.bench.robust
     python -m tools.bench.robust --attack ALIE --attack "label flip"
 
-25 workers train a small CNN on Fashion-MNIST, not IID: each honest one has one or two classes. Five
-are wrong. tfdml's are 25 logical devices of one `MirroredStrategy`. The median and Krum, which are
-known to fail, are ByzFL's; tfdml does not have them. Results are kept by attack; `--report` prints
-the table without a run.
+25 workers train a small network on Fashion-MNIST, not IID: each honest one has one or two classes.
+Five are wrong. tfdml's are 25 logical devices of one `MirroredStrategy`. The median and Krum, which
+are known to fail, and the mean are ByzFL's; tfdml does not have the first two. Accuracies are
+averaged over the last 100 steps, of which each differs. Results are kept by attack; `--report`
+prints the table without a run.
 """
 
 from pathlib import Path
