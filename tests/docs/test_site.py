@@ -105,6 +105,8 @@ def test_curves_of_the_ways_that_programs_print():
     )
     assert curves.read(output) == {"accuracy": [0.25, 0.5], "val_loss": [2.0, 1.5]}
     assert curves.read("epoch 1: loss 2.5\nepoch 2: loss 2.25\n") == {"loss": [2.5, 2.25]}
+    rounds = "before: accuracy 0.1\nround 1: accuracy 0.5\nround 2: accuracy 0.75\n"
+    assert curves.read(rounds) == {"accuracy": [0.5, 0.75]}
     assert curves.read("written: lines.jsonl, 9 lines") == {}
 
 

@@ -50,6 +50,11 @@ def kubeflow_python() -> Path:
     return _python(".venv-kubeflow", ["kubeflow-trainer-api==2.3.*"])
 
 
+def flower_python() -> Path:
+    """Returns a Python with Flower and its simulation, which need older packages than tfdml."""
+    return _python(".venv-flower", ["flwr[simulation]==1.42.*"])
+
+
 def tuners_python() -> Path:
     """Returns a Python with KerasTuner and Optuna."""
     return _python(".venv-tuners", ["keras-tuner==1.4.*", "optuna==5.*"])

@@ -9,6 +9,7 @@ CONTENTS: dict[str, list[str]] = {
         "compression",
         "slow_networks",
         "robust",
+        "federated",
         "large_batches",
         "recommenders",
         "half_precision",

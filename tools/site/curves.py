@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 GREY = "#808080"
 # `Epoch 3/10: ... - loss: 0.3`, and Keras's `Epoch 3/10` with the numbers in a line below.
 _METRIC = re.compile(r" - (\w+): (-?\d[\d.]*(?:e[+-]?\d+)?)")
-# `epoch 3: loss 0.3`
-_OWN = re.compile(r"epoch \d+: (\w+) (-?\d[\d.]*)")
+# `epoch 3: loss 0.3`, and `round 3: accuracy 0.8` of federated learning.
+_OWN = re.compile(r"(?:epoch|round) \d+: (\w+) (-?\d[\d.]*)")
 _WITHIN_AN_EPOCH = re.compile(r"Epoch \d+/\d+, step ")
 
 
@@ -58,7 +58,7 @@ def draw(output: str, picture: Path) -> bool:
         for name, values in panel.items():
             style = "--" if name.startswith("val_") else "-"
             axis.plot(range(1, len(values) + 1), values, style, label=name, linewidth=1.8)
-        axis.set_xlabel("epoch")
+        axis.set_xlabel("round" if "round 1: " in output else "epoch")
         axis.patch.set_alpha(0)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, labelcolor=GREY)

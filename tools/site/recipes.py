@@ -110,6 +110,13 @@ RECIPES = (
         _DIGITS,
     ),
     Recipe(
+        "federated",
+        "Federated learning with Flower",
+        ("python recipes/federated.py --data digits --clients 3 --rounds 6",),
+        _DIGITS,
+        side_environment.flower_python,
+    ),
+    Recipe(
         "large_batch",
         "Large batches",
         (
