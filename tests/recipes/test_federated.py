@@ -54,14 +54,18 @@ def by_hand(python, tmp_path_factory) -> dict[str, np.ndarray]:
     return weights
 
 
-@pytest.mark.parametrize(("options", "tolerance"), [((), 1e-6), (("--secure",), 1e-4)])
-def test_two_rounds_are_the_mean_made_by_hand(python, by_hand, tmp_path, options, tolerance):
+@pytest.mark.parametrize(
+    ("options", "tolerances"),
+    # Secure sums are rounded, and a client's training makes more of what the first one changed.
+    [((), (0, 1e-6, 1e-6)), (("--secure",), (0, 5e-5, 1e-3))],
+)
+def test_two_rounds_are_the_mean_made_by_hand(python, by_hand, tmp_path, options, tolerances):
     found = two_rounds(python, tmp_path / "weights.npz", *options)
     assert found.keys() == by_hand.keys()
     for name, weight in by_hand.items():
+        tolerance = tolerances[int(name.split()[0])]
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
     differences = [np.abs(found[name] - by_hand[name]).max() for name in by_hand]
-    # Secure sums are rounded.
     assert (max(differences) > 2e-6) == bool(options)
 
 
