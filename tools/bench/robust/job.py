@@ -204,15 +204,15 @@ def main(attack: str, steps: int) -> None:
     if attack == "label flip":
         y[:, HONEST * BATCH :] = 9 - y[:, HONEST * BATCH :]
     data = Data(dataset, chosen, y)
-    # An average of gradients is as long as one gradient; the cited sum is ten times as long.
+    # Of averaged gradients, which are as long as one; the cited workers send sums, ten times as
+    # long, with a tenth of the rate and ten times the radius.
     with_momentum = {"momentum": MOMENTUM, "rate": RATE / (1 - MOMENTUM)}
-    radius = RADIUS * (1 - MOMENTUM)
-    clipping = tfdml.aggregation.CenteredClipping(radius, MOMENTUM, ITERATIONS)
+    clipping = tfdml.aggregation.CenteredClipping(RADIUS, MOMENTUM, ITERATIONS)
     by_clipping = by_tfdml(clipping, with_momentum["rate"], attack, data)
     found = {("tfdml", "centered clipping"): by_clipping}
     for name, rule in {
         "mean": rules.Average(),
-        "centered clipping": rules.CenteredClipping(L=ITERATIONS, tau=radius),
+        "centered clipping": rules.CenteredClipping(L=ITERATIONS, tau=RADIUS),
         "median": rules.Median(),
         "Krum": rules.Krum(f=WRONG),
     }.items():
