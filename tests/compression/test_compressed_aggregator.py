@@ -23,7 +23,7 @@ from tfdml.compression import (
     TernGrad,
     TopK,
 )
-from tfdml.compression.compressor import Step, SummableCompressor
+from tfdml.compression.compressor import Compressor, Step, SummableCompressor
 from tfdml.compression.exchange.compressed_aggregator import CompressedAggregator
 from tfdml.compression.exchange.two_phase import chunk_length
 
@@ -103,10 +103,15 @@ def true_sums(size: int, steps: int) -> list[list[np.ndarray]]:
     ]
 
 
-def _by_default(compressors: Sequence) -> list:
-    """Returns codecs as parameters: one of each kind by default, its variants as slow tests."""
+def _by_default(compressors: Sequence, *others: Compressor) -> list:
+    """Returns codecs as parameters: one of each kind by default, its variants as slow tests.
+
+    Args:
+        compressors: The codecs.
+        *others: Codecs whose tests are slow, too.
+    """
     likes = (BFloat16(), QSGD(8), QSGD(4), QSGD(8, stochastic=True), PowerSGD(4, alternate=True))
-    likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1))}
+    likes = {repr(c) for c in (*likes, DeepGradientCompression(0.1), *others)}
     return [pytest.param(c, marks=pytest.mark.slow) if repr(c) in likes else c for c in compressors]
 
 
@@ -141,7 +146,9 @@ def missing(compressor, steps: int) -> float:
 FED_BACK = [c for c in COMPRESSORS if c.biased and not c.replaces_momentum]
 
 
-@pytest.mark.parametrize("compressor", _by_default(FED_BACK), ids=repr)
+@pytest.mark.parametrize(
+    "compressor", _by_default(FED_BACK, QSGD(2, bucket_size=64), RandomK(0.1)), ids=repr
+)
 def test_residuals_are_sent_later(compressor):
     class Forgetful(type(compressor)):
         biased = False

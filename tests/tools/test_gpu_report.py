@@ -56,6 +56,7 @@ def test_some_checks_on_processors(tmp_path):
     assert "prefetch: 1 passed, 0 failed" in done.stderr
 
 
+@pytest.mark.slow
 def test_failed_row_sets_exit_code_1():
     """GPUs are requested, and none is found."""
     asked = ("--devices", "gpu", "--only", "devices", "--only", "codecs")

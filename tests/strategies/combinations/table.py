@@ -407,7 +407,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
     },
     "tables": {
         "cast": Equal(rtol=1e-3, atol=2e-5),
-        "quantising": SHOWN,
+        "quantising": EQUAL,
         "sign": EQUAL,
         "sparse": EQUAL,
         "low_rank": EQUAL,
@@ -510,7 +510,7 @@ TABLE: dict[str, dict[str, Outcome]] = {
     # Nothing is trimmed, so the result is the mean.
     "robust": {
         "cast": ROUNDED,
-        "quantising": SHOWN,
+        "quantising": EQUAL,
         "sign": EQUAL,
         "sparse": NOT_COMPARED,
         "low_rank": NOT_COMPARED,

@@ -36,7 +36,7 @@ def _slow_unless(names: tuple[str, ...], shown: tuple[str, ...]) -> list:
     return [pytest.param(n, marks=() if n in shown else pytest.mark.slow) for n in names]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 3])
 @pytest.mark.parametrize("name", _slow_unless(BY_ROWS, SHOWN))
 def test_numbers_of_one_process_in_float64(ranks, name, size):
     (expected,) = ranks(1).run(cases.trained, "whole", name, None, "float64")
@@ -58,7 +58,7 @@ def test_numbers_between_workers(ranks, name, size):
     _assert_equal(expected, results)
 
 
-@pytest.mark.parametrize("sharding", ["dealt", "both"])
+@pytest.mark.parametrize("sharding", [pytest.param("dealt", marks=pytest.mark.slow), "both"])
 def test_tables_and_slots_are_divided(ranks, sharding):
     (whole,) = ranks(1).run(cases.trained, "whole")
     parts = [result["bytes"] for result in ranks(3).run(cases.trained, sharding)]
@@ -98,7 +98,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "way",
     _slow_unless(
         tuple(WAYS),
-        ("two_devices", "shared", "masked", "clipnorm", "rank_without_rows", "chained", "twice"),
+        ("two_devices", "shared", "masked", "clipnorm", "rank_without_rows", "twice"),
     ),
 )
 @pytest.mark.parametrize(
@@ -129,7 +129,9 @@ def _trained(sharding: str, arguments: dict[str, Any]) -> dict[str, Any]:
         ("chained", ["table_ids_0", "table_rows_0/float32"] * 2 + ["table_gradients_0/float32"]),
     ],
 )
-@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
+@pytest.mark.parametrize(
+    "strategy", ["horovod", pytest.param("multi_worker", marks=pytest.mark.slow)]
+)
 def test_all_tables_of_a_step_are_exchanged_together(ranks, strategy, kind, rows):
     for names in ranks(2, strategy).run(cases.exchanges, kind):
         assert len(names) == len(rows), names
@@ -144,7 +146,9 @@ def test_clipping_changes_the_numbers(ranks, way):
     assert not np.allclose(clipped["slots"][2], plain["slots"][2], rtol=0.1)
 
 
-@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
 def test_mixed_precision(ranks, dtype):
     scaled = dtype == "mixed_float16"
     (expected,) = ranks(1).run(cases.trained, "whole", "adam", None, dtype, 1, scaled)
@@ -176,7 +180,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks):
     ("first", "second"),
     [
         ((2, "dealt"), (3, "dealt")),
-        ((2, "dealt"), (2, "dealt")),
+        pytest.param((2, "dealt"), (2, "dealt"), marks=pytest.mark.slow),
         pytest.param((3, "both"), (2, "both"), marks=pytest.mark.slow),
         pytest.param((2, "dealt"), (1, "whole"), marks=pytest.mark.slow),
         pytest.param((1, "whole"), (2, "dealt"), marks=pytest.mark.slow),
