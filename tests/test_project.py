@@ -239,3 +239,10 @@ def test_export_runs_no_code_of_a_checkpoint(tmp_path):
     assert done.returncode == 1, done.stderr
     assert "unsafe" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_setup_names_each_list_of_packages_once():
+    """Else the later one counts, and what the first one lists is not installed."""
+    names = re.findall(r"^([A-Z_]+) = ", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert names
+    assert len(names) == len(set(names))
